@@ -13,9 +13,9 @@ import (
 )
 
 // A gRPC call takes several times as long as the operation itself if the blocks are in memory. So
-// the calls for which an engine waits can also be sent over two other transports, on which a
-// message costs two changes of process: the data-plane session (rdma Send and Recv), and the node's
-// unix socket. Both transports carry the same two messages. All integers are little endian:
+// the calls for which an engine waits can also be sent over two other transports, on which a call
+// takes two context switches: the data-plane session (rdma Send and Recv), and the node's unix
+// socket. Both transports carry the same two messages. All integers are little endian:
 //
 //	call   0      1        2        4            8      16           24         40        48
 //	       │ kind │ method │ flags  │ reply max  │ id   │ timeout    │ trace id │ span id │ request (protobuf)
@@ -34,8 +34,9 @@ import (
 //	immediates  of a read: how many the caller must count before its bytes are
 //	            there. The reply may overtake them.
 //
-// A node that cancels a call, or does not read it, replies with one of gRPC's codes, or refuses the
-// message (rdma.ErrRefused). Nothing was done in either case, and the call can be made over gRPC.
+// A node that cancels a call, or does not accept it, replies with a gRPC code or refuses the
+// message (rdma.ErrRefused). In both cases the call had no effect, and the client can make it over
+// gRPC.
 const (
 	// CallVersion is the DescribeResponse.call_version of this package.
 	CallVersion = 1
@@ -45,12 +46,12 @@ const (
 	ReplyHeaderBytes = 24
 )
 
-// The kinds of messages. The data plane may carry messages of other kinds, which a receiver passes
-// on.
+// The kinds of messages. A client that receives a message of another kind over the data plane passes
+// it on to its own user.
 const (
-	// KindCall is a Call. KindReply answers a call. KindReturn, on the unix socket only, ends
-	// loans: 8 bytes for each follow. KindStage, on the unix socket only, requests the memory for
-	// the bytes of Write calls.
+	// KindCall is a Call. KindReply is the reply to a call. KindReturn, on the unix socket only,
+	// ends loans: 8 bytes with the number of each loan follow. KindStage, on the unix socket only,
+	// requests the memory for the bytes of Write calls.
 	KindCall   = 1
 	KindReturn = 2
 	KindReply  = 3
@@ -65,7 +66,7 @@ const (
 	MethodRead
 	MethodReserve
 	MethodCommit
-	// MethodWrite is Reserve and Commit in one call. Only the unix socket takes it.
+	// MethodWrite is Reserve and Commit in one call. It is available only on the unix socket.
 	MethodWrite
 	MethodExists
 )
@@ -90,7 +91,7 @@ func (m Method) String() string {
 	return fmt.Sprintf("Method(%d)", uint8(m))
 }
 
-// Request and Response return an empty message of the method; nil for an unknown method.
+// Request and Response return a new empty message of the method, or nil for an unknown method.
 func (m Method) Request() proto.Message {
 	switch m {
 	case MethodMatch:
@@ -112,7 +113,7 @@ func (m Method) Request() proto.Message {
 // ErrCall is wrapped by every error about a malformed message.
 var ErrCall = errors.New("malformed message")
 
-// Trace is the caller's span, as in W3C trace context; the zero value means none.
+// Trace is the caller's trace span, as in W3C trace context. The zero value means no span.
 type Trace struct {
 	TraceID [16]byte
 	SpanID  [8]byte
@@ -123,7 +124,7 @@ type Trace struct {
 type Call struct {
 	Method Method
 	ID     uint64
-	// Timeout is the time from now for which the caller waits; 0 means no limit.
+	// Timeout is the time for which the caller waits for the reply; 0 means no limit.
 	Timeout time.Duration
 	// ReplyMax is the maximum size of the reply in bytes, header included.
 	ReplyMax uint32
@@ -190,7 +191,7 @@ type Reply struct {
 	Immediates uint32
 }
 
-// Append appends the header. The caller appends the rest.
+// Append appends the header. The caller then appends the response or the text of the error.
 func (r Reply) Append(dst []byte) []byte {
 	dst = append(dst, KindReply, 0)
 	dst = binary.LittleEndian.AppendUint16(dst, CallVersion)

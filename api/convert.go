@@ -61,7 +61,8 @@ func Geometry(m *pb.Geometry) (kv.Geometry, error) {
 	return g, g.Validate()
 }
 
-// clampInt converts huge values to huge ones also on 32-bit platforms, and not to negative ones.
+// clampInt converts v to an int of at most math.MaxInt32, so that a large v does not become negative
+// on 32-bit platforms.
 func clampInt(v uint32) int { return int(min(uint64(v), math.MaxInt32)) }
 
 // NamespaceProto returns ns as a message; the counters are zero.
@@ -101,6 +102,6 @@ func Namespace(m *pb.Namespace) (kv.Namespace, error) {
 	return ns, ns.Validate()
 }
 
-// AttemptName returns the name of an attempt at a request: both engines and the gateway use the
-// same name. seq is the sequence number of the action START.
+// AttemptName returns the name of an attempt at a request. Both engines and the gateway use this
+// name. seq is the sequence number of the planner's action START for the attempt.
 func AttemptName(request string, seq uint64) string { return fmt.Sprintf("%s#%d", request, seq) }

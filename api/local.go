@@ -6,12 +6,12 @@ import (
 	"fmt"
 )
 
-// LocalID names a node's run, or a session with it, on its unix socket: 128
-// random bits.
+// LocalID identifies one run of a node on its unix socket, or one session with the node: 128 random
+// bits.
 type LocalID [16]byte
 
 // LocalStatus states whether a node lends its arena to the process that connected to its unix
-// socket, or the reason for a refusal.
+// socket. Any value except LocalWelcome is the reason for a refusal.
 type LocalStatus uint16
 
 const (

@@ -7,8 +7,8 @@ import (
 	"io"
 )
 
-// After the hello an engine may send calls (see Call) over the unix socket, and end loans. A stream
-// has no message boundaries, so each message is preceded by its length:
+// After the hello (LocalHello) an engine may send calls (see Call) over the unix socket, and end
+// loans. A stream has no message boundaries, so each message is preceded by its length:
 //
 //	0        4
 //	│ length │ message      4 bytes, little endian
@@ -16,11 +16,12 @@ import (
 // Calls are answered in order, with one reply each. A KindReturn has no answer.
 //
 // Before the first Write call the engine requests memory with a message that consists only of
-// KindStage. The answer is a Reply with the id 0. If there is no error, the memory's descriptor comes
-// with the first byte of the reply (SCM_RIGHTS). The memory belongs to the session until the
+// KindStage. The answer is a Reply with the id 0. If its code is 0, the descriptor of the memory
+// comes with the first byte of the reply (SCM_RIGHTS). The memory belongs to the session until the
 // connection ends.
 
-// LocalFrameMax bounds a message on the socket, in bytes. The bound is that of gRPC.
+// LocalFrameMax is the maximum size of a message on the socket, in bytes. It is the same as the
+// limit of gRPC.
 const LocalFrameMax = 16 << 20
 
 // LocalFrameHeaderBytes is the size of the length before a message.
@@ -72,7 +73,8 @@ func ReadLocalFrame(r *bufio.Reader) (msg []byte, err error) {
 	if _, err := r.Discard(LocalFrameHeaderBytes); err != nil {
 		return nil, err
 	}
-	// The buffer grows as bytes arrive, so that a length alone allocates little.
+	// The buffer grows as bytes arrive. So a frame that announces many bytes but sends few
+	// allocates little.
 	msg = make([]byte, 0, min(n, 64<<10))
 	for uint32(len(msg)) < n {
 		step := min(int(n)-len(msg), 1<<20)

@@ -13,8 +13,8 @@ import (
 // errAbsent: the volume was not present when the store was opened.
 var errAbsent = errors.New("the volume was missing when the node started; bring it back and restart")
 
-// Absent returns a device for a volume that cannot be opened, for Options.Devices of a store that
-// may be Degraded. Every request to it fails with cause.
+// Absent returns a device for a volume that cannot be opened, as an element of Options.Devices with
+// Options.Degraded set. Every request to the device fails with cause.
 func Absent(path string, cause error) blockio.Device {
 	return &absentDevice{path: path, cause: cause}
 }
@@ -62,7 +62,7 @@ func (d *absentDevice) Stats() blockio.Stats { return blockio.Stats{} }
 // Close implements blockio.Device.
 func (d *absentDevice) Close() error { return nil }
 
-// absent returns the error for which a device is absent, or nil.
+// absent returns the error because of which the device is absent, or nil for a present device.
 func absent(dev blockio.Device) error {
 	if d, ok := dev.(*absentDevice); ok {
 		return d.cause
@@ -70,8 +70,9 @@ func absent(dev blockio.Device) error {
 	return nil
 }
 
-// fillAbsent completes the volumes of a store that may be degraded. found has the present volumes,
-// missing the absent devices of the others. The result has one candidate for each index.
+// fillAbsent adds absent devices for the volumes that are not present. found has the present
+// volumes, and missing the absent devices that the caller of Open gave. The result has one
+// candidate for each volume index.
 func fillAbsent(found, missing []candidate, members membership, count int) []candidate {
 	all := make([]candidate, count)
 	for _, c := range found {
@@ -126,9 +127,10 @@ func (s *Store) present() []*volume {
 	return volumes
 }
 
-// bootMargin is added to the boot counter, and to the sequence of the catalogue, when the present
-// volumes are too few to be certain of the newest values. The store cannot have advanced further
-// than that without the present volumes.
+// bootMargin is added to the boot counter, and to the sequence of the catalogue, if the present
+// volumes are too few to be certain of the newest values. The missing volumes cannot have values
+// that are higher by more than bootMargin, because the store does not advance that far without the
+// present volumes.
 const bootMargin = 64
 
 // counts reports whether the volume is neither missing nor removed.

@@ -21,9 +21,9 @@ type Finding struct {
 // String prints the finding on one line.
 func (f Finding) String() string { return fmt.Sprintf("%s: %v: %s", f.Invariant, f.Ref, f.Detail) }
 
-// Check compares the slot table with all references of the index (one-owner): each reference names
-// a live slot of that generation, no slot is referenced twice, each live slot is referenced. No
-// other call should run meanwhile.
+// Check compares the slot table with all references of the index (one-owner). Each reference must
+// name a live slot of that generation, no slot may be referenced twice, and each live slot must be
+// referenced. No other call should be in progress.
 func (s *Store) Check(refs iter.Seq[kv.Ref]) []Finding {
 	var found []Finding
 	report := func(ref kv.Ref, format string, args ...any) {

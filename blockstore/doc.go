@@ -1,8 +1,8 @@
-// Package blockstore keeps pieces of KV blocks in slots on the volumes of one storage node and
-// returns exactly the bytes that were written, or an error. It is not a cache and not an index: it
-// manages slots, headers, checksums, generations, free space and readers, but no prefixes. It never
-// chooses a victim, and it finds no block by name. It reaches storage only through blockio.Device,
-// with any implementation.
+// Package blockstore stores pieces of KV blocks in slots on the volumes of one storage node. A read
+// returns exactly the bytes that were written, or an error. The package is neither a cache nor an
+// index: it manages slots, headers, checksums, generations, free space and readers, but it has no
+// prefixes, chooses no piece to evict, and finds no block by its id. It reaches storage only
+// through blockio.Device, with any implementation.
 //
 //	             engine ── Reserve ─► Write ─► Commit ─► Read … ─► Free
 //	                          │         │        │        │          │
@@ -13,20 +13,20 @@
 //	volume 1   superblock  catalogue  segment-00000000 [ header | slot | slot | … ]
 //
 // Package ondisk defines the bytes. A Ref (extent and generation) is the only reference to a slot.
-// A generation is never assigned twice, not even by another process after a crash, so a Ref to a
-// reused slot is recognised in the table (Pin), in the slot's header (Read), and at the next start
-// (Adopt).
+// A generation is never assigned twice, not even by another process after a crash. So a Ref to a
+// slot that was reused is detected in the slot table (Pin), in the slot's header (Read), and at the
+// next start (Adopt).
 //
 // # Lifecycle of a store
 //
-// Open formats empty volumes or checks that the volumes are those of one store, takes their owner
+// Open formats empty volumes, or checks that the volumes belong to one store. It takes their owner
 // locks, raises the boot counter and reads the segment headers. At that point every slot is free.
-// The engine Adopts the slots that its index refers to and calls Ready. Without an index it Scans
-// first: headers name the blocks.
+// The engine Adopts the slots that its index refers to and calls Ready. An engine without an index
+// first calls Scan, which reads the blocks' ids from the slot headers.
 //
-// A store that may be Degraded opens without missing volumes. Each missing volume gets a device
+// A store with Options.Degraded opens without missing volumes. Each missing volume gets a device
 // that fails every request, and has the state failed. Half of the volumes must be present. If the
-// present volumes might not have the newest superblock, the boot counter jumps by bootMargin.
+// present volumes might not have the newest superblock, the boot counter is raised by bootMargin.
 //
 // # Placement
 //
@@ -48,19 +48,19 @@
 //	cut segments of  8 KiB   open  ▼ by longest free run │ being emptied ▼ │ empty
 //	cut segments of 64 KiB   open  ▼ by longest free run │ being emptied ▼ │ empty
 //
-// The columns are heaps, so a search for a run of free slots reads one segment only. I/O happens
-// only while a segment is preparing or changing, and without the mutex, by the one goroutine that
-// owns the segment at that time. For each slot size at most one cut runs at a time. Writers that
-// need a segment of that size wait for the cut, until their context ends or the volume fails; other
-// calls do not wait.
+// The columns are heaps, so a search for a run of free slots examines one segment only. I/O for a
+// segment happens only while it is preparing or changing. One goroutine owns the segment at that
+// time and does the I/O without the mutex. For each slot size at most one cut is in progress.
+// Writers that need a segment of that size wait for the cut, until their context ends or the volume
+// fails; other calls do not wait.
 //
-// Reserve places the n slots of one sequence next to each other where possible: right after the
-// slot that the caller names, else in the longest free run of the segments of that slot size, else
-// in a new segment. With several volumes, a sequence moves on to the next volume every StripeBytes,
-// so that one long read uses all volumes. A segment is cut to one slot size. When all its slots are
-// free, it may be cut to another size; the new header is synced before a slot is used. A segment
-// whose header could not be written may be cut again after the volume has recovered, but only if
-// there is no other segment.
+// Reserve places the n slots of one sequence next to each other if possible: right after the slot
+// that the caller names, otherwise in the longest free run among the segments of that slot size,
+// otherwise in a new segment. With several volumes, a sequence moves on to the next volume every
+// StripeBytes, so that one long read uses all volumes. A segment has slots of one size. When all
+// its slots are free, it may be cut to another size; the new header is synced before a slot is
+// used. A segment whose header could not be written may be cut again after the volume has
+// recovered, but only if there is no other segment.
 //
 // # Guarantees
 //
@@ -80,37 +80,37 @@
 //
 // # Health
 //
-// Package health decides the state of each volume from its I/O. watchedDevice reports
-// every request to package health. Stats and OnVolumeChange return the state. A failed
-// volume gets no new blocks, no syncs and no newer catalogue. Requests without a
-// caller's buffer return ErrVolumeFailed as soon as their volume fails, even if the
-// device has not completed them.
+// Package health decides the state of each volume from the outcomes of its I/O, which watchedDevice
+// reports. Stats and OnVolumeChange return the state. A failed volume gets no new blocks, no syncs
+// and no newer catalogue. A request that uses no buffer of a caller returns ErrVolumeFailed as soon
+// as the volume fails, even if the device has not completed the request.
 //
-// A change of the superblocks or of the catalogue is acknowledged when half of the volumes hold it
-// (metaQuorum); of two volumes, one is enough. A volume that misses an acknowledged change fails. A
-// probe of the failed volume writes the superblock and the newest catalogue and reads the catalogue
-// back. If that succeeds, the volume is no longer failed. The probe holds the meta token, so that
-// no change happens meanwhile.
+// A change of the superblocks or of the catalogue is acknowledged when half of the volumes store it
+// (metaQuorum); of two volumes, one is enough. A volume that does not store an acknowledged change
+// fails. A probe of the failed volume writes the superblock and the newest catalogue and reads the
+// catalogue back. If that succeeds, the volume is no longer failed. The probe holds the meta token,
+// so that no change happens meanwhile.
 //
 // # Draining and removing a volume
 //
 //	ok ◄── UndrainVolume / DrainVolume ──► draining ── RemoveVolume ──► removed
 //
-// The membership is the set of draining and of removed volumes, as ordered by the operator. Every
-// superblock holds it, with a version. A change is acknowledged like a change of the catalogue. A
-// draining volume takes no new blocks, and is synced and read as before. The engine lists its slots
-// with LiveFrom, copies the blocks, and frees the slots. A removed volume is not used, and Open
-// does not need it. The next new volume gets its index.
+// The membership is the set of draining volumes and the set of removed volumes, as the operator
+// ordered them. Every superblock stores both sets with a version. A change of the membership is
+// acknowledged like a change of the catalogue. A draining volume takes no new blocks, and is synced
+// and read as before. The engine lists the slots of the volume with LiveFrom, copies the blocks to
+// other volumes, and frees the slots. A removed volume is not used, and Open does not need it. The
+// next new volume gets the index of the removed one.
 //
-// Open takes the newest catalogue of all volumes by its sequence. That catalogue is certainly the
-// newest acknowledged one if the volumes that were not read are fewer than a quorum
-// (CatalogueCertain). Otherwise a node may serve only an index that survived: an index rebuilt from
-// an uncertain catalogue could match blocks of an epoch that was bumped.
+// Open takes the catalogue with the highest sequence of all volumes. That catalogue is certainly
+// the newest acknowledged one if the volumes that were not read are fewer than a quorum
+// (CatalogueCertain). Otherwise a node may serve only an index that was not lost: an index rebuilt
+// from an uncertain catalogue could match blocks of an epoch that was bumped.
 //
 // # Lock order
 //
-// Two tokens (channels of capacity 1) serialise slow work and are taken before every lock:
+// Two tokens (channels of capacity 1) serialise slow work and are taken before every mutex:
 // Store.meta (superblocks and catalogue of all volumes), then volume.meta (superblock and catalogue
-// of one volume). No lock is taken under another lock: space.mu, to which segment.mu points,
-// Store.mu, generations.mu, syncer.mu, watchedDevice.mu. No I/O happens under a lock.
+// of one volume). No goroutine holds two of these mutexes at once: space.mu (segment.mu points to
+// it), Store.mu, generations.mu, syncer.mu, watchedDevice.mu. No I/O happens under a mutex.
 package blockstore

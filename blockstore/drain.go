@@ -30,11 +30,10 @@ func (s *Store) VolumeNamed(name string) (uint32, error) {
 	return 0, fmt.Errorf("blockstore: volume %q: %w: want an index from 0 to %d, or the directory of a volume", name, ErrVolumeUnknown, len(s.volumes)-1)
 }
 
-// DrainVolume marks a volume as draining, also after the next Open: it takes no new blocks, so that
-// the engine can move its blocks away. Its blocks can be read as before. DrainVolume fails with
-// ErrVolumeState if no other volume could take blocks, or if the volume was removed. When it
-// returns nil, the change is durable. After any other error the next Open may find the volume
-// draining or not.
+// DrainVolume marks a volume as draining, durably. A draining volume takes no new blocks, so that
+// the engine can move its blocks to other volumes; its blocks can be read as before. DrainVolume
+// fails with ErrVolumeState if no other volume could take blocks, or if the volume was removed.
+// After any other error the next Open may find the volume draining or not.
 func (s *Store) DrainVolume(ctx context.Context, volume uint32) error {
 	return s.changeMembers(ctx, volume, func(v *volumeOrder) error {
 		switch {
@@ -60,16 +59,15 @@ func (s *Store) UndrainVolume(ctx context.Context, volume uint32) error {
 	})
 }
 
-// RemoveVolume ends the use of a volume permanently: the store opens without it, and
-// the device is closed. Without force it fails with ErrVolumeState unless the volume is
-// present, draining and empty. With force, the blocks on the volume are lost, and the
-// engine has to drop them from its index. A quorum of the other volumes must hold the
-// change.
+// RemoveVolume ends the use of a volume permanently: the device is closed, and later Opens do not
+// need the volume. Without force it fails with ErrVolumeState unless the volume is present,
+// draining and empty. With force, the blocks on the volume are lost, and the engine has to remove
+// them from its index. The change succeeds only if a quorum of the other volumes stores it.
 //
-// When RemoveVolume returns nil, the volume's files are closed, so that its disk can be unmounted. If
-// the device does not close within Health.HungAfter, because a request hangs or ctx ends, RemoveVolume
-// returns nil all the same. The device is then closed in the background, and the log reports both
-// facts.
+// When RemoveVolume returns nil, the volume's files are closed, so that its disk can be unmounted.
+// There is one exception: if the device does not close within Health.HungAfter or before ctx ends,
+// because a request hangs, RemoveVolume returns nil all the same. The device is then closed in the
+// background, and the log reports both the delay and the close.
 func (s *Store) RemoveVolume(ctx context.Context, volume uint32, force bool) error {
 	if err := s.removeVolume(ctx, volume, force); err != nil {
 		return err
@@ -140,8 +138,8 @@ func (v *volume) awaitClosed(ctx context.Context) {
 	v.log.Warn("the removed volume is still open, because a request has not completed: its disk cannot be unmounted until the log reports that the volume is closed, or the node has stopped")
 }
 
-// volumeOrder is a change of the membership of one volume: the operator orders that the volume is
-// used, draining or removed. Store.meta is held.
+// volumeOrder is an operator's order for one volume: to use, drain or remove it. members is the
+// changed membership. Store.meta is held.
 type volumeOrder struct {
 	store   *Store
 	volume  *volume
@@ -155,7 +153,7 @@ func (o *volumeOrder) String() string {
 
 func (o *volumeOrder) is(duty health.State) bool { return o.volume.dev.health().Duty == duty }
 
-// changeMembers calls change with a copy of the membership under the next version.
+// changeMembers calls change with a copy of the membership that has the next version number.
 func (s *Store) changeMembers(ctx context.Context, volume uint32, change func(*volumeOrder) error) error {
 	if err := s.enter(); err != nil {
 		return err
@@ -184,8 +182,8 @@ func (o *volumeOrder) commit(ctx context.Context, duty health.State) error {
 	}
 	o.store.members = o.members
 	if err := o.store.writeSuperblocks(ctx); err != nil {
-		// Some superblocks may have the new membership with that version. The old membership gets a
-		// higher version, so that it wins when it is next written.
+		// Some superblocks may have stored the new membership with its version. The old membership
+		// gets a higher version, so that it replaces the new one when it is next written.
 		was.version = o.members.version + 1
 		o.store.members = was
 		return err
@@ -205,9 +203,9 @@ func (s *Store) othersPlace(v *volume) bool {
 	return false
 }
 
-// LiveFrom returns up to n live slots of a volume, in order, starting at the slot from.
-// All are in one segment, so all have the size slotBytes. next is the slot to continue
-// from. ok is false if there are no more.
+// LiveFrom returns up to n live slots of a volume, in order, starting at the slot from. All of them
+// are in one segment and have the size slotBytes, in bytes. next is the slot to continue from. ok
+// is false if there are no more live slots.
 func (s *Store) LiveFrom(from kv.Extent, n int) (refs []kv.Ref, slotBytes int64, next kv.Extent, ok bool) {
 	v := s.volume(from)
 	if v == nil {

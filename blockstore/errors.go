@@ -14,12 +14,12 @@ var (
 	// ErrVolumeFailed: the volume of the slot has failed or was removed. Write to another volume,
 	// or treat the read as a miss.
 	ErrVolumeFailed = errors.New("volume has failed")
-	// ErrFloor: the file system is below the free-space floor, or a volume cannot be written any
-	// more. Refuse writes; reads still work.
+	// ErrFloor: no volume can take a write, because its file system is below the free-space floor
+	// or because the volume has failed. Refuse writes; reads still work.
 	ErrFloor = errors.New("no volume takes writes")
 	// ErrTooLarge: no segment can hold a slot of that size. Refuse the namespace.
 	ErrTooLarge = errors.New("slot does not fit a segment")
-	// ErrStale: the slot is free or has other content by now. The read is a miss; drop an index
+	// ErrStale: the slot is free or has other content by now. The read is a miss; remove an index
 	// entry that still has this Ref.
 	ErrStale = errors.New("stale reference")
 	// ErrCorrupt: the slot's bytes differ from the written ones. The read is a miss; drop the
@@ -42,7 +42,8 @@ var (
 	ErrClosed = errors.New("blockstore is closed")
 )
 
-// FullError has the size of the request for which the store was full. It matches ErrFull.
+// FullError is the error for a request that does not fit into the store. errors.Is matches it with
+// ErrFull.
 type FullError struct {
 	// SlotBytes is the slot size, Slots the number of requested slots, FreeSlots the number of free
 	// slots of that size.

@@ -11,9 +11,9 @@ import (
 
 const sequenceBits = 32
 
-// generations assigns generations: the boot counter, which is on disk, above a sequence, which is
-// not. No two starts of the store have the same boot counter, so a single generation needs no write
-// to disk.
+// generations assigns generations. A generation is the boot counter, which is on disk, above a
+// sequence number, which is in memory only. No two starts of the store have the same boot counter,
+// so assigning a generation needs no write to disk.
 type generations struct {
 	mu   sync.Mutex
 	boot uint32
@@ -25,7 +25,7 @@ type booter interface {
 	raiseBoot(ctx context.Context, beyond uint32) (boot uint32, err error)
 }
 
-// start begins a boot.
+// start begins to assign generations with the boot counter boot.
 func (g *generations) start(boot uint32) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -67,7 +67,8 @@ func (s *Store) NewestGeneration() kv.Generation { return s.generations.newest()
 // Boot returns the number of this start of the store; later starts have higher numbers.
 func (s *Store) Boot() uint64 { return uint64(s.generations.newest() >> sequenceBits) }
 
-// raiseBoot makes a boot counter above beyond durable, unless another call has done so.
+// raiseBoot makes a boot counter above beyond durable, unless a concurrent call has done so
+// already.
 func (s *Store) raiseBoot(ctx context.Context, beyond uint32) (uint32, error) {
 	if err := s.takeMeta(ctx); err != nil {
 		return 0, err

@@ -10,11 +10,11 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// shortSegmentShare: the last segment of a volume may be shorter than the others, to use the rest
-// of the capacity, but not shorter than this fraction of a segment.
+// shortSegmentShare bounds the size of a volume's last segment. That segment may be shorter than
+// the others, to use the remaining capacity, but not shorter than this fraction of a segment.
 const shortSegmentShare = 16
 
-// cut divides a claimed segment into slots of the size c.slotBytes.
+// cut divides a claimed segment into slots of c.slotBytes bytes.
 func (v *volume) cut(g *segment, c *cutting) {
 	// Several requests wait for this cut, so it must not end with the context of one of them.
 	ctx := context.Background()
@@ -29,7 +29,7 @@ func (v *volume) cut(g *segment, c *cutting) {
 	v.wake()
 }
 
-// plan returns the header of a claimed segment. It creates the file if there is none.
+// plan returns a new header for a claimed segment. It creates the segment's file if there is none.
 func (v *volume) plan(ctx context.Context, g *segment, slotBytes int64) (ondisk.SegmentHeader, error) {
 	if g.prepared != nil {
 		<-g.prepared
@@ -46,10 +46,10 @@ func (v *volume) plan(ctx context.Context, g *segment, slotBytes int64) (ondisk.
 	}, err
 }
 
-// writeHeader writes a segment's header durably, before the first slot is used. Without the header,
+// writeHeader writes a segment's header durably, before the first slot is used. Without a header,
 // the next start could not find the slots; with an older header, it could read parts of slots as
-// slots of another size. writeHeader waits for the device even if the volume fails: a write that
-// completes later must not replace a newer header.
+// slots of another size. writeHeader waits for the device even if the volume fails, because a late
+// write must not replace a newer header.
 func (v *volume) writeHeader(ctx context.Context, g *segment, h ondisk.SegmentHeader) error {
 	page, release, err := heapAlloc(ctx, ondisk.Page)
 	if err != nil {
@@ -100,8 +100,8 @@ func (v *volume) createFile(g *segment, creatingBytes int64) (blockio.File, erro
 	return f, nil
 }
 
-// writePage writes one record to a file and syncs the file. It returns when the volume
-// fails, even if the write has not completed; pending counts the write until then.
+// writePage writes one record to a file and syncs the file. If the volume fails, it returns at
+// once, even if the write has not completed; pending counts the write until it has completed.
 func (v *volume) writePage(ctx context.Context, f blockio.File, offset int64, page []byte, pending *atomic.Int32) error {
 	buf, release, err := heapAlloc(ctx, len(page))
 	if err != nil {

@@ -11,9 +11,9 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// InspectVolume prints the superblock copies, the catalogue's areas and one line per segment. It
-// reads the device in any state: damaged, foreign, incomplete, or in use by a store. It takes no
-// lock and writes nothing. It fails if the device has no part of a volume.
+// InspectVolume prints the superblock copies, the catalogue areas and one line for each segment.
+// The device may be in any state: damaged, foreign, incomplete, or in use by a store. InspectVolume
+// takes no lock and writes nothing. It fails if the device has no file of a volume.
 func InspectVolume(ctx context.Context, dev blockio.Device, w io.Writer) error {
 	fmt.Fprintf(w, "volume %s\n", dev.Info().Path)
 	names, err := dev.List()
@@ -23,7 +23,7 @@ func InspectVolume(ctx context.Context, dev blockio.Device, w io.Writer) error {
 	if !slices.ContainsFunc(names, ofVolume) {
 		return fmt.Errorf("blockstore: inspect: %s is not a volume: neither superblock nor catalogue nor segments are there: %w", dev.Info().Path, blockio.ErrNotExist)
 	}
-	// For a part that cannot be read, the error is printed; the other parts are printed as usual.
+	// If a file cannot be read, the error is printed, and the other files are printed as usual.
 	sb, err := inspectSuperblock(ctx, dev, w)
 	if err != nil {
 		fmt.Fprintf(w, "superblock: %v\n", err)

@@ -13,8 +13,8 @@ import (
 const (
 	// keeperInterval is the time between two queries of the file system's free space.
 	keeperInterval = time.Second
-	// zeroChunkBytes is the size of one write of zeroes. Only one is in flight, because the other
-	// requests on the device are more urgent than zeroing.
+	// zeroChunkBytes is the size, in bytes, of one write of zeroes. Only one such write is in
+	// flight, because other requests to the device are more urgent.
 	zeroChunkBytes = 1 << 20
 )
 
@@ -26,8 +26,8 @@ func (v *volume) wake() {
 	}
 }
 
-// keep is the volume's goroutine. Until ctx ends, it watches the free space, removes surplus
-// segments, and zeroes one segment ahead of need.
+// keep is the volume's background goroutine, the keeper. Until ctx ends, it reads the free space,
+// removes surplus segments, and fills one segment with zeroes before it is needed.
 func (v *volume) keep(ctx context.Context) {
 	ticker := time.NewTicker(keeperInterval)
 	defer ticker.Stop()
@@ -98,14 +98,14 @@ func (v *volume) remove(g *segment) error {
 	return v.dev.Remove(g.file.Name())
 }
 
-// zeroAhead prepares one blank segment for the next cut, if there is none and the
-// capacity has room for one.
+// zeroAhead creates a blank segment for the next cut and fills it with zeroes. It does nothing if
+// there is a blank segment already, or if the capacity has no room for one.
 func (v *volume) zeroAhead(ctx context.Context) error {
 	if !v.takesWrites() || !v.space.wantsBlank() {
 		return nil
 	}
-	// The memory is allocated before the segment is claimed. A writer that claims the segment from
-	// the keeper waits for the keeper, and the keeper may wait here for memory of that writer.
+	// The memory is allocated before the segment is claimed. Otherwise the keeper could hold the
+	// segment and wait for memory, while a writer holds the memory and waits for the segment.
 	buf, release, err := v.store.opts.Alloc(ctx, zeroChunkBytes)
 	if err != nil {
 		return err

@@ -20,8 +20,8 @@ func (s *volumeSet) len() (n int) {
 	return n
 }
 
-// membership has the operator's order for each volume. It is in every superblock; the one with the
-// highest version is valid.
+// membership is the operator's order for each volume: to drain it, to remove it, or neither. Every
+// superblock stores it. The membership with the highest version is valid.
 type membership struct {
 	version           uint32
 	draining, removed volumeSet

@@ -45,25 +45,25 @@ func eachVolume(volumes []*volume, f func(v *volume) error) []error {
 	return errs
 }
 
-// metaQuorum returns the number of volumes, out of count, that must hold a change of superblock or
-// catalogue before it is acknowledged: half of them. So a node with two volumes continues while one
-// has failed.
+// metaQuorum returns the number of volumes, out of count, that must store a change of superblock or
+// catalogue before the change is acknowledged: half of them. So a node with two volumes continues
+// when one of them has failed.
 func metaQuorum(count int) int { return (count + 1) / 2 }
 
-// catalogueCertain reports whether present volumes of count are enough to find the newest
-// acknowledged catalogue: the other volumes are fewer than a quorum.
+// catalogueCertain reports whether present volumes, of count in all, are enough to find the newest
+// acknowledged catalogue. They are enough if the missing volumes are fewer than a quorum.
 func catalogueCertain(present, count int) bool { return present > count-metaQuorum(count) }
 
-// CatalogueCertain reports whether Open is sure to have found the newest acknowledged catalogue. If
-// it returns false, too few volumes could be read, and an epoch of the catalogue may have been
-// bumped since. A node must not rebuild its index from such a catalogue. An index that was not lost
-// has every acknowledged epoch.
+// CatalogueCertain reports whether the catalogue that Open found is certainly the newest
+// acknowledged one. If it returns false, too few volumes could be read, and an epoch in the
+// catalogue may have been bumped since. A node must not rebuild its index from such a catalogue. An
+// index that was not lost has every acknowledged epoch.
 func (s *Store) CatalogueCertain() bool { return s.catalogueCertain }
 
-// onQuorum performs a change of superblock or catalogue on every volume that has
-// not failed, and returns nil if a quorum holds it. A volume that misses an
-// acknowledged change becomes failed, until a probe has written the newest superblock
-// and catalogue to it. The store's meta token is held, or the store is not open yet.
+// onQuorum makes a change of superblock or catalogue on every volume that has not failed, and
+// returns nil if a quorum stores the change. A volume that does not store an acknowledged change
+// becomes failed, until a probe has written the newest superblock and catalogue to it. The caller
+// holds the store's meta token, or the store is not open yet.
 func (s *Store) onQuorum(what string, change func(v *volume) error) error {
 	errs := eachVolume(s.volumes, func(v *volume) error {
 		if h := v.dev.health(); !h.Syncs() {
@@ -122,8 +122,8 @@ func (s *Store) membersCount() int {
 // completed.
 var errMetaHangs = errors.New("an earlier write of superblock or catalogue has not completed")
 
-// holdMeta performs a change under the volume's meta token. It fails while an earlier change has
-// not completed, because the earlier change could overwrite the new one.
+// holdMeta makes a change under the volume's meta token. It fails while an earlier change has not
+// completed, because that change could overwrite the new one.
 func (v *volume) holdMeta(change func(v *volume) error) error {
 	select {
 	case v.meta <- struct{}{}:
@@ -137,7 +137,8 @@ func (v *volume) holdMeta(change func(v *volume) error) error {
 	return change(v)
 }
 
-// writeSuperblocks writes the boot counter and the number of volumes, durably.
+// writeSuperblocks writes boot counter, number of volumes and membership to the superblocks,
+// durably.
 func (s *Store) writeSuperblocks(ctx context.Context) error {
 	return s.onQuorum("superblock", func(v *volume) error { return v.writeSuperblock(context.WithoutCancel(ctx)) })
 }
@@ -147,8 +148,8 @@ func (v *volume) writeSuperblock(ctx context.Context) error {
 	sb.Boot, sb.Count = v.store.boot, uint32(len(v.store.volumes))
 	v.store.members.put(&sb)
 	sb.Sequence++
-	// The copy to overwrite is the one that is not the newest: if this write is torn, the newest
-	// copy still exists.
+	// The write replaces the older of the two copies. If the write is torn, the newest copy still
+	// exists.
 	copyOffset := int64(sb.Sequence%2) * ondisk.Page
 	if err := v.writePage(ctx, v.super, copyOffset, sb.Encode(), &v.metaPending); err != nil {
 		return err
@@ -158,7 +159,7 @@ func (v *volume) writeSuperblock(ctx context.Context) error {
 }
 
 // SetCatalogue replaces the catalogue, an opaque blob, on every volume that has not failed. When it
-// returns nil, a quorum holds the new blob, durably. If it fails or the process dies, the next Open
+// returns nil, a quorum stores the new blob durably. If it fails or the process dies, the next Open
 // finds either the old or the new blob.
 func (s *Store) SetCatalogue(ctx context.Context, blob []byte) error {
 	if err := s.enter(); err != nil {
@@ -172,8 +173,8 @@ func (s *Store) SetCatalogue(ctx context.Context, blob []byte) error {
 	if room := s.catalogueRoom(); int64(len(blob)) > room {
 		return fmt.Errorf("blockstore: catalogue of %d bytes; the volumes have room for %d: %w", len(blob), room, ErrTooLarge)
 	}
-	// A sequence is never used twice, not even after a failure: the area of a failed attempt must
-	// be older than that of the next attempt.
+	// A sequence number is never used twice, not even after a failure: a later attempt must have a
+	// higher number than the area that a failed attempt wrote.
 	s.mu.Lock()
 	s.catalogueSequence++
 	seq := s.catalogueSequence
@@ -191,10 +192,10 @@ func (s *Store) SetCatalogue(ctx context.Context, blob []byte) error {
 // errProbeLate: a probe took longer than SlowAfter, and the store continued without its result.
 var errProbeLate = errors.New("the probe did not complete in time")
 
-// probe tests a volume that is not ok: it writes the newest superblock and catalogue to the volume
-// and reads them back. The store's meta token is held until the outcome counts, so that the volume
-// misses no change in between. A probe that takes longer than SlowAfter returns the token and has
-// failed.
+// probe tests a volume that is not OK: it writes the newest superblock and catalogue to the volume
+// and reads the catalogue back. It holds the store's meta token until the health machine has the
+// outcome, so that no catalogue or superblock changes in between. A probe that takes longer than
+// SlowAfter releases the token and counts as failed.
 func (v *volume) probe() {
 	ctx := v.store.life
 	started := time.Now()
@@ -226,8 +227,8 @@ func (v *volume) refresh(ctx context.Context) error {
 		return fmt.Errorf("superblock: %w", err)
 	}
 	v.store.mu.Lock()
-	// The catalogue gets a new sequence, because an area of a failed attempt may have a newer one
-	// than the volume's.
+	// The catalogue gets a new sequence number, because a failed attempt may have left an area with
+	// a higher number than that of the volume's newest catalogue.
 	v.store.catalogueSequence++
 	seq, blob := v.store.catalogueSequence, v.store.catalogue
 	v.store.mu.Unlock()
@@ -261,8 +262,8 @@ func (s *Store) catalogueRoom() int64 {
 	return room
 }
 
-// writeCatalogue writes header and blob, as one request, to the area without the newest durable
-// catalogue.
+// writeCatalogue writes header and blob, as one request, to the area that does not hold the newest
+// durable catalogue.
 func (v *volume) writeCatalogue(ctx context.Context, h ondisk.CatalogueHeader, blob []byte) error {
 	area := 1 - v.catArea
 	n := ondisk.Page + (len(blob)+ondisk.Page-1)/ondisk.Page*ondisk.Page

@@ -11,12 +11,13 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// segmentShare is the default for the least number of segments of a volume, so that several slot
-// sizes have room. A volume has a quarter as many if the segments would be too small otherwise.
+// segmentShare is the default minimum number of segments of a volume, so that several slot sizes
+// have room. It is a quarter of that if the segments would be smaller than smallSegmentBytes
+// otherwise.
 const segmentShare = 16
 
 // Open opens the volumes of opts, or formats them if they are empty, and locks them for this
-// process. If another process owns one, the error is a *blockio.OwnedError. After an error the
+// process. If another process owns a volume, the error is a *blockio.OwnedError. After an error the
 // caller still owns the devices and should close them.
 func Open(ctx context.Context, opts Options) (*Store, error) {
 	opts = opts.EnsureDefaults()
@@ -104,8 +105,8 @@ func present(all []candidate) (n int) {
 	return n
 }
 
-// assemble checks that the devices are the volumes of one store, and formats the empty
-// devices that the options allow to format. It returns one candidate per volume index.
+// assemble checks that the devices are the volumes of one store, and formats empty devices if the
+// options allow it. It returns one candidate for each volume index.
 func assemble(ctx context.Context, opts Options) ([]candidate, membership, error) {
 	all := make([]candidate, len(opts.Devices))
 	for i, d := range opts.Devices {
@@ -140,9 +141,9 @@ func assemble(ctx context.Context, opts Options) ([]candidate, membership, error
 }
 
 // leaveOutRemoved closes the devices of volumes that were removed from the node, and returns the
-// others. If all other volumes of the node are present, it assumes that an empty or missing
-// directory belongs to a removed volume. So the node starts even if its list of directories still
-// has that of a removed volume.
+// other candidates. If all other volumes of the node are present, it assumes that an empty or
+// missing directory belongs to a removed volume. So the node starts even if its configuration still
+// lists the directory of a removed volume.
 func leaveOutRemoved(all []candidate, formatted []*candidate, members membership, opts Options) ([]candidate, []*candidate, error) {
 	removed, count, there := members.removed.len(), 0, 0
 	if removed == 0 {
@@ -210,7 +211,8 @@ func complete(ctx context.Context, all []candidate, formatted []*candidate, memb
 	for _, c := range formatted {
 		count = max(count, int(c.superblock.Count))
 	}
-	// A missing volume that was never formatted is in no superblock.
+	// A volume that was never formatted is in no superblock, so it cannot be one of the missing
+	// volumes.
 	if unknown := len(missing) - (count - members.removed.len() - len(formatted)); len(missing) > 0 && unknown > 0 {
 		return nil, members, fmt.Errorf("blockstore: volume %s: %w; node %v has no such volume: take it out of the list, or set add_volumes when it is there: %w",
 			missing[len(missing)-1].path(), absent(missing[len(missing)-1].dev), formatted[0].superblock.Node, ErrForeign)
@@ -241,8 +243,8 @@ func probe(ctx context.Context, dev blockio.Device) (candidate, error) {
 	default:
 		return c, err
 	}
-	// There is no superblock. If the device has no segments, formatting was interrupted, because
-	// segments come later.
+	// There is no superblock. If there are no segments either, formatting was interrupted, because
+	// segments are created after the superblock.
 	for _, n := range c.names {
 		if _, ok := ondisk.ParseSegmentName(n); ok {
 			return c, fmt.Errorf("%s but no superblock; restore it, or empty the directory: %w: %w", n, err, ErrDamaged)
@@ -252,7 +254,7 @@ func probe(ctx context.Context, dev blockio.Device) (candidate, error) {
 }
 
 // readSuperblock returns the newest valid copy. It fails with ErrVersion if one copy has another
-// version, and with the errors of both if neither is valid.
+// version, and with the errors of both copies if neither is valid.
 func readSuperblock(ctx context.Context, dev blockio.Device) (ondisk.Superblock, error) {
 	f, err := dev.Open(ondisk.SuperblockName)
 	if err != nil {
@@ -288,15 +290,15 @@ func newestSuperblock(a, b []byte) (ondisk.Superblock, error) {
 	case errA != nil:
 		sa = sb
 	}
-	// One copy is not valid. It may have been the newer one, with a boot counter that is higher by
-	// one and generations that were assigned, so that boot counter is skipped. On a new volume the
-	// second copy was never written, and skipping one boot counter is harmless.
+	// One copy is not valid. It may have been the newer copy. Its boot counter was then higher by
+	// one, and generations with it may have been assigned, so that boot counter is skipped. On a
+	// new volume the second copy was never written, and skipping one boot counter is harmless.
 	sa.Boot = min(sa.Boot+1, ondisk.MaxBoot)
 	return sa, nil
 }
 
-// neverBooted reports whether the volume was formatted but never used: both superblock copies are
-// as format left them.
+// neverBooted reports whether the volume was formatted but never used: no superblock was written
+// after format.
 func neverBooted(sb ondisk.Superblock) bool { return sb.Sequence == 1 }
 
 // checkTogether refuses the volumes unless they are all the volumes of one store.
@@ -336,9 +338,9 @@ func checkTogether(formatted []*candidate, given int, members membership, opts O
 	return nil
 }
 
-// formatRest formats the candidates that are not formatted, with the free indices: first those of
-// removed volumes, then those of missing volumes, unless keep is set because a missing volume may
-// return. It returns the number of indices.
+// formatRest formats the candidates that are not formatted. It gives them free indices: first those
+// of removed volumes, then those of missing volumes. If keep is set, it gives no index of a missing
+// volume, because that volume may return. It returns the number of indices.
 func formatRest(ctx context.Context, all []candidate, members membership, count int, keep bool, opts Options) (membership, int, error) {
 	proto := ondisk.Superblock{Count: uint32(max(count, len(all)))}
 	taken := make(map[uint32]bool)
@@ -387,7 +389,7 @@ func formatRest(ctx context.Context, all []candidate, members membership, count 
 	return members, int(proto.Count), nil
 }
 
-// fit chooses sizes for the capacity.
+// fit chooses the sizes of segments and catalogue for the capacity.
 func (o Options) fit(sb *ondisk.Superblock) error {
 	share := o.CapacityBytes / int64(sb.Count)
 	part := share / segmentShare / ondisk.Page * ondisk.Page
@@ -397,8 +399,8 @@ func (o Options) fit(sb *ondisk.Superblock) error {
 		remedy = ", or choose smaller segments"
 	}
 	if sb.SegmentBytes == 0 {
-		// A segment holds at least one slot. In a small store it is a larger share of the volume,
-		// so that large blocks fit.
+		// A segment holds at least one slot. In a small store a segment is a larger share of the
+		// volume, so that large blocks fit.
 		large := min(smallSegmentBytes, share/4) / ondisk.Page * ondisk.Page
 		sb.SegmentBytes = max(2*ondisk.Page, min(defaultSegmentBytes, max(part, large)))
 	}
@@ -434,9 +436,9 @@ func (c *candidate) format(ctx context.Context, sb ondisk.Superblock, opts Optio
 	return nil
 }
 
-// removeBlank removes a file of an earlier attempt to format. The first page of both files is blank
-// then: the catalogue was not written yet, and the superblock only in its second page. A file with
-// other content is not removed.
+// removeBlank removes a file that an interrupted attempt to format left. The first page of such a
+// file is blank: the catalogue was not written yet, and the superblock only in its second page. A
+// file with other content is not removed.
 func (c *candidate) removeBlank(ctx context.Context, name string) error {
 	f, err := c.dev.Open(name)
 	if err != nil {
@@ -515,13 +517,13 @@ func (v *volume) loadFiles(ctx context.Context) error {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
-	// Data that an earlier process wrote and did not sync is used from here on, and the next
-	// superblock and catalogue overwrite the older copies. So that data is synced first.
+	// From here on the store uses data that an earlier process wrote and perhaps did not sync, and
+	// overwrites older copies of superblock and catalogue. So everything is synced first.
 	return v.dev.Sync(ctx)
 }
 
-// loadSegment opens one segment. A file that is too short for a slot or has no intact header may be
-// the result of a crash, and counts as blank. Any other file that does not belong to the volume is
+// loadSegment opens one segment. A file that is too short for a slot, or has no intact header, may
+// be left by a crash and counts as blank. Any other file that does not belong to the volume is
 // refused.
 func (v *volume) loadSegment(ctx context.Context, number uint32, name string) error {
 	f, err := v.dev.Open(name)
@@ -582,21 +584,23 @@ func (s *Store) loadCatalogue(ctx context.Context) error {
 	}
 	s.catalogueCertain = catalogueCertain(read, s.membersCount())
 	if !s.catalogueCertain {
-		// A newer catalogue on a missing volume must be older than the catalogues that follow.
+		// A newer catalogue on a missing volume must have a lower sequence than the catalogues
+		// written from here on.
 		s.catalogueSequence += bootMargin << 16
 	}
 	return nil
 }
 
-// beginBoot raises the boot counter above that of every volume, and records the number of volumes.
+// beginBoot sets the boot counter above that of every volume, and writes it with the number of
+// volumes.
 func (s *Store) beginBoot(ctx context.Context) error {
 	var last uint32
 	for _, v := range s.present() {
 		last = max(last, v.superblock.Boot)
 	}
 	if n := s.membersCount(); !catalogueCertain(len(s.present()), n) {
-		// A missing volume may have seen starts that the present volumes missed: the generations of
-		// those starts must not be assigned again.
+		// A missing volume may have seen starts that the present volumes do not have. The
+		// generations of those starts must not be assigned again.
 		s.log.Warn("too few volumes are present to be certain of the newest superblock: the boot counter jumps", "present", len(s.present()), "volumes", n)
 		last += bootMargin
 	}

@@ -19,39 +19,40 @@ type Options struct {
 	// Devices are the volumes, in any order. If Open succeeds, the store owns them, and Close
 	// closes them.
 	Devices []blockio.Device
-	// Identity is the owner line of the volumes' locks. It shows a person which process holds them.
+	// Identity is the text of the volumes' lock files. It shows an operator which process owns the
+	// volumes.
 	Identity string
-	// CapacityBytes caps the bytes of all files of all volumes together. It may differ between two
-	// Opens; surplus segments are removed when they become empty.
+	// CapacityBytes is the maximum size of all files of all volumes together. It may differ between
+	// two Opens; segments that exceed it are removed when they become empty.
 	CapacityBytes int64
 	// SegmentBytes is the size of a segment file, a multiple of 4096, fixed when a volume is
 	// formatted. Default 1 GiB, or a sixteenth of a volume's share of the capacity if that is less,
 	// but no less than 16 MiB or a quarter of the share. 0 accepts the size that the volumes have.
 	SegmentBytes int64
-	// CatalogueBytes is the room for the catalogue blob, fixed when a volume is formatted. Default
-	// 1 MiB, less if the capacity is small.
+	// CatalogueBytes is the maximum size of the catalogue blob, fixed when a volume is formatted.
+	// Default 1 MiB, less if the capacity is small.
 	CatalogueBytes int64
-	// FreeFloorBytes is the free space of a volume's file system below which no
-	// write is accepted and no segment created. Default 0: no floor.
+	// FreeFloorBytes is the free space of a volume's file system, in bytes, below which no write is
+	// accepted and no segment is created. Default 0: no limit.
 	FreeFloorBytes int64
 	// StripeBytes is the number of bytes of a sequence that are placed on one volume before the
 	// next volume is used, if there are several. Default 64 MiB.
 	StripeBytes int64
-	// Prewrite keeps one segment filled with zeroes ahead of need on each volume: the first write
-	// to space that is only allocated costs twice as much.
+	// Prewrite makes each volume keep one segment that is filled with zeroes before it is needed.
+	// The first write to space that is allocated but was never written takes twice as long.
 	Prewrite bool
-	// AddVolumes accepts empty volumes next to formatted ones: an added disk, or the replacement of
-	// a lost one. Otherwise an empty directory is assumed to be a disk that is not mounted, and
-	// refused.
+	// AddVolumes accepts empty volumes next to formatted ones, for an added disk or for the
+	// replacement of a lost one. If it is not set, Open assumes that an empty directory is a disk
+	// that is not mounted, and refuses it.
 	AddVolumes bool
 	// Health has the limits that decide a volume's state.
 	Health health.Options
-	// Degraded opens the store although volumes are missing, if at least one is present: the device
-	// of a missing volume is absent, its directory is empty (unless AddVolumes), or was not given.
-	// Otherwise all volumes must be present.
+	// Degraded opens the store although volumes are missing, if at least one is present. A volume
+	// is missing if its device is absent, its directory is empty (unless AddVolumes is set), or it
+	// was not given. Without Degraded all volumes must be present.
 	Degraded bool
-	// CapacityOfPresent means that CapacityBytes is for the present volumes. Otherwise it includes
-	// the shares of missing and removed volumes.
+	// CapacityOfPresent means that CapacityBytes is divided among the present volumes. Otherwise it
+	// is divided among all volumes, and missing and removed volumes keep their shares.
 	CapacityOfPresent bool
 	// Alloc allocates scratch memory that starts at a multiple of 4096, for scans, scrubbing and
 	// zeroing; release frees it. Default: the Go heap. Memory of an arena makes these tasks faster.
@@ -113,8 +114,8 @@ func (o Options) Validate() error {
 }
 
 // Durability decides whether a write is acknowledged before or after the sync that protects it from
-// a power loss. The engine implements it; the type is defined here so that every layer uses the
-// same words.
+// a power loss. The engine implements it; the type is defined here so that all packages use the
+// same names.
 type Durability uint8
 
 const (
@@ -165,8 +166,8 @@ func (d *Durability) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// heapAlloc returns an aligned part of a larger slice. The Go heap does not move objects, and the
-// device is done before the slice can be collected.
+// heapAlloc returns an aligned part of a larger slice. That is safe: the Go heap does not move
+// objects, and the device completes its request before the slice can be collected.
 func heapAlloc(_ context.Context, sizeBytes int) ([]byte, func(), error) {
 	b := make([]byte, sizeBytes+blockio.Align)
 	for off := range blockio.Align {

@@ -17,16 +17,16 @@ type Read struct {
 	Ref kv.Ref
 	// Want is the content that the slot must have.
 	Want ondisk.SlotKey
-	// FirstLayer and Layers select the layers; Layers 0 means all, from FirstLayer 0.
+	// FirstLayer and Layers select layers. Layers 0 means all layers; FirstLayer must then be 0.
 	FirstLayer, Layers int
-	// Buf is aligned memory. For all layers it has the length Layout.SlotBytes and receives the
-	// whole slot, with the payload at Layout.HeaderBytes. For a range it has the length bytes of
-	// Layout.Range, and the first layer starts at skip. The store owns Buf until Read returns. Its
-	// content is undefined unless Err is nil.
+	// Buf is aligned memory. For all layers its length is Layout.SlotBytes, and it receives the
+	// whole slot with the payload at Layout.HeaderBytes. For a range of layers its length is the
+	// result bytes of Layout.Range, and the first layer starts at the result skip. The store owns
+	// Buf until Read returns. Its content is undefined unless Err is nil.
 	Buf []byte
 	// LayerSums receives the writer's checksums of the selected layers; its capacity is reused.
 	LayerSums []uint64
-	// Class, Parent, Depth and Origin are those of the slot's header.
+	// Class, Parent, Depth and Origin are set from the slot's header.
 	Class  ondisk.Class
 	Parent kv.BlockID
 	Depth  uint32
@@ -37,16 +37,16 @@ type Read struct {
 }
 
 // Read reads and verifies the pieces, as one batch for each volume, and returns when every piece
-// has its outcome in Err. Outcomes of single pieces are not errors of the call: the call fails with
-// ErrClosed, or if the batch was not admitted, with the error of ctx or of the device. Read pins
-// each slot itself.
+// has its outcome in Err. A failed piece does not make the call fail. The call fails with
+// ErrClosed, or with the error of ctx or of the device if a batch was not admitted. Read pins each
+// slot while it reads it.
 func (s *Store) Read(ctx context.Context, batch []Read) error {
 	if err := s.enter(); err != nil {
 		return failReads(batch, err)
 	}
 	defer s.gate.Leave()
-	// The header of a layer range has a job of its own, unless it lies right before the range: job
-	// i is for the bytes of item i, job n+i for its header, if needed.
+	// Job i reads the bytes of item i. For a layer range, job n+i reads the slot header, unless the
+	// header lies right before the range.
 	n := len(batch)
 	m := s.submissions.get(blockio.Read, 2*n)
 	defer s.submissions.put(m)
@@ -117,8 +117,9 @@ func (s *Store) prepareRead(r *Read, body, head *job) error {
 	return nil
 }
 
-// retry repeats a failed job once, as a single request: an error that occurs again is persistent.
-// If the catalogue cannot be read either, the error counts as the volume's and not as the block's.
+// retry repeats a failed job once, as a single request. If it fails again, the error is persistent,
+// and retry reads the catalogue of the volume. If that fails too, the error is a failure of the
+// volume and not of the block.
 func (j *job) retry(ctx context.Context) {
 	if j.outcome == nil || j.volume == nil || volumesFault(j.outcome) == nil || !j.volume.dev.health().Reads() {
 		return

@@ -14,10 +14,11 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// reserveMax bounds the slots of one Reserve.
+// reserveMax is the maximum number of slots of one Reserve.
 const reserveMax = 1 << 20
 
-// placement is the state of one Reserve: the slots found so far.
+// placement is the state of one call of Reserve: taken has the runs of slots reserved so far, n
+// their slots.
 type placement struct {
 	store     *Store
 	slotBytes int64
@@ -32,10 +33,10 @@ type taken struct {
 	run     runs.Run
 }
 
-// Reserve takes n free slots for the consecutive pieces of one sequence and returns them in order,
-// in the state reserved, each with a new generation. If hasAfter is set, it first tries the slots
-// right after that extent. It takes all n slots or none. It may create or cut a segment, which
-// needs I/O. It fails with ErrFull (a *FullError), ErrFloor, ErrTooLarge.
+// Reserve takes n free slots for the consecutive pieces of one sequence and returns them in order.
+// The slots are in the state reserved, each with a new generation. If hasAfter is set, Reserve
+// first tries the slots right after the extent after. It takes all n slots or none. It may create
+// or cut a segment, which needs I/O. It fails with ErrFull (a *FullError), ErrFloor or ErrTooLarge.
 func (s *Store) Reserve(ctx context.Context, pieceBytes int64, layers, n int, after kv.Extent, hasAfter bool) ([]kv.Ref, error) {
 	if err := s.enter(); err != nil {
 		return nil, err
@@ -56,8 +57,8 @@ func (s *Store) Reserve(ctx context.Context, pieceBytes int64, layers, n int, af
 		p.undo()
 		return nil, err
 	}
-	// The generations are taken after the slots were found, so that a segment that was cut for them
-	// has an older generation.
+	// The generations are taken after the slots. So the header of a segment that was cut for these
+	// slots has an older generation.
 	gen, err := s.generations.take(ctx, s, n)
 	if err != nil {
 		p.undo()
@@ -102,9 +103,9 @@ func (p *placement) add(g *segment, r runs.Run) {
 	p.n += int(r.N)
 }
 
-// stripe returns the number of slots of a segment that are placed on one volume before the next
-// volume is used. Boundaries are at fixed slot numbers, so a sequence changes the volume at the
-// same slots wherever it is continued.
+// stripe returns the number of consecutive slots of a sequence that are placed on one volume before
+// placement continues on the next volume. The boundaries are at fixed slot numbers of a segment, so
+// a sequence changes the volume at the same slots no matter where Reserve continues it.
 func (p *placement) stripe() uint32 {
 	return uint32(max(1, p.store.opts.StripeBytes/p.slotBytes))
 }
@@ -124,8 +125,8 @@ func (p *placement) atStripeEnd(slot uint32) bool {
 
 func (p *placement) next(volume int) int { return (volume + 1) % len(p.store.volumes) }
 
-// bestState returns the state of the volumes that get new blocks: suspect volumes get them only
-// while no ok volume takes them.
+// bestState returns OK if a volume in that state takes new blocks, and otherwise Suspect. New
+// blocks go to suspect volumes only while no OK volume takes them.
 func (s *Store) bestState() health.State {
 	for _, v := range s.volumes {
 		if v.takesWrites() && v.dev.health().State == health.OK {
@@ -135,7 +136,7 @@ func (s *Store) bestState() health.State {
 	return health.Suspect
 }
 
-// leastUsed returns the volume for a new sequence.
+// leastUsed returns the index of the volume with the fewest used bytes, for a new sequence.
 func (p *placement) leastUsed() int {
 	n := len(p.store.volumes)
 	if n == 1 {
@@ -153,8 +154,8 @@ func (p *placement) leastUsed() int {
 	return max(best, 0)
 }
 
-// takeSomewhere takes one run, on the given volume or else on the first volume after it that has
-// room. It uses a suspect volume only if no ok volume has room.
+// takeSomewhere takes one run of slots on the volume at, or else on the first volume after it that
+// has room. It uses a suspect volume only if no OK volume has room.
 func (p *placement) takeSomewhere(ctx context.Context, at int) (*segment, runs.Run, error) {
 	var trouble []error
 	full := false
@@ -206,8 +207,8 @@ func (s *Store) Writable() error {
 	return s.noWritableVolume()
 }
 
-// Elsewhere reports whether a volume takes new blocks, apart from the volume of except, if that is
-// not nil.
+// Elsewhere reports whether any volume takes new blocks. If except is not nil, it leaves out the
+// volume of except.
 func (s *Store) Elsewhere(except *kv.Ref) bool {
 	for _, v := range s.volumes {
 		if v.takesWrites() && (except == nil || v.index != except.Extent.Volume()) {
@@ -235,7 +236,7 @@ func (s *Store) VolumeHealth(ref kv.Ref) health.Status {
 	return health.Status{State: health.Removed}
 }
 
-// noWritableVolume returns an error with the reason of each volume for taking no writes.
+// noWritableVolume returns an error that names the reason why each volume takes no writes.
 func (s *Store) noWritableVolume() error {
 	var why []string
 	for _, v := range s.volumes {
@@ -253,7 +254,7 @@ func (s *Store) noWritableVolume() error {
 	return fmt.Errorf("blockstore: %w: %s", ErrFloor, strings.Join(why, "; "))
 }
 
-// full returns the error for a full store, after freeing the slots taken so far.
+// full frees the slots taken so far and returns the error for a full store.
 func (p *placement) full() error {
 	p.undo()
 	e := &FullError{SlotBytes: p.slotBytes, Slots: p.want}
@@ -288,9 +289,9 @@ func (p *placement) refs(gen kv.Generation) []kv.Ref {
 	return refs
 }
 
-// Surplus returns the live slots of the segments that exceed the capacity, because it is smaller
-// than at the last start. The files of these segments are removed after the engine has freed the
-// slots. Surplus is known after Ready.
+// Surplus returns the live slots of the segments that exceed the capacity, because the capacity is
+// smaller than at the last start. When the engine has freed these slots, the files of the segments
+// are removed. Surplus may be called after Ready.
 func (s *Store) Surplus() []kv.Ref {
 	var refs []kv.Ref
 	for _, v := range s.volumes {
@@ -329,10 +330,10 @@ type EmptiableSegment struct {
 	UsedBytes int64
 }
 
-// Emptiable returns the segments of another slot size that could be emptied and cut to slots for
-// such pieces, those with the fewest bytes in use first. It leaves out segments with a reader or a
-// write in progress. An engine calls it after ErrFull, if it has evicted enough bytes but in slots
-// of another size.
+// Emptiable returns segments of another slot size that could be emptied and then cut to slots for
+// such pieces. The segments with the fewest used bytes come first. Segments with a reader or a
+// write in progress are left out. An engine calls Emptiable after ErrFull, if it has evicted enough
+// bytes, but in slots of another size.
 func (s *Store) Emptiable(pieceBytes int64, layers int) []EmptiableSegment {
 	l, err := s.SlotLayout(pieceBytes, layers)
 	if err != nil {
@@ -369,8 +370,8 @@ func (g *segment) emptiable(slotBytes int64) (EmptiableSegment, bool) {
 	}, true
 }
 
-// DrainSegment makes Reserve take slots of a segment only if there are no others, so that the
-// engine can empty the segment. The mark lasts until the segment is cut again.
+// DrainSegment makes Reserve take slots of the segment only if no other segment has free slots, so
+// that the engine can empty the segment. The mark lasts until the segment is cut again.
 func (s *Store) DrainSegment(e kv.Extent) {
 	if v := s.volume(e); v != nil {
 		if g := v.space.segment(e.Segment()); g != nil {
@@ -382,7 +383,7 @@ func (s *Store) DrainSegment(e kv.Extent) {
 	}
 }
 
-// Reading reports whether the slot has a reader in that generation.
+// Reading reports whether the slot still has the generation of ref and has a reader.
 func (s *Store) Reading(ref kv.Ref) bool {
 	g, err := s.segmentOf(ref)
 	return err == nil && g.beingRead(ref)

@@ -18,8 +18,8 @@ const (
 	// scanBytes is the size of one step of a sequential scan, read with scanRequests requests.
 	scanBytes    = 8 << 20
 	scanRequests = 8
-	// sparseBytes is the slot size from which reading only the headers is cheaper than reading
-	// everything.
+	// sparseBytes is the slot size, in bytes, from which reading only the headers takes less time
+	// than reading whole slots.
 	sparseBytes = 64 << 10
 	// sparseBatch is the number of headers read at a time.
 	sparseBatch = 256
@@ -38,11 +38,12 @@ type ScanOptions struct {
 
 // ScanStats counts the slots of a Scan.
 type ScanStats struct {
-	// Segments and Slots count those read, Found the slots passed to fn.
+	// Segments and Slots count the segments and slots that were read, and Found the slots passed to
+	// fn.
 	Segments, Slots, Found int64
-	// Blank slots have no header, or one from before the segment was cut. Damaged slots have a
-	// wrong checksum in the header or, with Verify, in a layer. Unreadable slots returned an I/O
-	// error.
+	// Blank slots have no header, or a header that is older than the segment's present division
+	// into slots. Damaged slots have a wrong checksum in the header or, with Verify, in a layer.
+	// The device returned an I/O error for Unreadable slots.
 	Blank, Damaged, Unreadable int64
 	// Bytes is the number of bytes read.
 	Bytes int64
@@ -58,10 +59,10 @@ func (s *ScanStats) add(o ScanStats) {
 	s.Bytes += o.Bytes
 }
 
-// Scan reads the header of every slot of every segment, or of opts.Slots, in any state, and calls
-// fn for each slot with an intact header of its own. Volumes are read in parallel; fn is called
-// from one goroutine at a time, and an error from it ends the scan. The same block may be found
-// several times: the highest generation is the newest. fn must not keep the header after it
+// Scan reads the header of every slot of every segment, or of opts.Slots, in any state. It calls fn
+// for each slot with an intact header that belongs to that slot. Volumes are read in parallel; fn
+// is called from one goroutine at a time, and an error of fn ends the scan. The same block may be
+// found several times: the highest generation is the newest. fn must not keep the header after it
 // returns. Freed slots are found as well, until they are reused.
 func (s *Store) Scan(ctx context.Context, opts ScanOptions, fn func(ref kv.Ref, h *ondisk.SlotHeader) error) (ScanStats, error) {
 	if err := s.enter(); err != nil {
@@ -126,14 +127,14 @@ func (c *scan) volume(ctx context.Context, v *volume) error {
 	return nil
 }
 
-// slotsOf returns the slots of opts.Slots that are in a segment with this header.
+// slotsOf returns the slots of opts.Slots that are in the segment g with the header h.
 func (c *scan) slotsOf(g *segment, h ondisk.SegmentHeader) []kv.Extent {
 	from, _ := slices.BinarySearch(c.opts.Slots, g.extent(0))
 	n, _ := slices.BinarySearch(c.opts.Slots[from:], g.extent(h.Slots))
 	return c.opts.Slots[from:][:n]
 }
 
-// bytesOf returns how many bytes of a segment count as progress.
+// bytesOf returns how many bytes of progress the segment counts for.
 func (c *scan) bytesOf(g *segment) int64 {
 	if c.opts.Slots == nil {
 		return g.sizeBytes
@@ -250,7 +251,7 @@ func (w *segmentScan) slots(ctx context.Context, first, n uint32) error {
 	return nil
 }
 
-// alone reads a single slot, after a read of several slots failed.
+// alone reads a single slot. It is used after a read of several slots failed.
 func (w *segmentScan) alone(ctx context.Context, slot uint32, buf []byte) error {
 	return doOne(ctx, w.segment.volume.dev, blockio.Request{Op: blockio.Read, File: w.segment.file, Offset: w.header.SlotOffset(slot), Bufs: [][]byte{buf}})
 }
@@ -292,7 +293,7 @@ func (w *segmentScan) unreadable(n int64) {
 	w.stats.Unreadable += n
 }
 
-// look classifies one slot; b has the slot, or its header.
+// look classifies one slot. b is the whole slot, or its header only.
 func (w *segmentScan) look(slot uint32, b []byte) error {
 	w.stats.Slots++
 	h, err := ondisk.DecodeSlotHeader(b, w.sums[:0])

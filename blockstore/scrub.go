@@ -18,7 +18,8 @@ type ScrubOptions struct {
 	BytesPerSecond int64
 	// From is the slot to start with: the Next of an earlier result, or 0.
 	From kv.Extent
-	// MaxBytes ends the call after that many bytes; with 0 it ends after the last slot.
+	// MaxBytes is the number of bytes read after which the call ends; 0 means that it ends after
+	// the last slot.
 	MaxBytes int64
 	// Report is called for each live slot that is corrupt or unreadable. It may Free the slot.
 	Report func(ref kv.Ref, err error)
@@ -29,14 +30,15 @@ type ScrubResult struct {
 	// Next is the slot to continue from. Done is set, and Next is 0, after the last slot.
 	Next kv.Extent
 	Done bool
-	// Slots and Bytes count the verified slots, Corrupt and Unreadable the reported ones.
+	// Slots and Bytes count the verified slots and their bytes, Corrupt and Unreadable the slots
+	// passed to Report.
 	Slots, Bytes, Corrupt, Unreadable int64
 }
 
-// Scrub reads live slots in order and verifies header and every layer. It ends after the last slot,
-// after MaxBytes, or with ctx, whose error it returns. Scrub does not wait for a read that hangs:
-// the memory and the slot of that read are released when the device completes the read, and until
-// then Scrub skips the slots of that volume.
+// Scrub reads live slots in order and verifies the header and every layer of each. It ends after
+// the last slot, after MaxBytes, or when ctx ends, and then returns the error of ctx. Scrub does
+// not wait for a read that hangs: it releases the memory and the slot of that read when the device
+// completes the read. Until then it skips the slots of that volume.
 func (s *Store) Scrub(ctx context.Context, opts ScrubOptions) (ScrubResult, error) {
 	if err := s.enter(); err != nil {
 		return ScrubResult{Next: opts.From}, err
@@ -82,7 +84,7 @@ func (b *scrub) free() {
 	b.buf, b.release = nil, nil
 }
 
-// room grows buf to at least sizeBytes.
+// room replaces buf by one of at least sizeBytes bytes, unless buf is large enough.
 func (b *scrub) room(ctx context.Context, sizeBytes int64) error {
 	if int64(len(b.buf)) >= sizeBytes {
 		return nil
@@ -219,8 +221,8 @@ func verifySlot(ref kv.Ref, slotBytes int64, slot []byte) error {
 	return nil
 }
 
-// nextLive returns the first live slot at or after an extent. It reads only the slots and segments
-// between the two.
+// nextLive returns the first live slot at or after an extent. It examines only the slots and
+// segments from that extent up to the returned slot.
 func (s *Store) nextLive(from kv.Extent) (ref kv.Ref, slotBytes int64, ok bool) {
 	for _, v := range s.volumes {
 		if v.index < from.Volume() {

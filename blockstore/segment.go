@@ -35,11 +35,11 @@ type segment struct {
 	volume    *volume
 	number    uint32
 	sizeBytes int64
-	// prepared is closed when the keeper has ended its work on a segment that it
+	// prepared is closed when the keeper (volume.keep) has ended its work on a segment that it
 	// created. It is nil for other segments.
 	prepared chan struct{}
-	// closed is set when the keeper has closed the file in order to remove it. Only the
-	// keeper uses closed.
+	// closed is set when the keeper has closed the file in order to remove it. Only the keeper
+	// reads and sets closed.
 	closed bool
 
 	// mu is the mutex of the volume's space. It guards the fields below.
@@ -47,22 +47,23 @@ type segment struct {
 	// file is nil if the segment has no file yet.
 	file blockio.File
 	use  use
-	// failed is set if the last cut could not write the header.
+	// failed is set if the last attempt to write the segment's header failed.
 	failed bool
 	header ondisk.SegmentHeader // of a cut segment
 	class  *class               // of a cut segment
 	words  []slotWord
-	// free has the free slots. It is nil before Ready; until then only words has the
+	// free is the set of free slots. It is nil before Store.Ready; until then only words has the
 	// state of the slots.
 	free   *runs.Set
 	counts slotCounts
-	// A retiring segment exceeds the capacity: it takes no new slots and is removed when
-	// empty. A draining segment takes new slots only when there are no others.
+	// retiring is set if the segment exceeds the capacity: it takes no new slots and is removed
+	// when it is empty. draining is set by DrainSegment: new slots are taken only if no other
+	// segment has any.
 	retiring, draining bool
 	places             [heapKinds]place
-	// looks counts the slots that liveFrom has read, for tests of the complexity.
+	// looks counts the slots that liveFrom has examined, for tests of its complexity.
 	looks uint64
-	// reading counts the readers of all slots.
+	// reading is the sum of the readers of all slots.
 	reading int64
 }
 
@@ -78,7 +79,7 @@ func (g *segment) setUseLocked(u use) {
 	delete(s.blank, g.number)
 }
 
-// cutLocked assigns the slots of h to the segment, all of them free.
+// cutLocked gives the segment the slots that h describes, all of them free.
 func (g *segment) cutLocked(h ondisk.SegmentHeader) {
 	g.setUseLocked(useCut)
 	g.header, g.class = h, g.volume.space.classLocked(h.SlotBytes)
@@ -110,7 +111,7 @@ func (g *segment) findFreeLocked() {
 	g.settleLocked()
 }
 
-// blankLocked removes the slots of a segment, all of which are free.
+// blankLocked takes all slots away from the segment. All of them must be free.
 func (g *segment) blankLocked(u use) {
 	g.countLocked(slotFree, -g.counts.free)
 	if g.class.segments--; g.class.segments == 0 {
@@ -136,9 +137,9 @@ func (g *segment) tableBytesLocked() int64 {
 	return n
 }
 
-// heapBytes returns an upper bound of the heap memory of an allocation of n bytes. The
-// Go allocator rounds small sizes up to a size class, by at most an eighth, and large
-// sizes to pages of 8 KiB.
+// heapBytes returns an upper bound of the heap memory that an allocation of n bytes occupies. The
+// Go allocator rounds small sizes up to a size class, by at most an eighth, and large sizes up to
+// pages of 8 KiB.
 func heapBytes(n int64) int64 {
 	const large, page = 32 << 10, 8 << 10
 	if n <= large {
@@ -156,7 +157,7 @@ func (g *segment) countLocked(s slotState, n int64) {
 	}
 }
 
-// settleLocked moves the segment to the heaps of its class that fit its state.
+// settleLocked moves the segment to the heaps of its slot size that fit the segment's state.
 func (g *segment) settleLocked() {
 	var byRuns, byEmptiness *segmentHeap
 	if g.use == useCut && g.free != nil && !g.retiring && g.counts.free > 0 {
@@ -226,8 +227,8 @@ func (g *segment) checkLocked() {
 	invariants.Assert(g.free == nil || c.free == int64(g.free.Size()), "segment %d has %d free slots, and its set another number", g.number, c.free)
 }
 
-// takeLocked reserves a run of free slots. Their generations come later, from stamp; a slot without
-// a generation has no valid Ref.
+// takeLocked reserves a run of free slots. stamp assigns their generations later; until then the
+// slots have no valid Ref.
 func (g *segment) takeLocked(r runs.Run) {
 	if g.free != nil {
 		g.free.Remove(r)
@@ -259,7 +260,7 @@ func (g *segment) untake(slot uint32) {
 	g.setLocked(slot, makeSlotWord(0, slotFree))
 }
 
-// adopt makes a free slot live, at the generation of an index entry.
+// adopt makes a free slot live, with the generation of an index entry.
 func (g *segment) adopt(ref kv.Ref, slotBytes int64) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -305,8 +306,8 @@ func (g *segment) pin(ref kv.Ref) error {
 }
 
 // hold adds a reader for the duration of one device request and returns the offset of the slot in
-// the file. A reader may rely on its earlier pin, so the slot may be condemned; a writer needs a
-// slot that it has reserved.
+// the file. For a read the slot may be condemned, because the reader may have pinned it before it
+// was freed. For a write the slot must be reserved.
 func (g *segment) hold(ref kv.Ref, slotBytes int64, op blockio.Op) (offset int64, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -379,7 +380,7 @@ func (g *segment) commit(ref kv.Ref) error {
 	return nil
 }
 
-// release frees a slot, or condemns it while it has readers. The slot must be live if live is set,
+// release frees a slot, or condemns it while it has readers. If live is set the slot must be live,
 // and otherwise reserved or written.
 func (g *segment) release(ref kv.Ref, live bool) error {
 	g.mu.Lock()
@@ -407,7 +408,7 @@ func (g *segment) beingRead(ref kv.Ref) bool {
 	return err == nil && w.readers() > 0
 }
 
-// findFree is findFreeLocked.
+// findFree calls findFreeLocked under the mutex.
 func (g *segment) findFree() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

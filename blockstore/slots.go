@@ -18,9 +18,10 @@ const (
 	slotReserved
 	// slotWritten: the device completed the write; the slot is not committed yet.
 	slotWritten
-	// slotLive: the index refers to it.
+	// slotLive: the slot is committed, and the index refers to it.
 	slotLive
-	// slotCondemned: freed while it had readers. It becomes free when the last reader leaves.
+	// slotCondemned: the slot was freed while it had readers. It becomes free when the last reader
+	// leaves.
 	slotCondemned
 )
 

@@ -15,11 +15,10 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// space is the allocator of one volume. It has the segments of the volume, the slots of
-// each segment, and the free runs by slot size. To cut a segment is to write a header
-// that divides it into slots of one size. One mutex guards the whole space. No I/O
-// happens under the mutex: a segment that is useChanging belongs to the goroutine that
-// does I/O for it.
+// space is the allocator of one volume. It has the segments of the volume, the slots of each
+// segment, and the free runs by slot size. To cut a segment is to write a header that divides it
+// into slots of one size. One mutex guards the whole space. No I/O happens under the mutex: while a
+// segment is useChanging, one goroutine owns it and does the I/O.
 type space struct {
 	volume *volume
 	// table has the segments by number, nil for numbers without a segment. A change replaces the
@@ -32,15 +31,16 @@ type space struct {
 	// blank has the segments that are useBlank or usePreparing, surplus the segments
 	// that are retiring.
 	blank, surplus map[uint32]*segment
-	// lowest bounds the free segment numbers. Invariant: every number below lowest is taken.
+	// lowest is a lower bound of the free segment numbers. Invariant: every number below lowest is
+	// taken.
 	lowest uint32
 	// fileBytes is the size of all files of the volume. creatingBytes is the part of
 	// fileBytes in files that are being created.
 	fileBytes, creatingBytes int64
 	// classes has the cut segments by slot size.
 	classes map[int64]*class
-	// cutting has the running cuts by slot size, at most one for each size. Every writer
-	// that needs a segment of that size waits for the cut.
+	// cutting has the cuts in progress by slot size, at most one for each size. A writer that needs
+	// a segment of that size waits for the cut.
 	cutting map[int64]*cutting
 	// tableBytes is the DRAM of the segments and of their slot tables.
 	tableBytes int64
@@ -55,15 +55,15 @@ type class struct {
 	counts slotCounts
 	// free counts the free slots of the segments that are not retiring.
 	free int64
-	// open has the segments with such slots that are not draining, last the draining ones. In both
-	// heaps the segment with the longest free run is first. last is used only when open and the
-	// other sources of slots are empty.
+	// open has the segments that have free slots and are neither retiring nor draining, and last
+	// the draining segments that have free slots. In both heaps the segment with the longest free
+	// run is first. last is used only if neither open nor a new segment has slots.
 	open, last segmentHeap
 	// empty has the segments whose slots are all free.
 	empty segmentHeap
 }
 
-// cutting is one running cut. done is closed when err is set.
+// cutting is one cut in progress. done is closed when err is set.
 type cutting struct {
 	slotBytes int64
 	began     time.Time
@@ -140,8 +140,8 @@ func (s *space) classLocked(slotBytes int64) *class {
 	return c
 }
 
-// opensLocked reports whether slots may be taken. Takers call it under mu, which used takes as
-// well. So the result of used cannot grow after the volume was ordered to drain.
+// opensLocked reports whether slots may be taken. Both the callers that take slots and used hold
+// mu. So after the volume was ordered to drain, the result of used cannot grow.
 func (s *space) opensLocked() bool { return s.volume.dev.health().Places() }
 
 // used returns the size of the slots that are not free.
@@ -151,8 +151,9 @@ func (s *space) used() int64 {
 	return s.volume.usedBytes.Load()
 }
 
-// take reserves a run of free slots from the longest run, if that has at least enough slots. It
-// skips draining segments unless lastResort is set.
+// take reserves a run of free slots, no longer than bound, from the longest free run. It takes
+// nothing if the longest run has fewer than enough slots. It uses draining segments only if
+// lastResort is set.
 func (s *space) take(slotBytes int64, bound sizer, enough uint32, lastResort bool) (*segment, runs.Run) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -178,7 +179,7 @@ func (s *space) takeLocked(slotBytes int64, bound sizer, enough uint32, lastReso
 	return g, r
 }
 
-// takeAfter reserves up to n free slots right after a slot, in its segment.
+// takeAfter reserves up to n free slots right after the slot after, in the same segment.
 func (s *space) takeAfter(slotBytes int64, after kv.Extent, n uint32) (*segment, runs.Run) {
 	g := s.segment(after.Segment())
 	if g == nil {
@@ -197,9 +198,9 @@ func (s *space) takeAfter(slotBytes int64, after kv.Extent, n uint32) (*segment,
 	return g, r
 }
 
-// takeOrCut is take. If there is no such run, it returns the running cut of that slot size, and
-// starts a cut if none is running. The cut is nil if no segment can be cut, or no slot may be
-// taken.
+// takeOrCut takes a run as take does. If there is no such run, it returns the cut in progress for
+// that slot size, and starts a cut if there is none. The returned cut is nil if no segment can be
+// cut, or if no slot of the volume may be taken.
 func (s *space) takeOrCut(slotBytes int64, bound sizer, enough uint32) (*segment, runs.Run, *cutting) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -224,8 +225,9 @@ func (s *space) takeOrCut(slotBytes int64, bound sizer, enough uint32) (*segment
 	return nil, runs.Run{}, c
 }
 
-// claimLocked claims a segment to be cut: a blank one, else an empty one of another slot size, else
-// a new one, else one whose last cut failed. It returns nil if there is none.
+// claimLocked claims a segment to be cut. It prefers a blank segment, then an empty one of another
+// slot size, then a new one, and last a segment whose header could not be written. It returns nil
+// if there is none.
 func (s *space) claimLocked(slotBytes int64) *segment {
 	var blank, failed *segment
 	for _, g := range s.blank {
@@ -255,9 +257,9 @@ func (s *space) claimLocked(slotBytes int64) *segment {
 	return blank
 }
 
-// emptyLocked returns an empty segment of another slot size that has room for a slot: the one that
-// was cut first, or nil. Only a volume's last segment is shorter than the others, so at most two
-// segments of each slot size are read.
+// emptyLocked returns an empty segment of another slot size that has room for a slot, or nil. It
+// chooses the segment that was cut first. Only a volume's last segment is shorter than the others,
+// so at most two segments of each slot size are examined.
 func (s *space) emptyLocked(slotBytes int64) (oldest *segment) {
 	for size, c := range s.classes {
 		if size == slotBytes {
@@ -286,8 +288,8 @@ func (s *space) newBytesLocked() int64 {
 	return size
 }
 
-// newLocked adds a segment whose file does not exist yet. It returns nil if there
-// is no room for one that holds a slot.
+// newLocked adds a segment whose file does not exist yet. It returns nil if there is no room for a
+// segment that holds at least one slot.
 func (s *space) newLocked(slotBytes int64, u use) *segment {
 	size := s.newBytesLocked()
 	if ondisk.SegmentSlots(size, max(slotBytes, ondisk.Page)) == 0 {
@@ -306,8 +308,8 @@ func (s *space) newLocked(slotBytes int64, u use) *segment {
 	return g
 }
 
-// beginCreate adds the size of a file that is about to be created to creatingBytes, and
-// returns the sum.
+// beginCreate adds the size of the segment's file, which is about to be created, to creatingBytes.
+// It returns the new creatingBytes.
 func (s *space) beginCreate(g *segment) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -323,8 +325,8 @@ func (s *space) endCreate(g *segment, f blockio.File) {
 	g.file = f
 }
 
-// finishCut ends a cut. If err is nil, the segment gets the slots that h describes. Otherwise its
-// use becomes otherwise, or it is dropped if it has no file.
+// finishCut ends a cut. If err is nil, the segment gets the slots that h describes. Otherwise the
+// segment is dropped if it has no file, and else its use becomes otherwise.
 func (s *space) finishCut(g *segment, h ondisk.SegmentHeader, otherwise use, c *cutting, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -342,8 +344,8 @@ func (s *space) finishCut(g *segment, h ondisk.SegmentHeader, otherwise use, c *
 	close(c.done)
 }
 
-// claimAhead adds a segment for the keeper to prepare. It returns nil if there is a
-// blank segment already, or no room for another.
+// claimAhead adds a segment for the keeper to prepare. It returns nil if there is a blank segment
+// already, or no room for another segment.
 func (s *space) claimAhead() *segment {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -398,8 +400,8 @@ func (s *space) retryBad() {
 	}
 }
 
-// markSurplus marks segments for removal until the other segments fit the capacity. It starts with
-// those with the fewest used slots, so that the fewest blocks are lost.
+// markSurplus marks segments for removal until the other segments fit the capacity. It begins with
+// the segments that have the fewest used slots, so that the fewest blocks are lost.
 func (s *space) markSurplus() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -479,7 +481,7 @@ type place struct {
 	at   int
 }
 
-// segmentHeap is a heap of segments, each of which has its index in the heap.
+// segmentHeap is a heap of segments. Each segment stores its index in the heap.
 type segmentHeap struct {
 	list []*segment
 	// segment.places[kind] is the place of a segment in this heap.
@@ -489,8 +491,9 @@ type segmentHeap struct {
 
 func (s *space) newHeap(kind int) segmentHeap { return segmentHeap{kind: kind, space: s} }
 
-// move moves the segment from its heap of a kind to another one. If both are the same
-// heap, move restores the heap order after a change of the segment. to may be nil.
+// move moves the segment to the heap to, from the heap of that kind that it is in. If both are the
+// same heap, move restores the heap order after a change of the segment. If to is nil, the segment
+// is then in no heap.
 func (g *segment) move(kind int, to *segmentHeap) {
 	p := &g.places[kind]
 	switch {

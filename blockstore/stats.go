@@ -9,12 +9,11 @@ import (
 	"github.com/penstock-kv/penstock/blockstore/health"
 )
 
-// Stats describes the store at one moment. Byte gauges of slots include header and padding.
+// Stats describes the store at one moment. All sizes of slots include header and padding.
 type Stats struct {
-	// CapacityBytes is the capacity of the present volumes, FileBytes the size of their
-	// files.
+	// CapacityBytes is the capacity of the present volumes, and FileBytes the size of their files.
 	CapacityBytes, FileBytes int64
-	// TableBytes is the DRAM of the segment tables and the slot tables.
+	// TableBytes is the DRAM of the segment and slot tables, in bytes.
 	TableBytes int64
 	// LostBytes is the part of the configured capacity that would belong to missing and removed
 	// volumes.
@@ -29,9 +28,9 @@ type Stats struct {
 
 // SlotStats has the bytes of the slots in each state.
 type SlotStats struct {
-	// LiveBytes is in slots that the index refers to, ReservedBytes in slots that are being
-	// written, CondemnedBytes in freed slots that still have readers, FreeBytes in free slots of
-	// cut segments.
+	// LiveBytes is the size of the slots that the index refers to, ReservedBytes of the slots that
+	// are being written, CondemnedBytes of the freed slots that still have readers, and FreeBytes
+	// of the free slots in segments that are cut.
 	LiveBytes, ReservedBytes, CondemnedBytes, FreeBytes int64
 	// Live is the number of live slots.
 	Live int64
@@ -50,10 +49,11 @@ func (s *SlotStats) add(o SlotStats) {
 
 // CounterStats has counters since Open.
 type CounterStats struct {
-	// Reads counts the requested pieces. Each ends as exact (ReadBytes), stale, corrupt, or with
-	// another failure.
+	// Reads counts the requested pieces. Each of them ends in one way: verified (its bytes are in
+	// ReadBytes), stale, corrupt, or with another failure.
 	Reads, ReadBytes, ReadStale, ReadCorrupt, ReadFailures uint64
-	// Writes counts the slots submitted to a device, WrittenBytes the bytes that it completed.
+	// Writes counts the slots submitted to a device, and WrittenBytes the bytes that the device
+	// completed.
 	Writes, WrittenBytes, WriteFailures uint64
 	// Scrubbed counts the slots read by Scrub.
 	Scrubbed, ScrubbedBytes, ScrubCorrupt, ScrubFailures uint64
@@ -89,17 +89,18 @@ type VolumeStats struct {
 	// CapacityBytes is the volume's share of the capacity, FileBytes the size of its files,
 	// FreeSpaceBytes the free space of its file system when last read.
 	CapacityBytes, FileBytes, FreeSpaceBytes int64
-	// Segments counts the files. Blank segments have no slots yet, Bad ones could not be cut,
-	// Retiring ones exceed the capacity.
+	// Segments is the number of segment files. Among them, Blank counts the segments without slots,
+	// Bad the segments whose header could not be written, and Retiring the segments that exceed the
+	// capacity.
 	Segments, Blank, Bad, Retiring int
 	Slots                          SlotStats
 	Counters                       CounterStats
-	// BelowFloor and Health give the reason if the volume takes no new blocks.
+	// BelowFloor and Health contain the reason if the volume takes no new blocks.
 	BelowFloor bool
 	Health     health.Status
 }
 
-// Stats returns counters and gauges. They are read one volume after the other while the store runs.
+// Stats returns counters and sizes. It reads one volume after the other while the store is in use.
 func (s *Store) Stats() Stats {
 	st := Stats{CapacityBytes: s.opts.CapacityBytes}
 	classes := make(map[int64]*ClassStats)
@@ -131,7 +132,7 @@ func (v *volume) stats(classes map[int64]*ClassStats) VolumeStats {
 	return vs
 }
 
-// addTo adds the space's gauges to the sums.
+// addTo adds the sizes and counts of the space to vs and classes.
 func (s *space) addTo(vs *VolumeStats, classes map[int64]*ClassStats) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -35,7 +35,7 @@ type Store struct {
 	// turn rotates the preferred volume among equals.
 	turn atomic.Uint32
 
-	// gate admits calls; Close closes it.
+	// gate counts the calls in progress. Close closes it, and later calls fail.
 	gate blockio.Gate
 	// meta is the token for writing superblocks or catalogues. boot is the boot counter of this
 	// start, and changes only under the token.
@@ -43,8 +43,8 @@ type Store struct {
 	boot uint32
 	// members has the operator's orders for the volumes; it changes under the meta token.
 	members membership
-	// keepers are the volumes' goroutines, which stop ends; background has the running syncs and
-	// cuts.
+	// keepers waits for the goroutines of the volumes, which end when stop is called. background
+	// waits for the syncs and segment cuts in progress.
 	keepers, background sync.WaitGroup
 	stop                context.CancelFunc
 	life                context.Context
@@ -56,20 +56,21 @@ type Store struct {
 	catalogueCertain bool
 
 	mu sync.Mutex
-	// catalogue is the newest acknowledged catalogue, catalogueSequence the newest sequence that
-	// was tried.
+	// catalogue is the newest acknowledged catalogue. catalogueSequence is the highest sequence
+	// number that a write of a catalogue has used, whether or not it succeeded.
 	catalogue         []byte
 	catalogueSequence uint64
 }
 
-// Node returns the identity that all volumes of the store share. It was drawn when they were
-// formatted. Data that belongs to the store, such as its index, is labelled with it.
+// Node returns the identity of the store, which all its volumes share. It was chosen at random when
+// they were formatted. Data that belongs to the store, such as its index, is labelled with the
+// identity.
 func (s *Store) Node() ondisk.UUID { return s.node }
 
 // Volumes returns the number of volumes. Extents number them from 0.
 func (s *Store) Volumes() int { return len(s.volumes) }
 
-// enter admits a call, until Leave.
+// enter admits a call until gate.Leave. It fails with ErrClosed after Close.
 func (s *Store) enter() error {
 	if !s.gate.Enter() {
 		return ErrClosed
@@ -95,9 +96,9 @@ func (s *Store) segmentOf(ref kv.Ref) (*segment, error) {
 	return nil, fmt.Errorf("blockstore: %v: no such segment: %w", ref, ErrStale)
 }
 
-// SlotLayout returns the shape of the slot that holds a piece: the payload lies HeaderBytes into a
-// buffer of SlotBytes. It fails with ondisk.ErrLayout for an impossible piece, and with ErrTooLarge
-// for a piece that no segment can hold.
+// SlotLayout returns the shape of the slot that holds a piece. The slot has Layout.SlotBytes bytes,
+// and the payload begins at Layout.HeaderBytes. SlotLayout fails with ondisk.ErrLayout for an
+// impossible piece, and with ErrTooLarge for a piece that no segment can hold.
 func (s *Store) SlotLayout(pieceBytes int64, layers int) (ondisk.Layout, error) {
 	l, err := ondisk.NewLayout(pieceBytes, layers)
 	if err != nil {
@@ -109,9 +110,9 @@ func (s *Store) SlotLayout(pieceBytes int64, layers int) (ondisk.Layout, error) 
 	return l, nil
 }
 
-// Adopt makes the slot of an index entry live, before Ready. It fails with ErrStale if the slot can
-// no longer hold such a piece of that generation, and with ErrState if another entry has the same
-// slot. After an error the caller drops the entry.
+// Adopt makes the slot of an index entry live. It may be called only before Ready. It fails with
+// ErrStale if the slot cannot hold such a piece of that generation, and with ErrState if another
+// entry has the same slot. After an error the caller drops the entry.
 func (s *Store) Adopt(ref kv.Ref, pieceBytes int64, layers int) error {
 	if s.ready.Load() {
 		return fmt.Errorf("blockstore: adopt %v after Ready: %w", ref, ErrState)
@@ -131,7 +132,7 @@ func (s *Store) Adopt(ref kv.Ref, pieceBytes int64, layers int) error {
 	return g.adopt(ref, l.SlotBytes())
 }
 
-// Ready ends the phase of Adopt: every other slot becomes free, and Reserve works.
+// Ready ends the phase of Adopt: every slot that was not adopted becomes free, and Reserve works.
 func (s *Store) Ready() error {
 	if err := s.enter(); err != nil {
 		return err
@@ -150,7 +151,7 @@ func (s *Store) Ready() error {
 	return nil
 }
 
-// Commit makes a written slot live. It fails with ErrState if its write has not
+// Commit makes a written slot live. It fails with ErrState if the write of the slot has not
 // completed (data-before-index).
 func (s *Store) Commit(ref kv.Ref) error {
 	g, err := s.segmentOf(ref)
@@ -164,8 +165,8 @@ func (s *Store) Commit(ref kv.Ref) error {
 	return nil
 }
 
-// Abandon frees a slot that was reserved and not committed: at once, or when a running Write of the
-// slot has returned.
+// Abandon frees a slot that was reserved and not committed. If a Write of the slot is in progress,
+// the slot becomes free when that Write returns.
 func (s *Store) Abandon(ref kv.Ref) error {
 	g, err := s.segmentOf(ref)
 	if err != nil {
@@ -174,8 +175,8 @@ func (s *Store) Abandon(ref kv.Ref) error {
 	return g.release(ref, false)
 }
 
-// Free frees a live slot: at once, or when its last reader has left. It fails with ErrStale if the
-// slot is not live with that generation.
+// Free frees a live slot. If the slot has readers, it becomes free when the last reader leaves.
+// Free fails with ErrStale if the slot is not live with that generation.
 func (s *Store) Free(ref kv.Ref) error {
 	g, err := s.segmentOf(ref)
 	if err != nil {
@@ -203,18 +204,17 @@ func (s *Store) Unpin(ref kv.Ref) error {
 	return g.unpin(ref)
 }
 
-// Sync with refs makes slots durable that are not committed yet. It syncs every Write to the
-// volumes of refs that returned before the call, and returns an error if one of these volumes has
-// failed. After a failed sync, Commit refuses their slots.
+// Sync with refs makes slots durable before they are committed. It syncs the volumes of refs, and
+// so every Write to these volumes that returned before the call. It returns an error if one of
+// these volumes has failed. After a failed sync, Commit refuses the slots of that volume.
 //
-// Sync without refs syncs all volumes that have not failed. It returns nil if every slot committed
-// before the call is durable, apart from slots that an earlier Sync without refs reported. If a
-// volume fails while committed slots on it may not be durable, exactly one such call reports an
-// error for the volume, also if the volume has recovered since.
+// Sync without refs syncs all volumes that have not failed. If it returns nil, every slot committed
+// before the call is durable, except slots for which an earlier Sync without refs returned an
+// error. If a volume fails while committed slots on it may not be durable, exactly one Sync without
+// refs returns an error for the volume, also if the volume has recovered since.
 //
-// Concurrent calls share the device's syncs. The error is ctx's, or a *SyncError
-// that names each volume with writes that may not be durable; the others are
-// synced.
+// Concurrent calls share the syncs of a device. The error is ctx's, or a *SyncError. A *SyncError
+// names each volume with writes that may not be durable; the other volumes are synced.
 func (s *Store) Sync(ctx context.Context, refs ...kv.Ref) error {
 	if err := s.enter(); err != nil {
 		return err
@@ -258,7 +258,7 @@ func (e *SyncError) Unwrap() []error { return slices.Collect(maps.Values(e.Volum
 // Of returns the error of the ref's volume, or nil if the volume was synced.
 func (e *SyncError) Of(ref kv.Ref) error { return e.Volumes[ref.Extent.Volume()] }
 
-// syncing returns the volumes that are synced and hold superblock and catalogue.
+// syncing returns the volumes that are synced and store superblock and catalogue.
 func (s *Store) syncing() []*volume {
 	var volumes []*volume
 	for _, v := range s.volumes {

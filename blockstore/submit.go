@@ -8,15 +8,15 @@ import (
 )
 
 const (
-	// mergeBytes bounds a request that merges adjacent slots. Larger requests gain nothing, and
-	// would keep a device with parallel channels from using them.
+	// mergeBytes is the maximum size, in bytes, of a request that merges adjacent slots. Larger
+	// requests are not faster, and would keep a device with parallel channels from using them.
 	mergeBytes = 1 << 20
-	// mergeVecs bounds the buffers of such a request.
+	// mergeVecs is the maximum number of buffers of such a request.
 	mergeVecs = 64
 )
 
-// job is the device request of one item of a batch: consecutive bytes of one file, into or from one
-// or two buffers.
+// job is the device request for one item of a batch. It transfers consecutive bytes of one file to
+// or from one or two buffers.
 type job struct {
 	volume  *volume
 	file    blockio.File
@@ -26,9 +26,10 @@ type job struct {
 	outcome error
 	// twice is set if the outcome is that of a retry.
 	twice bool
-	// skip is set if the outcome is already decided, so nothing is submitted.
+	// skip is set if the outcome is known already, so that nothing is submitted.
 	skip bool
-	// entire is set for a whole slot, which may be merged with the adjacent one.
+	// entire is set if the job is for a whole slot. Such a job may be merged with that of the
+	// adjacent slot.
 	entire bool
 }
 
@@ -37,7 +38,8 @@ type job struct {
 type submission struct {
 	op   blockio.Op
 	jobs []job
-	// reqs has the requests of one volume, spans the jobs of each request, vecs the buffers.
+	// reqs has the requests of one volume, spans the jobs of each request, and vecs the buffers of
+	// all requests.
 	reqs  []blockio.Request
 	spans []span
 	vecs  [][]byte
@@ -74,17 +76,17 @@ func (m *submission) reset(op blockio.Op, n int) {
 	m.jobs = m.jobs[:n]
 }
 
-// drop clears the references to the buffers. Elements beyond the lengths are zero already, so a
-// small read does not clear the elements of a larger read before it. Invariant: only the first len
-// elements of jobs, reqs and vecs are not zero.
+// drop clears the references to the buffers. Elements beyond the lengths are zero already, so after
+// a small read, drop need not clear the elements of an earlier, larger read. Invariant: only the
+// first len elements of jobs, reqs and vecs are not zero.
 func (m *submission) drop() {
 	clear(m.jobs)
 	clear(m.reqs)
 	clear(m.vecs)
 }
 
-// run performs the jobs and sets their outcomes. It returns an error only if a batch was not
-// admitted, and only after every admitted batch has completed.
+// run performs the jobs and sets their outcomes. It returns an error only if the device did not
+// admit a batch, and only after every admitted batch has completed.
 func (m *submission) run(ctx context.Context, volumes []*volume) error {
 	var one *volume
 	several := false
@@ -101,7 +103,8 @@ func (m *submission) run(ctx context.Context, volumes []*volume) error {
 		return m.runOn(ctx, one)
 	}
 	return onVolumes(volumes, func(v *volume) error {
-		// Each volume needs its own requests. The volumes share the jobs, but use different ones.
+		// Each volume needs its own requests. The volumes share the array of jobs, but each uses
+		// only its own jobs.
 		part := submission{op: m.op, jobs: m.jobs}
 		return part.runOn(ctx, v)
 	})
@@ -159,15 +162,15 @@ func (m *submission) build(start int) int {
 				}
 			}
 		}
-		// Appending may move the array; earlier requests keep the old array, whose content does not
-		// change.
+		// append may move the array. Earlier requests then keep the old array, whose content does
+		// not change.
 		m.reqs[i].Bufs = m.vecs[from:len(m.vecs):len(m.vecs)]
 	}
 	return at - start
 }
 
-// do performs the requests and sets the outcome of each job. The jobs of a failed merged request
-// are retried one by one: a bad sector in one slot must not affect the adjacent slots.
+// do performs the requests and sets the outcome of each job. If a merged request fails, each of its
+// jobs is retried alone: a bad sector in one slot must not affect the adjacent slots.
 func (m *submission) do(ctx context.Context, v *volume) error {
 	if err := v.dev.Do(ctx, m.reqs); err != nil {
 		return err

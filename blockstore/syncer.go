@@ -11,18 +11,18 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// syncer shares the syncs of one volume among concurrent callers. A caller joins the run that
-// starts next, because the current run may have begun before the caller's write was done:
+// syncer shares the syncs of one volume among concurrent callers. A caller waits for the run that
+// starts next, because the run in progress may have begun before the caller's write was done:
 //
 //	time ──►   write A    write B      write C
 //	              │          │ join run 2  │ join run 2
 //	run 1  ───────┴──────────────────┐     │
 //	run 2                            └─────┴────────► both durable
 //
-// After a failed run, the run that waits behind it fails too: a later sync may succeed although the
-// system dropped data that the failed sync could not write. For the same reason syncer remembers
-// that committed slots may be lost until a call of syncAll has reported the failure, also if the
-// volume recovers before.
+// After a failed run, the next run fails too: a later sync may succeed although the system dropped
+// data that the failed sync could not write. For the same reason syncer keeps the error of a failed
+// run that covered committed slots until a call of syncAll has returned it, even if the volume
+// recovers earlier.
 type syncer struct {
 	dev *watchedDevice
 	// spawn runs f on a goroutine that Close waits for.
@@ -31,13 +31,13 @@ type syncer struct {
 	failed func()
 
 	mu sync.Mutex
-	// dirty are the files with completed writes that no run has made durable, except the files of
-	// the running one. The value is true if a slot of the file was committed since, so that a
-	// caller may rely on the slot.
+	// dirty has the files with completed writes that no run has made durable, except the files of
+	// the run in progress. The value is true if a slot of the file was committed since the file
+	// became dirty: a reader may then rely on data that is not durable.
 	dirty         map[blockio.File]bool
 	running, next *syncRun
-	// lost is the error of a failed run on files with committed slots. A syncAll that returns the
-	// error clears it.
+	// lost is the error of a failed run that covered files with committed slots. syncAll clears it
+	// when it returns it.
 	lost error
 }
 
@@ -65,8 +65,8 @@ func (y *syncer) markLocked(f blockio.File, committed bool) {
 	y.dirty[f] = y.dirty[f] || committed
 }
 
-// committed records that a slot of the file is live. Unless the file is dirty or being synced, its
-// writes are durable already.
+// committed records that a slot of the file became live. If the file is neither dirty nor being
+// synced, its writes are durable and there is nothing to record.
 func (y *syncer) committed(f blockio.File) {
 	y.mu.Lock()
 	defer y.mu.Unlock()
@@ -81,8 +81,8 @@ func (y *syncer) committed(f blockio.File) {
 	}
 }
 
-// forget drops a file that is about to be closed and removed, and waits for a running sync of the
-// file.
+// forget removes a file that is about to be closed and removed, and waits for the sync of the file
+// if one is in progress.
 func (y *syncer) forget(f blockio.File) {
 	y.mu.Lock()
 	run := y.running
@@ -95,7 +95,8 @@ func (y *syncer) forget(f blockio.File) {
 	delete(y.dirty, f)
 }
 
-// join returns a run after which all completed writes are durable, or nil if they already are.
+// join returns a run after which all completed writes are durable, or nil if all of them are
+// durable.
 func (y *syncer) join() (*syncRun, error) {
 	if !y.dev.health().Syncs() {
 		return nil, y.dev.failure(health.Sync)
@@ -116,7 +117,7 @@ func (y *syncer) join() (*syncRun, error) {
 	return run, nil
 }
 
-// startLocked makes the next run the running one.
+// startLocked starts the next run.
 func (y *syncer) startLocked() {
 	run := y.next
 	y.running, y.next = run, nil
@@ -169,9 +170,9 @@ func (y *syncer) sync(ctx context.Context) error {
 	}
 }
 
-// syncAll is sync for a caller that relies on every committed slot. It syncs no failed volume. It
-// returns an error for a failed volume only if the volume has committed slots that may not be
-// durable, and no earlier syncAll has reported them.
+// syncAll syncs for a caller that relies on every committed slot. It does not sync a failed volume.
+// For a failed volume it returns an error only if committed slots of the volume may not be durable
+// and no earlier syncAll has returned an error for them.
 func (y *syncer) syncAll(ctx context.Context) error {
 	if y.dev.health().Syncs() {
 		if err := y.sync(ctx); err != nil {

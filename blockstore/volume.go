@@ -14,14 +14,15 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// errNoRoom: the volume has no slot of that size now.
+// errNoRoom: the volume has no free slot of that size and no room for a new segment.
 var errNoRoom = errors.New("no room on volume")
 
-// errCutHangs: the volume has not completed the write of a new segment's header.
+// errCutHangs: the volume has not completed the write of a new segment's header within
+// Health.HungAfter.
 var errCutHangs = errors.New("the header of a new segment has not been written in time")
 
-// runTargetBytes is the length of a free run that is worth taking while the volume could still
-// grow. A device reads a run of that length at full speed.
+// runTargetBytes is the length, in bytes, of a run of free slots that is long enough: take uses
+// such a run and creates no new segment. A device reads a run of that length at full speed.
 const runTargetBytes = 4 << 20
 
 // volume is one device with its segments.
@@ -43,14 +44,14 @@ type volume struct {
 	super     blockio.File
 	catalogue blockio.File
 	// meta is the token for writes of the superblock and the catalogue of this volume. superblock
-	// and catArea (the area that holds the newest durable catalogue) change only under the token.
+	// is the newest superblock, and catArea is the area that holds the newest durable catalogue.
+	// Both change only under the token.
 	meta       chan struct{}
 	superblock ondisk.Superblock
 	catArea    int
 	// metaPending counts the writes of the superblock or the catalogue that have not completed.
 	metaPending atomic.Int32
-	// scrubsHung counts the reads that Scrub stopped waiting for and that the device has not
-	// completed.
+	// scrubsHung counts the reads in progress for which Scrub has stopped waiting.
 	scrubsHung atomic.Int32
 
 	// closed is set when the volume is removed. The channel is closed when the device is closed.
@@ -59,16 +60,16 @@ type volume struct {
 	// space is the allocator.
 	space space
 
-	// usedBytes is the size of the slots that are not free. Placement compares volumes
-	// by it.
+	// usedBytes is the size of the slots that are not free, in bytes. Placement prefers the volume
+	// with the fewest used bytes.
 	usedBytes atomic.Int64
-	// freeSpaceBytes is the free space of the file system at the last lookAtSpace.
+	// freeSpaceBytes is the free space of the file system when lookAtSpace last read it.
 	freeSpaceBytes atomic.Int64
-	// denied is set when the file system had no room for another segment. The keeper
-	// clears it when it next reads the free space.
+	// denied is set if the free space of the file system was too small for another segment. The
+	// keeper clears denied when it next reads the free space.
 	denied atomic.Bool
-	// full is set when a write into a segment found no space, because a file system may preallocate
-	// more than it has. The keeper clears it together with denied.
+	// full is set if a write into an existing segment found no space, which is possible because a
+	// file system may preallocate more than it has. The keeper clears full together with denied.
 	full atomic.Bool
 
 	syncer  syncer
@@ -95,11 +96,12 @@ func (v *volume) lookAtSpace() error {
 	return nil
 }
 
-// sizer bounds the length of a run that starts at a slot. The bound is at least 1.
+// sizer bounds the number of slots in a run by the slot at which the run starts. The bound is at
+// least 1.
 type sizer interface{ upTo(slot uint32) uint32 }
 
-// take reserves one run, of at most the bound: a long run if there is one, else one of a segment
-// that is cut for it, else the longest one. It fails with errNoRoom.
+// take reserves one run of slots, no longer than bound. It takes a long run if there is one,
+// otherwise a run of a new segment, otherwise the longest run. It fails with errNoRoom.
 func (v *volume) take(ctx context.Context, slotBytes int64, bound sizer) (*segment, runs.Run, error) {
 	perSegment := ondisk.SegmentSlots(v.segmentBytes, slotBytes)
 	enough := min(bound.upTo(0), max(1, min(uint32(runTargetBytes/slotBytes), perSegment/4)))
@@ -122,9 +124,9 @@ func (v *volume) take(ctx context.Context, slotBytes int64, bound sizer) (*segme
 	}
 }
 
-// await waits for a cut, until ctx ends, the volume fails, or the cut is
-// Health.HungAfter old. A volume can recover while the header of a new segment, whose
-// write or sync began before that, still hangs.
+// await waits until a cut has completed, ctx ends, the volume fails, or the cut is Health.HungAfter
+// old. The last condition is needed because a volume can recover while a write or sync of a segment
+// header, which began before, still hangs.
 func (v *volume) await(ctx context.Context, c *cutting) error {
 	if c == nil {
 		return errNoRoom
@@ -148,9 +150,9 @@ func (v *volume) await(ctx context.Context, c *cutting) error {
 	}
 }
 
-// spoilWritten marks the slots that were written and not committed as unwritten: after a failed
-// sync, their data may not be durable. Their Commit is refused, and the caller writes the pieces to
-// other slots.
+// spoilWritten changes the slots that are written but not committed back to unwritten: after a
+// failed sync, their data may not be durable. Commit then refuses these slots, and the caller
+// writes the pieces to other slots.
 func (v *volume) spoilWritten() {
 	for _, g := range v.space.sorted() {
 		g.spoilWritten()

@@ -16,8 +16,8 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// watchEvery is the interval at which outstanding requests are examined, without I/O. It bounds the
-// delay until a hung volume is detected.
+// watchEvery is the interval at which outstanding requests are examined, without I/O. A hung volume
+// is detected at most watchEvery late.
 const watchEvery = 250 * time.Millisecond
 
 // watchedDevice is the device of a volume. It reports each request to the volume's health machine,
@@ -31,13 +31,13 @@ type watchedDevice struct {
 	status atomic.Pointer[health.Status]
 
 	mu sync.Mutex
-	// onChange, if not nil, is called under mu with each change of the state.
+	// onChange, if not nil, is called under mu after each change of the state.
 	onChange func(was health.State, is health.Status)
 	// down is closed while the volume is failed or removed.
 	down    chan struct{}
 	machine *health.Machine
-	// first and last are the outstanding requests in the order of their start;
-	// spare are list elements for reuse, so that a request allocates nothing.
+	// first and last are the ends of the list of outstanding requests, in the order of their start.
+	// spare is a list of elements for reuse, so that a request allocates nothing.
 	first, last, spare *outstanding
 }
 
@@ -84,8 +84,8 @@ func (w *watchedDevice) begin(reads bool) *outstanding {
 	return o
 }
 
-// end removes a completed request from the outstanding ones. It calls report with the duration of
-// the request, under mu.
+// end removes a completed request from the outstanding requests. It calls report, under mu, with
+// the duration of the request.
 func (w *watchedDevice) end(o *outstanding, report func(m *health.Machine, now time.Time, took time.Duration) bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -143,9 +143,9 @@ type VolumeChange struct {
 	Is  health.Status
 }
 
-// OnVolumeChange registers f, which the store calls with each change of the state of a volume. The
+// OnVolumeChange registers f, which the store calls after each change of the state of a volume. The
 // calls for one volume are in order. OnVolumeChange itself calls f for each volume that is not OK.
-// f must not block and must not call the store. A second OnVolumeChange replaces f.
+// f must not block and must not call the store. A second call of OnVolumeChange replaces f.
 func (s *Store) OnVolumeChange(f func(VolumeChange)) {
 	for _, v := range s.volumes {
 		v.dev.onStateChange(func(was health.State, is health.Status) {
@@ -196,8 +196,8 @@ func (w *watchedDevice) probed(started time.Time, err error) {
 	}
 }
 
-// lost reports to the health machine that a change that every volume must store, such as a newer
-// catalogue, did not reach this volume.
+// lost reports to the health machine that this volume did not store a change that every volume must
+// store, such as a newer catalogue.
 func (w *watchedDevice) lost(cause error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -239,10 +239,10 @@ func volumesFault(err error) error {
 	return err
 }
 
-// watched performs a call to the device and reports it to the health machine as one request. The
-// call must not use buffers of the caller. If the volume fails during the call, watched returns
-// early with ErrVolumeFailed. The call continues in the background, and undo, if not nil, receives
-// the result of a late success. If the volume failed before the call, watched waits for the call:
+// watched calls the device and reports the call to the health machine as one request. The call must
+// not use buffers of the caller. If the volume fails during the call, watched returns early with
+// ErrVolumeFailed. The call then continues in the background, and if it succeeds late, undo, if not
+// nil, receives the result. If the volume had failed before the call, watched waits for the call:
 // only probes and readers call a failed volume.
 func watched[T any](w *watchedDevice, op health.Op, call func() (T, error), undo func(T)) (T, error) {
 	type outcome struct {
@@ -286,7 +286,7 @@ func watched[T any](w *watchedDevice, op health.Op, call func() (T, error), undo
 	return none, w.failure(op)
 }
 
-// failure returns the error of a request that the volume's failure interrupted.
+// failure returns the error of a request that was interrupted because the volume failed.
 func (w *watchedDevice) failure(op health.Op) error {
 	return fmt.Errorf("%v on volume %s: %w: %w", op, w.Device.Info().Path, ErrVolumeFailed, causeOf(w.health()))
 }
@@ -344,8 +344,9 @@ func (w *watchedDevice) Sync(ctx context.Context, files ...blockio.File) error {
 	return err
 }
 
-// doDetached is Do for one request whose buffers the garbage collector keeps: doDetached returns
-// early when the volume fails. pending, if not nil, counts the request until it has completed.
+// doDetached is Do for one request whose buffers are on the Go heap. It returns early when the
+// volume fails; the garbage collector keeps the buffers until the request completes. pending, if
+// not nil, counts the request until it has completed.
 func (w *watchedDevice) doDetached(ctx context.Context, r blockio.Request, pending *atomic.Int32) error {
 	if pending != nil {
 		pending.Add(1)

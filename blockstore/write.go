@@ -16,8 +16,9 @@ import (
 type Write struct {
 	// Ref is a reserved slot.
 	Ref kv.Ref
-	// Header describes the block. Store.Write sets its Extent and Generation. LayerSums come from
-	// the writer and are not computed again: the caller must have verified them or trust them.
+	// Header describes the block. Store.Write sets its Extent and Generation. The writer provides
+	// the LayerSums, and Store.Write does not compute them again: the caller must have verified or
+	// trust them.
 	Header ondisk.SlotHeader
 	// Buf is aligned memory of Layout.SlotBytes with the payload at Layout.HeaderBytes. Store.Write
 	// fills in the header and clears the padding. The store owns Buf until Write returns.
@@ -26,9 +27,9 @@ type Write struct {
 	Err error
 }
 
-// Write writes the slots as one batch for each volume and returns when all have completed, each
-// with its outcome in Err. The error is that of the first slot that failed, or nil. The caller
-// should Abandon a slot that failed.
+// Write writes the slots as one batch for each volume and returns when all slots have an outcome in
+// Err. It returns the error of the first slot that failed, or nil. The caller should Abandon a slot
+// that failed.
 func (s *Store) Write(ctx context.Context, batch []Write) error {
 	if err := s.enter(); err != nil {
 		return failWrites(batch, err)
@@ -98,8 +99,8 @@ func (s *Store) prepareWrite(w *Write, j *job) error {
 func (s *Store) finishWrite(w *Write, j *job, admission error) error {
 	err := j.outcome
 	if admission != nil && err == nil {
-		// If there are several volumes, some writes may have completed. The slot will be abandoned
-		// all the same.
+		// With several volumes, some writes of the batch may have completed. The caller abandons
+		// the slot nevertheless.
 		err = admission
 	}
 	g, stale := s.segmentOf(w.Ref)

@@ -9,8 +9,8 @@ import (
 // Token is one token id of a model's vocabulary.
 type Token = uint32
 
-// rootDomain separates roots from every other use of SHA-256, and names the
-// version of the chain: a change of either formula changes this string.
+// rootDomain makes the hashes of roots differ from all other SHA-256 hashes. It contains the
+// version of the chain: if a formula changes, this string changes.
 const rootDomain = "penstock kv chain v1\x00"
 
 // A Chain turns a prompt's tokens into the ids of its blocks. The zero Chain is
@@ -25,9 +25,9 @@ const rootDomain = "penstock kv chain v1\x00"
 //	id(0) = SHA-256(root   ‖ u32 n ‖ u32 t(0) ‖ … ‖ u32 t(n-1))[:16]        n = BlockTokens
 //	id(i) = SHA-256(id(i-1) ‖ u32 n ‖ …the tokens of block i…)[:16]
 //
-// SHA-256 is used and not a faster hash because ids cross tenants: if an attacker could construct a
-// collision, one tenant would read another tenant's KV. The weight epoch is not in the id. It is
-// part of the key under which the index stores the block.
+// The hash is SHA-256 and not a faster function because tenants share a store: an attacker who
+// could construct a collision would read another tenant's KV. The epoch of the weights is not in
+// the id. It is part of the key under which the index stores the block.
 type Chain struct {
 	tip         BlockID
 	blockTokens int
@@ -54,7 +54,7 @@ func NewChain(tenant, name string, salt []byte, blockTokens int) (Chain, error) 
 // Tip returns the id of the last block appended, or the root before the first.
 func (c Chain) Tip() BlockID { return c.tip }
 
-// saltDomain keeps salted tips distinct from block ids, which hash other fields.
+// saltDomain makes the hashes of salts differ from block ids, which hash other fields.
 const saltDomain = "penstock kv salt v1\x00"
 
 // Resume returns a chain whose last block is parent.
@@ -63,8 +63,8 @@ func (c Chain) Resume(parent BlockID) Chain {
 	return c
 }
 
-// Salt returns a chain whose next ids also depend on extra. extra has the inputs of the KV apart
-// from the tokens: an adapter, a cache salt, the hash of an image.
+// Salt returns a chain whose next ids also depend on extra. extra contains the inputs of the KV
+// other than the tokens: an adapter, a cache salt, the hash of an image.
 //
 //	tip = SHA-256("penstock kv salt v1\x00" ‖ tip ‖ u32 len(extra) ‖ extra)[:16]
 func (c Chain) Salt(extra []byte) Chain {
@@ -79,9 +79,9 @@ func (c Chain) Salt(extra []byte) Chain {
 	return c
 }
 
-// Append hashes every whole block of tokens onto the chain, appends the ids to
-// dst and returns it with the number of tokens consumed (a multiple of the block
-// length; a shorter tail is left for the caller).
+// Append hashes every whole block of tokens onto the chain and appends the ids to dst. It returns
+// dst and the number of tokens consumed, which is a multiple of the block length. The caller keeps
+// the tokens after the last whole block.
 func (c *Chain) Append(dst []BlockID, tokens []Token) (ids []BlockID, consumed int) {
 	buf := make([]byte, 0, BlockIDSize+4+4*c.blockTokens)
 	for len(tokens)-consumed >= c.blockTokens {

@@ -1,7 +1,7 @@
-// Package kv defines the basic types of Penstock: namespaces and their geometry, block ids and how
-// they are chained, and the names of places on storage. It is pure: no I/O, no clock, no goroutine,
-// no lock, and it imports the standard library only. Storing, finding and moving blocks is the work
-// of other packages.
+// Package kv defines the basic types of Penstock: namespaces and their geometry, block ids and the
+// hash chain that makes them, and the names of slots on storage. It is pure: no I/O, no clock, no
+// goroutine, no lock, and it imports the standard library only. Other packages store, find and move
+// blocks.
 //
 // A namespace is one model's KV cache under one geometry. Its prompt is cut into
 // blocks of BlockTokens tokens; block i of a prompt is named by a BlockID that
@@ -13,9 +13,9 @@
 //
 // Two prompts share an id exactly where they share the whole prefix.
 //
-// A block's bytes are laid out [layers, tokens, bytes], one layer after the
-// other without padding. That is a Full Block, the only unit on storage; one
-// layer of it is a Layer Block, the unit on the wire to and from HBM:
+// The bytes of a block are laid out [layers, tokens, bytes], one layer after the other without
+// padding. These bytes are a Full Block, the only unit on storage. One layer of a Full Block is a
+// Layer Block, the unit of transfers to and from HBM:
 //
 //	Full Block   ┌────────────┬────────────┬─ ─ ─┬──────────────┐
 //	             │ layer 0    │ layer 1    │     │ layer L-1    │
@@ -29,9 +29,9 @@
 // # Live epochs
 //
 // An epoch is a version of the weights. A namespace has one newest epoch and may have older live
-// ones; blocks of any other epoch do not exist. A plain bump leaves only the new epoch live. A bump
-// with keep leaves the newest keep epochs live. A pin keeps an epoch live beyond that, until the
-// pin ends.
+// epochs; blocks of any other epoch can be neither matched nor stored. A bump without keep leaves
+// only the new epoch live. A bump with keep leaves the newest keep epochs live. A pin keeps an
+// older epoch live until the pin ends.
 //
 //	Bump(8, keep 3)      newest ┌────── Keep = 3 ──────┐
 //	Live()                      8        7        6        4        2

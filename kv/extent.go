@@ -2,9 +2,10 @@ package kv
 
 import "fmt"
 
-// Extent names the place of a piece: one slot of one volume of a storage node. The next slot of the
-// same segment is Extent+1, so pieces written to consecutive slots have consecutive extents. Only
-// blockstore interprets the parts; in other packages an Extent is an opaque, unique key.
+// Extent is the number of a slot for one piece: a slot of a segment on one volume of a storage
+// node. The next slot of the same segment is Extent+1, so pieces written to consecutive slots have
+// consecutive extents. Only blockstore interprets the parts; in other packages an Extent is an
+// opaque, unique key.
 //
 //	63      56 55               32 31                              0
 //	┌─────────┬───────────────────┬────────────────────────────────┐
@@ -13,9 +14,9 @@ import "fmt"
 type Extent uint64
 
 const (
-	// MaxVolumes bounds the volumes of one storage node.
+	// MaxVolumes is the maximum number of volumes of one storage node.
 	MaxVolumes = 1 << 8
-	// MaxSegments bounds the segments of one volume.
+	// MaxSegments is the maximum number of segments of one volume.
 	MaxSegments = 1 << 24
 )
 
@@ -39,8 +40,8 @@ func (e Extent) String() string {
 	return fmt.Sprintf("v%d/s%d/%d", e.Volume(), e.Segment(), e.Slot())
 }
 
-// Generation distinguishes the successive contents of one slot. A storage node never assigns one
-// generation twice, not even after a restart. The generation 0 is invalid. Only the low
+// Generation distinguishes the successive contents of one slot. A storage node never assigns the
+// same generation twice, not even after a restart. The generation 0 is invalid. Only the low
 // GenerationBits bits are used.
 type Generation uint64
 
@@ -48,8 +49,8 @@ type Generation uint64
 // the writes since the last start. Package blockstore assigns generations.
 const GenerationBits = 48
 
-// Ref is an Extent with the generation that the slot must still hold. A holder of a Ref detects
-// when the slot has been overwritten.
+// Ref is an Extent with the generation that the slot must have. If the slot has been overwritten,
+// its generation differs, so the holder of a Ref detects that.
 type Ref struct {
 	Extent     Extent
 	Generation Generation

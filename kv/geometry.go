@@ -16,8 +16,8 @@ const (
 	MaxLayers      = 1 << 12
 	MaxTokenBytes  = 1 << 24
 	MaxGroups      = 8
-	// MaxPieceBytes bounds one group of one block: 1 GiB. It also bounds one
-	// device request and one transfer.
+	// MaxPieceBytes is the maximum size of a piece, which is one group of one block: 1 GiB. It
+	// is also the maximum size of one device request and of one transfer.
 	MaxPieceBytes = 1 << 30
 	maxTagLen     = 64
 )
@@ -26,8 +26,8 @@ const (
 // bytes that do not fit one.
 var ErrGeometry = errors.New("bad geometry")
 
-// GroupKind is the rule for the blocks of a prefix that a layer group needs before the prefix can
-// be reused.
+// GroupKind determines which blocks of a prefix a layer group needs before the prefix can be
+// reused.
 type GroupKind uint8
 
 const (
@@ -68,20 +68,21 @@ type Group struct {
 	Kind GroupKind
 	// Layers is the number of layers in the group.
 	Layers int
-	// TokenBytes is the KV of one token in one layer, in bytes; for a State group it is the size of
-	// one layer's snapshot, independent of the number of tokens.
+	// TokenBytes is the size of the KV of one token in one layer, in bytes. For a State group it is
+	// the size of one layer's snapshot, which does not depend on the number of tokens.
 	TokenBytes int
 	// WindowTokens is the length of a Window group's window; 0 for other kinds.
 	WindowTokens int
 }
 
-// Geometry is the shape of every block of a namespace. Two engines that agree
-// on it agree on every byte offset in a Full Block.
+// Geometry is the shape of every block of a namespace. Two engines with the same geometry use the
+// same byte offsets in a Full Block.
 type Geometry struct {
 	// BlockTokens is the number of tokens in one block, 64 for example.
 	BlockTokens int
-	// DType and Layout are free tags ("fp8_e4m3", "tp1"). Writer and reader must use the same tags:
-	// bytes of the same size but another meaning are another geometry.
+	// DType and Layout are free text ("fp8_e4m3", "tp1") that describes the bytes. Writer and
+	// reader must use the same text: if bytes of the same size have another meaning, the geometry
+	// is another one.
 	DType, Layout string
 	// Groups are the layer groups, at most MaxGroups, in the order of their pieces within a block.
 	Groups []Group
@@ -168,8 +169,8 @@ func (g Geometry) BlockBytes() int64 {
 	return n
 }
 
-// PieceOffset returns the offset of the group's piece in bytes, when all blocks of a prompt lie one
-// after the other from the prompt's first block on.
+// PieceOffset returns the offset in bytes of the group's piece of a block, if all blocks of a
+// prompt lie one after the other, beginning with the prompt's first block.
 func (g Geometry) PieceOffset(block, group int) int64 {
 	at := int64(block) * g.BlockBytes()
 	for i := range group {
@@ -178,9 +179,9 @@ func (g Geometry) PieceOffset(block, group int) int64 {
 	return at
 }
 
-// WindowBlocks returns the number of blocks, counted back from the end of a prefix, that the group
-// needs: ceil(WindowTokens / BlockTokens) for a Window group, 1 for State, and 0 for Full, which
-// needs all blocks.
+// WindowBlocks returns the number of blocks at the end of a prefix that the group needs:
+// ceil(WindowTokens / BlockTokens) for a Window group and 1 for State. For Full, which needs all
+// blocks, it returns 0.
 func (g Geometry) WindowBlocks(group int) int {
 	switch gr := g.Groups[group]; gr.Kind {
 	case Window:
@@ -191,8 +192,8 @@ func (g Geometry) WindowBlocks(group int) int {
 	return 0
 }
 
-// FirstNeeded returns the index of the first block whose piece of the group is needed by a prefix
-// of the given length in blocks: 0 for a Full group.
+// FirstNeeded returns the index of the first block whose piece a prefix needs in the given group.
+// blocks is the length of the prefix in blocks. The result is 0 for a Full group.
 func (g Geometry) FirstNeeded(group, blocks int) int {
 	w := g.WindowBlocks(group)
 	if w == 0 {
@@ -232,7 +233,7 @@ func (g Geometry) Digest() GeometryDigest {
 	return GeometryDigest(sum[:16])
 }
 
-// Equal reports whether both describe the same bytes.
+// Equal reports whether both geometries describe the same bytes.
 func (g Geometry) Equal(o Geometry) bool { return g.Digest() == o.Digest() }
 
 // String prints the geometry on one line: "64 tokens × [full 61×656 B]".

@@ -8,17 +8,17 @@ import (
 // KeyMaxBytes is the length of the longest key.
 const KeyMaxBytes = 256
 
-// keyDomain keeps the ids of keys distinct from the other SHA-256 hashes of penstock.
-// Its last word is the version of the formula.
+// keyDomain makes the hashes of keys differ from all other SHA-256 hashes of Penstock. Its last
+// word is the version of the formula.
 const keyDomain = "penstock kv key v1\x00"
 
 // Keys maps an engine's keys, of 1 to KeyMaxBytes bytes, to block ids of a namespace:
 //
 //	id = SHA-256("penstock kv key v1\x00" ‖ root ‖ key)[:16]
 //
-// where root is the root of the namespace's Chain. An id depends on its own key only, so
-// one key can be looked up without the keys before it. In a namespace with chained ids a
-// key must therefore identify the whole prefix up to and including its block.
+// where root is the root of the namespace's Chain. The id depends on this key only, so one key can
+// be looked up without the keys before it. In a namespace with chained ids a key must therefore
+// identify the whole prefix up to and including its block.
 //
 // The probability that two of n keys of one namespace have the same id is at most
 // n²/2^129, which is 2^-49 for 2^40 keys. A search for two such keys takes about 2^64

@@ -11,8 +11,8 @@ import (
 // ErrNamespace is wrapped by every error about an invalid namespace.
 var ErrNamespace = errors.New("bad namespace")
 
-// Epoch is the version of the weights under which KV was computed. A block of one epoch is never
-// served to a reader of another epoch.
+// Epoch is the version of the model's weights with which KV was computed. A block of one epoch is
+// never served to a reader that requests another epoch.
 type Epoch uint64
 
 // EpochRun is a run of consecutive blocks of a chain that have one epoch.
@@ -21,19 +21,19 @@ type EpochRun struct {
 	Blocks int
 }
 
-// MaxLive bounds the live epochs of a namespace.
+// MaxLive is the maximum number of live epochs of a namespace.
 const MaxLive = 16
 
-// MaxEpoch is the highest epoch that a caller may name: a bump to the next epoch may exceed it, so
-// that another bump is always possible.
+// MaxEpoch is the highest epoch that a caller may name. A bump to the next epoch may exceed it, so
+// that one more bump is always possible.
 const MaxEpoch Epoch = math.MaxInt64
 
-// NamespaceID is a namespace's number on one storage node. It is never reused there, so slots of a
-// deleted namespace cannot be mistaken for slots of a later namespace with the same name. The id 0
-// is invalid.
+// NamespaceID is the number of a namespace on one storage node. The node never reuses it, so slots
+// of a deleted namespace cannot be mistaken for slots of a later namespace with the same name. The
+// id 0 is invalid.
 type NamespaceID uint32
 
-// IndexKind is the way in which the blocks of a namespace are found.
+// IndexKind determines how the blocks of a namespace are found.
 type IndexKind uint8
 
 const (
@@ -69,7 +69,7 @@ func ParseIndexKind(s string) (IndexKind, error) {
 type Namespace struct {
 	// ID is assigned by the node at creation.
 	ID NamespaceID
-	// Name is unique on the node: 1 to 128 of [A-Za-z0-9._/-].
+	// Name is unique on the node. It has 1 to 128 characters of [A-Za-z0-9._/-].
 	Name string
 	// Tenant owns the cache. Tenant and Salt are hashed into every BlockID, so equal prompts of two
 	// tenants have unrelated ids.
@@ -85,12 +85,12 @@ type Namespace struct {
 	// live can be neither matched nor stored.
 	// Invariant: strictly descending, below Epoch, fewer than MaxLive.
 	Older []Epoch `json:",omitempty"`
-	// Keep is the number of live epochs, from the newest on, that stay live until a bump or Retire
-	// ends them; 0 means 1. Live epochs beyond Keep are pinned, and end with their pins. Invariant:
-	// at most 1 + len(Older).
+	// Keep is the number of live epochs, from the newest on, that stay live without a pin, until a
+	// bump or Retire ends them; 0 means 1. Live epochs beyond Keep are pinned, and end with their
+	// pins. Invariant: at most 1 + len(Older).
 	Keep int `json:",omitempty"`
-	// QuotaBytes caps the slots the namespace may occupy; 0 means no cap of its
-	// own.
+	// QuotaBytes is the maximum size of the slots of the namespace, in bytes; 0 means that only the
+	// size of the store limits it.
 	QuotaBytes int64
 }
 
@@ -99,8 +99,7 @@ const (
 	maxSaltLen = 64
 )
 
-// descending reports whether each epoch of older is below the one before it, and
-// the first below newest.
+// descending reports whether newest and the epochs of older are in strictly descending order.
 func descending(newest Epoch, older []Epoch) bool {
 	for _, e := range older {
 		if e >= newest {
@@ -121,8 +120,8 @@ func (n Namespace) IsLive(e Epoch) bool { return e == n.Epoch || slices.Contains
 func (n Namespace) kept() int { return max(1, n.Keep) }
 
 // Bump returns n with the newest epoch to, which must be greater than n.Epoch. Of the epochs that
-// needed no pin, the newest keep-1 stay live. Of the other epochs, the pinned ones stay live. If
-// more than MaxLive epochs would be live, the oldest are dropped.
+// were live without a pin, the newest keep-1 stay live. Of all other epochs, the pinned ones stay
+// live. If more than MaxLive epochs would be live, the oldest are dropped.
 func (n Namespace) Bump(to Epoch, keep int, pinned func(Epoch) bool) Namespace {
 	was := n.Live()
 	keep = 1 + min(keep-1, n.kept())
@@ -135,7 +134,7 @@ func (n Namespace) Bump(to Epoch, keep int, pinned func(Epoch) bool) Namespace {
 	return n
 }
 
-// Settle returns n without the live epochs that need a pin and have none.
+// Settle returns n without the live epochs that need a pin and have no pin.
 func (n Namespace) Settle(pinned func(Epoch) bool) Namespace {
 	was := n.Older
 	n.Older = nil

@@ -18,12 +18,12 @@ import (
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 )
 
-// audit logs each call of the Admin service on one line, with the peer, the request and
-// the result. A successful call that changes state is logged at info, a refused call at
-// warn. A call that only reads is logged at debug, because monitors poll Status. Calls
-// of the Cache service that make or end a pin are logged in the same way, and so are the
-// planner's calls that change weights or roles. Leases on blocks with a TTL, which engines
-// take, are not logged.
+// audit logs each call of the Admin service on one line, with the caller, the request and the
+// result. A successful call that changes state is logged at level info, and a refused call at level
+// warn. A call that only reads is logged at level debug, because monitors poll Status. Calls of the
+// Cache service that make or end a pin are logged in the same way, and so are the calls that change
+// weights or roles of the planner. Leases on blocks with a TTL, which engines request, are not
+// logged.
 type audit struct{ log *slog.Logger }
 
 // adminPrefix begins the full name of each method of the Admin service.
@@ -41,7 +41,8 @@ var adminReads = map[string]bool{
 	"DiffConfig":     true,
 }
 
-// plannerChanges are the methods of the Planner service with which an operator changes its state.
+// plannerChanges are the methods of the Planner service with which an operator changes the
+// planner's state.
 var plannerChanges = map[string]bool{
 	pb.Planner_BumpWeights_FullMethodName: true,
 	pb.Planner_SwitchRole_FullMethodName:  true,
@@ -133,8 +134,8 @@ func (a audit) record(ctx context.Context, level slog.Level, name, peer string, 
 	a.log.LogAttrs(ctx, level, "admin call", attrs...)
 }
 
-// callerName returns the caller's address, and the subject of its certificate if it has one. It
-// does not identify callers with a bearer token, because all of them share one token.
+// callerName returns the caller's address, and the subject of its certificate if the caller has
+// one. It cannot distinguish callers with a bearer token, because all of them use the same token.
 func callerName(ctx context.Context) string {
 	p, ok := peer.FromContext(ctx)
 	if !ok || p.Addr == nil {
@@ -146,8 +147,8 @@ func callerName(ctx context.Context) string {
 	return p.Addr.String()
 }
 
-// auditFields returns the fields of a message that are set. It shows only the length of salts,
-// which are secret, and of lists, which are long.
+// auditFields returns the fields of a message that are set. Of a salt, which is secret, and of a
+// list, which is long, it shows only the length.
 func auditFields(m any) []slog.Attr {
 	msg, ok := m.(proto.Message)
 	if !ok || !msg.ProtoReflect().IsValid() {
@@ -187,7 +188,7 @@ func auditField(f protoreflect.FieldDescriptor, v protoreflect.Value) slog.Attr 
 	return slog.Any(name, v.Interface())
 }
 
-// shorten cuts a text of the caller, so that a caller cannot fill the log.
+// shorten cuts a text that the caller sent, so that a caller cannot fill the log.
 func shorten(text string) string {
 	const most = 256
 	if len(text) <= most {

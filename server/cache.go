@@ -22,7 +22,7 @@ import (
 type cacheService struct {
 	pb.UnimplementedCacheServer
 	*Server
-	imms atomic.Uint32 // the immediate of the next reservation
+	imms atomic.Uint32 // counter; its value is the immediate of the last reservation
 }
 
 var _ pb.CacheServer = (*cacheService)(nil)
@@ -69,7 +69,8 @@ func (s *cacheService) Match(ctx context.Context, req *pb.MatchRequest) (*pb.Mat
 	return s.match(ctx, caller{}, req)
 }
 
-// match implements Match for every transport. by is the zero caller for gRPC.
+// match implements Match for every transport. by identifies the sender; for gRPC it is the zero
+// caller.
 func (s *cacheService) match(ctx context.Context, by caller, req *pb.MatchRequest) (*pb.MatchResponse, error) {
 	resp, err := s.find(ctx, by, req)
 	if req.GetPin() {
@@ -119,7 +120,7 @@ func (s *cacheService) find(ctx context.Context, by caller, req *pb.MatchRequest
 	return resp, nil
 }
 
-// maxMillis bounds a duration in milliseconds, so that its time.Duration does not overflow.
+// maxMillis is the largest number of milliseconds that does not overflow a time.Duration.
 const maxMillis = uint64(1<<63-1) / uint64(time.Millisecond)
 
 func (s *cacheService) PinEpoch(ctx context.Context, req *pb.PinEpochRequest) (*pb.PinEpochResponse, error) {
@@ -150,7 +151,7 @@ func (s *cacheService) ReleaseLease(ctx context.Context, req *pb.ReleaseLeaseReq
 	return &pb.ReleaseLeaseResponse{}, err
 }
 
-// pieceRefs converts pieces. Package storage checks their range.
+// pieceRefs converts pieces without checks. Package storage checks the block and group numbers.
 func pieceRefs(pieces []*pb.PieceRef) []storage.PieceRef {
 	if len(pieces) == 0 {
 		return nil
@@ -166,9 +167,9 @@ func (s *cacheService) Read(ctx context.Context, req *pb.ReadRequest) (*pb.ReadR
 	return s.read(ctx, caller{}, req)
 }
 
-// read implements Read for every transport. by is the zero caller for gRPC. The response to a
-// message is sent when all transfers are under way. It describes the pieces that will have arrived
-// when the client has counted the immediates.
+// read implements Read for every transport. by identifies the sender; for gRPC it is the zero
+// caller. The response to a message is sent when all transfers are in progress. It describes the
+// pieces that have arrived in the client's memory once the client has counted the immediates.
 func (s *cacheService) read(ctx context.Context, by caller, req *pb.ReadRequest) (*pb.ReadResponse, error) {
 	ids, err := s.chain(req.GetBlockIds())
 	if err != nil {
@@ -259,7 +260,7 @@ func readResponse(result storage.LoadResult, immediates uint32) *pb.ReadResponse
 	return resp
 }
 
-// openWindow is the data-plane window of one reservation.
+// openWindow is the data-plane window over the memory of one reservation.
 type openWindow struct {
 	window rdma.Window
 	expect *rdma.Expectation
@@ -268,8 +269,8 @@ type openWindow struct {
 }
 
 // close revokes the window. The memory may be reused only after the revocation, so close ignores
-// the caller's deadline. close waits for writes that are in progress. The data plane's idle timeout
-// bounds that wait.
+// the caller's deadline. It waits for writes that are in progress, at most for the data plane's
+// idle timeout.
 func (w *openWindow) close() error {
 	var err error
 	w.once.Do(func() {
@@ -283,8 +284,9 @@ func (s *cacheService) Reserve(ctx context.Context, req *pb.ReserveRequest) (*pb
 	return s.reserve(ctx, caller{}, req)
 }
 
-// reserve implements Reserve for gRPC and messages. The window of a reservation made by message is
-// open to the sender only. A call over gRPC names the writing engine in data_engine.
+// reserve implements Reserve for gRPC and for messages over the data plane. The window of a
+// reservation made by message is open to the sender only. A call over gRPC names the writing engine
+// in data_engine.
 func (s *cacheService) reserve(ctx context.Context, by caller, req *pb.ReserveRequest) (*pb.ReserveResponse, error) {
 	r, err := s.reserveRequest(req)
 	if err != nil {
@@ -302,7 +304,7 @@ func (s *cacheService) reserve(ctx context.Context, by caller, req *pb.ReserveRe
 	return resp, nil
 }
 
-// reserveRequest converts a request.
+// reserveRequest converts a request to the request of package storage.
 func (s *cacheService) reserveRequest(req *pb.ReserveRequest) (storage.ReserveRequest, error) {
 	ids, err := s.chain(req.GetBlockIds())
 	if err != nil {
@@ -329,8 +331,8 @@ func (s *cacheService) reserveRequest(req *pb.ReserveRequest) (storage.ReserveRe
 	return r, nil
 }
 
-// reserveFor makes a reservation and completes the response. The returned number is 0 if no piece
-// is granted or no reservation is made. An error is a gRPC status.
+// reserveFor makes a reservation and fills in the response. The returned id is 0 if no piece is
+// granted or no reservation is made. An error is a gRPC status.
 func (s *cacheService) reserveFor(ctx context.Context, r storage.ReserveRequest, resp *pb.ReserveResponse) (storage.ReservationID, error) {
 	resp.Outcome = pb.Outcome_OUTCOME_HIT
 	res, err := s.node.Reserve(ctx, r)
@@ -349,8 +351,8 @@ func (s *cacheService) reserveFor(ctx context.Context, r storage.ReserveRequest,
 	return res.ID, nil
 }
 
-// refuseAll returns a refusal for each piece while the node takes no writes. The call itself
-// succeeds, so that the client does not treat the node as down.
+// refuseAll returns a refusal for each piece when the node takes no writes. The call itself
+// succeeds, so that the client does not treat the node as failed.
 func refuseAll(r storage.ReserveRequest, why error) (refused []*pb.PieceResult) {
 	pieces := r.Pieces
 	if pieces == nil {
@@ -369,7 +371,7 @@ func refuseAll(r storage.ReserveRequest, why error) (refused []*pb.PieceResult) 
 }
 
 // writersOf returns the engines that may write to the reservation's window. An empty result means
-// every engine. named is the data_engine of the request.
+// every engine. named is the data_engine field of the request.
 func writersOf(by caller, named []byte) ([]rdma.EngineID, error) {
 	var id rdma.EngineID
 	switch {
@@ -388,15 +390,15 @@ func writersOf(by caller, named []byte) ([]rdma.EngineID, error) {
 	return []rdma.EngineID{id}, nil
 }
 
-// attach opens a window over the reservation's memory to the client, and counts the writes that
-// arrive in the window.
+// attach opens a window over the reservation's memory for the client, and expects the immediates of
+// the writes that arrive in the window.
 func (s *cacheService) attach(res *storage.Reservation, writers []rdma.EngineID, resp *pb.ReserveResponse) error {
 	window, err := s.region.Window(uint64(res.ArenaOffset()), uint64(len(res.Bytes())), writers...)
 	if err != nil {
 		return err
 	}
 	w := &openWindow{window: window, landed: rdma.NewFlag()}
-	// The numbers wrap around. A number that is still expected is skipped.
+	// The immediates wrap around. An immediate that another reservation still expects is skipped.
 	for {
 		resp.Imm = s.imms.Add(1)
 		w.expect, err = s.data.ExpectImm(rdma.Expect{Imm: resp.Imm, Count: uint32(res.Granted), Done: w.landed.Set})
@@ -454,7 +456,7 @@ func (s *cacheService) Commit(ctx context.Context, req *pb.CommitRequest) (*pb.C
 	})
 }
 
-// commit stores the pieces of a reservation with their sums. closed is the argument closed of
+// commit stores the pieces of a reservation with their checksums. closed is passed to
 // storage.Node.Commit.
 func (s *cacheService) commit(ctx context.Context, id storage.ReservationID, sums []*pb.PieceSums, closed func(context.Context) error) (*pb.CommitResponse, error) {
 	pieces := make([]storage.PieceSums, len(sums))
@@ -533,7 +535,7 @@ func flags(set []bool) []byte {
 	return out
 }
 
-// eventBatch bounds the events that are read from the log at a time for one consumer.
+// eventBatch is the maximum number of events that are read from the log at a time for one consumer.
 const eventBatch = 256
 
 func (s *cacheService) Events(req *pb.EventsRequest, stream pb.Cache_EventsServer) error {
@@ -575,7 +577,7 @@ func (s *cacheService) Events(req *pb.EventsRequest, stream pb.Cache_EventsServe
 }
 
 // sourceOfEvents returns an error if the consumer would wait forever: it has read all events up to
-// seq, and its namespace does not exist.
+// seq, and the namespace for which it waits does not exist.
 func (s *cacheService) sourceOfEvents(namespace string, seq uint64) error {
 	if namespace == "" || seq < s.node.Events().Last() {
 		return nil

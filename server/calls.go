@@ -19,19 +19,20 @@ import (
 )
 
 const (
-	// callBytes bounds a call that is sent as a message: a chain of about 3,500 blocks. Longer
-	// calls go over gRPC.
+	// callBytes is the maximum size of a call that is sent as a message, enough for a chain of
+	// about 3,500 blocks. Longer calls go over gRPC.
 	callBytes = 64 << 10
-	// callBuffers is the number of receive buffers, 8 MiB altogether. If none is free, the transfer
-	// engine refuses the message, and the client makes the call over gRPC.
+	// callBuffers is the number of receive buffers, with 8 MiB in total. If none is free, the
+	// transfer engine refuses the message, and the client makes the call over gRPC.
 	callBuffers = 128
-	// callsMax bounds the concurrent calls that arrived as messages. Above the bound, further
-	// messages stay in the receive buffers.
+	// callsMax is the maximum number of calls by message in progress. Above it, further messages
+	// stay in the receive buffers.
 	callsMax = 1024
-	// callsPerPeer bounds the concurrent calls of one peer. This version's client makes half as
-	// many. A peer that exceeds the bound does not wait for its replies, and loses its session.
+	// callsPerPeer is the maximum number of calls in progress of one peer. This version's client
+	// makes at most half as many. A peer that exceeds the limit does not wait for its replies, and
+	// its session is ended.
 	callsPerPeer = 128
-	// idleWorkers bounds the workers that are kept between calls.
+	// idleWorkers is the maximum number of worker goroutines that are kept between calls.
 	idleWorkers = 64
 )
 
@@ -44,7 +45,7 @@ const (
 // caller identifies the sender of a call that did not come over gRPC.
 type caller struct {
 	transport string
-	// peer is the other end of the data-plane session.
+	// peer is the engine at the other end of the data-plane session.
 	peer rdma.EngineID
 	// session is the session on the unix socket.
 	session api.LocalID
@@ -63,20 +64,21 @@ func (by caller) owner(ctx context.Context) string {
 
 // calls serves calls that arrive as messages over the data plane. A peer with a data-plane session
 // has presented the token that Describe returns, so it may make the same calls as over gRPC. The
-// blocks that it reads are written to its own memory only.
+// blocks that it reads are written only to its own memory.
 type calls struct {
 	service *cacheService
-	// slots bounds the concurrent calls.
+	// slots has an element for each call in progress. Its capacity is callsMax.
 	slots chan struct{}
 	// jobs passes calls to idle workers. idlers has an element for each idle worker.
 	jobs   chan job
 	idlers chan struct{}
-	// ctx ends when the calls that are left at shutdown must end.
+	// ctx ends when the calls that are still in progress at shutdown must end.
 	ctx    context.Context
 	cancel context.CancelFunc
 
 	mu sync.Mutex
-	// draining: new calls are refused. closed: messages are dropped.
+	// draining is set when new calls are refused, and closed when messages are dropped without a
+	// reply.
 	draining, closed bool
 	running          int
 	// idle, if not nil, is closed when running becomes 0.
@@ -90,8 +92,8 @@ func newCalls(s *cacheService) *calls {
 	return c
 }
 
-// listen posts the receive buffers. It returns false if the transfer engine has no messages, or has
-// another receiver. Then all calls come over gRPC.
+// listen posts the receive buffers. It returns false if the transfer engine does not support
+// messages, or has another receiver of messages. Then all calls come over gRPC.
 func (c *calls) listen() bool {
 	err := c.service.data.Recv(callBuffers, callBytes, c.take)
 	if err != nil {
@@ -100,8 +102,8 @@ func (c *calls) listen() bool {
 	return err == nil
 }
 
-// drain refuses new calls, waits until the running calls end or ctx ends, and then cancels the
-// remaining calls.
+// drain refuses new calls, waits until the calls in progress have ended or ctx ends, and then
+// cancels the remaining calls.
 func (c *calls) drain(ctx context.Context) {
 	select {
 	case <-c.refuse(false):
@@ -111,8 +113,8 @@ func (c *calls) drain(ctx context.Context) {
 	<-c.refuse(true)
 }
 
-// refuse makes enter refuse new calls or, if drop is set, drop them. The returned channel is closed
-// when no call is running.
+// refuse makes take refuse new calls or, if drop is set, drop them. The returned channel is closed
+// when no call is in progress.
 func (c *calls) refuse(drop bool) <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -129,7 +131,8 @@ func (c *calls) refuse(drop bool) <-chan struct{} {
 }
 
 // enter counts a call of a peer. ok is false if the call must not be answered, because the node is
-// closed or the peer has too many calls. In the second case the peer loses its session.
+// closed or the peer has too many calls in progress. In the second case enter ends the session of
+// the peer.
 func (c *calls) enter(from rdma.EngineID) (ok, draining bool) {
 	c.mu.Lock()
 	many := c.by[from] >= callsPerPeer
@@ -161,7 +164,7 @@ func (c *calls) leave(from rdma.EngineID) {
 }
 
 // take handles one message. The transfer engine calls take for one message after another. take
-// blocks while callsMax calls are running.
+// blocks while callsMax calls are in progress.
 func (c *calls) take(from rdma.EngineID, msg []byte) {
 	call, request, err := api.ParseCall(msg)
 	if err != nil {
@@ -191,15 +194,15 @@ func (c *calls) take(from rdma.EngineID, msg []byte) {
 	}
 }
 
-// job is one counted call.
+// job is one call that enter has counted.
 type job struct {
 	a        *answer
 	req      proto.Message
 	draining bool
 }
 
-// work performs calls, one after another. A worker is kept between calls because the growth of a
-// new goroutine's stack takes longer than a call.
+// work performs calls, one after another. A worker is kept between calls, because growing the stack
+// of a new goroutine takes longer than a call.
 func (c *calls) work(j job) {
 	for {
 		if j.draining {
@@ -253,8 +256,8 @@ func (a *answer) send(resp proto.Message) {
 	if err == nil && len(msg) > int(a.call.ReplyMax) {
 		err = status.Errorf(codes.OutOfRange, "the reply has %d bytes and the caller has room for %d; repeat the call over gRPC", len(msg), a.call.ReplyMax)
 		if r, ok := resp.(*pb.ReserveResponse); ok && r.GetReservation() != 0 {
-			// The client never learns of this reservation. If the reservation has expired, Abort
-			// returns an error, which is ignored.
+			// The client does not receive the id of this reservation, so the reservation is
+			// aborted. If it has expired already, Abort returns an error, which is ignored.
 			_, _ = a.calls.service.Abort(a.calls.ctx, &pb.AbortRequest{Reservation: r.GetReservation()})
 		}
 	}
@@ -268,8 +271,8 @@ func (a *answer) send(resp proto.Message) {
 // fail replies with an error.
 func (a *answer) fail(err error) { a.post(appendFailure(nil, a.call, err)) }
 
-// post sends a reply. It waits for room on the session until the session ends, because the caller
-// waits for the reply or keeps a receive buffer for it.
+// post sends a reply. If the session has no room for the reply, post waits until there is room or
+// the session ends: the caller waits for the reply, or keeps a receive buffer for it.
 func (a *answer) post(msg []byte) {
 	c := a.calls
 	err := c.service.data.Send(c.ctx, a.to, msg, func(err error) {
@@ -282,7 +285,7 @@ func (a *answer) post(msg []byte) {
 	}
 }
 
-// appendReply appends a reply with a message.
+// appendReply appends a reply with the message resp.
 func appendReply(dst []byte, call api.Call, resp proto.Message) ([]byte, error) {
 	r := api.Reply{ID: call.ID}
 	if read, ok := resp.(*pb.ReadResponse); ok {
@@ -291,10 +294,12 @@ func appendReply(dst []byte, call api.Call, resp proto.Message) ([]byte, error) 
 	return proto.MarshalOptions{}.MarshalAppend(r.Append(dst), resp)
 }
 
-// failureTextMax bounds the text of a failure, which may contain text of the caller.
+// failureTextMax is the maximum length of an error text in a reply, in bytes. The text may contain
+// text that the caller sent.
 const failureTextMax = 1 << 10
 
-// appendFailure appends a reply with an error. It cuts the text to the available room.
+// appendFailure appends a reply with an error. It cuts the text to the room that the caller has for
+// the reply.
 func appendFailure(dst []byte, call api.Call, err error) []byte {
 	st := status.Convert(err)
 	text := st.Message()
@@ -334,7 +339,8 @@ func (s *cacheService) perform(ctx context.Context, by caller, call api.Call, re
 	return nil, status.Errorf(codes.Unimplemented, "%v is not served over this transport", call.Method)
 }
 
-// startSpan begins the span of a call. Its parent is the caller's span if the call names one.
+// startSpan begins the trace span of a call. If the call contains the caller's span, that span is
+// the parent.
 func startSpan(ctx context.Context, transport string, call api.Call) (context.Context, trace.Span) {
 	remote := trace.NewSpanContext(trace.SpanContextConfig{TraceID: call.Trace.TraceID, SpanID: call.Trace.SpanID, Remote: true}).
 		WithTraceFlags(trace.TraceFlags(0).WithSampled(call.Trace.Sampled))
@@ -354,8 +360,8 @@ func endSpan(span trace.Span, err error) {
 
 // answerLocal performs the call in msg, which came over the unix socket, and appends the reply to
 // dst. A caller on the socket has presented neither token nor certificate. It may make reads,
-// matches, existence checks and writes (package handoff). It may not make pins, because a pin does
-// not end by itself.
+// matches, existence checks and writes (package handoff). It may not make pins, because a pin has
+// no expiry.
 func (s *cacheService) answerLocal(ctx context.Context, session api.LocalID, msg, dst []byte) []byte {
 	call, request, err := api.ParseCall(msg)
 	if err != nil {

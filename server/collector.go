@@ -15,7 +15,7 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// collector exports at scrape time the counters that other components keep.
+// collector exports the counters of other components, which it reads at each scrape.
 type collector struct{ server *Server }
 
 // A figure is one metric without labels.
@@ -102,7 +102,7 @@ func perNIC(kind prometheus.ValueType, name, help string, value func(rdma.NIC) f
 	return nicFigure{prometheus.NewDesc("penstock_"+name, help, []string{"nic"}, nil), kind, value}
 }
 
-// figures returns all figures. docs/metrics.md documents each.
+// figures returns all metrics without labels. docs/metrics.md documents each.
 func figures() []figure {
 	return []figure{
 		gauge("store_capacity_bytes", "Hard cap on the bytes of the volumes and the index.", func(s *scrape) float64 { return float64(s.server.opts.CapacityBytes) }),

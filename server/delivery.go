@@ -11,16 +11,16 @@ import (
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
-// delivery writes the parts of one Read into the client's memory.
+// delivery writes the parts of one Read into the memory of the client.
 type delivery struct {
 	server *Server
-	// dsts are the client's windows.
+	// dsts are the client's memory windows to which the parts are written.
 	dsts []rdma.Desc
 	imm  rdma.Imm
-	// places[i] are the destinations of piece i, in the order of the piece's bytes.
+	// places[i] are the destinations of the bytes of piece i, in the order of these bytes.
 	places [][]place
-	// posted counts the writes that the transfer engine accepted. counted counts the
-	// writes that completed, each with its immediate.
+	// posted counts the writes that the transfer engine accepted. counted counts the writes that
+	// completed. Each of them sends its immediate to the client.
 	posted, counted atomic.Uint32
 }
 
@@ -31,8 +31,8 @@ type place struct {
 	bytes  int64  // unused if the piece has one place
 }
 
-// fragmentsMax bounds the fragments of one Read, because the transfer engine writes each fragment
-// in a separate operation.
+// fragmentsMax is the maximum number of fragments of one Read. It is limited because the transfer
+// engine writes each fragment in a separate operation.
 const fragmentsMax = 1 << 16
 
 // newDelivery validates the destinations of a request and returns its delivery.
@@ -77,8 +77,8 @@ func (s *cacheService) newDelivery(by caller, req *pb.ReadRequest) (*delivery, e
 	return d, nil
 }
 
-// fragmentPlaces returns the places of a piece's fragments. It returns an error unless
-// the fragments have exactly the layers that the request reads.
+// fragmentPlaces returns the destinations of a piece's fragments. It fails unless the fragments
+// together have exactly the layers that the request reads.
 func fragmentPlaces(g kv.Geometry, req *pb.ReadRequest, p *pb.PieceRef, dsts int) ([]place, error) {
 	if int(p.GetGroup()) >= len(g.Groups) {
 		return nil, fmt.Errorf("group %d; the namespace has %d", p.GetGroup(), len(g.Groups))
@@ -101,8 +101,8 @@ func fragmentPlaces(g kv.Geometry, req *pb.ReadRequest, p *pb.PieceRef, dsts int
 	return places, nil
 }
 
-// deliver posts one write for each part, or for each place that the part overlaps. Parts
-// of consecutive small pieces cannot share a write: slot headers lie between them.
+// deliver posts one write for each part or, if the part has several destinations, for each of them.
+// Parts of consecutive small pieces cannot share a write, because slot headers lie between them.
 func (d *delivery) deliver(ctx context.Context, parts []storage.Part) {
 	for i := range parts {
 		p := &parts[i]
@@ -114,7 +114,7 @@ func (d *delivery) deliver(ctx context.Context, parts []storage.Part) {
 	}
 }
 
-// scatter posts one write for each place that the part overlaps.
+// scatter posts one write for each destination that the part overlaps.
 func (d *delivery) scatter(ctx context.Context, p *storage.Part, places []place) {
 	ends := &partEnds{part: p}
 	ends.open.Store(1) // released below, after the last write was posted
@@ -131,7 +131,7 @@ func (d *delivery) scatter(ctx context.Context, p *storage.Part, places []place)
 	ends.one(nil)
 }
 
-// post writes n bytes of the part, starting at offset off of the part.
+// post writes n bytes of the part, beginning at the offset off in the part.
 func (d *delivery) post(ctx context.Context, p *storage.Part, off, n, dst int, dstOffset uint64, done func(error)) {
 	err := d.server.data.Write(ctx, rdma.Write{
 		Src:       d.server.region,
@@ -154,7 +154,8 @@ func (d *delivery) post(ctx context.Context, p *storage.Part, off, n, dst int, d
 	d.posted.Add(1)
 }
 
-// partEnds calls part.Done once all writes of the part have ended, with their first error.
+// partEnds calls part.Done once all writes of the part have ended. It passes the first error of
+// these writes.
 type partEnds struct {
 	part *storage.Part
 	open atomic.Int32 // writes that have not ended

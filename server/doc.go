@@ -10,41 +10,37 @@
 //	            │ HTTP  /metrics /healthz /readyz /debug/pprof (loopback callers)│
 //	            └────────────────────────────────────────────────────────────────┘
 //
-// A read: the client registers memory and sends its descriptor. The node writes
-// each part as soon as the part is verified, with the request's immediate on every
-// operation. The node replies over gRPC when all operations are confirmed, with the
-// number of immediates. The node replies to a message when all operations are
-// submitted and none has failed; the client then counts the immediates to learn
-// when the bytes have arrived. A write: the node opens a window over the
-// reservation's arena memory. Commit revokes the window, so that the bytes cannot
-// change between their verification and the device write.
+// A read: the client registers memory and sends its descriptor. The node writes each part as soon
+// as the part is verified, with the request's immediate on every write. To a call over gRPC the
+// node replies when all writes are confirmed, with the number of immediates. To a call by message
+// it replies when all writes are submitted and none has failed; the client then counts the
+// immediates to detect when the bytes have arrived. A write: the node opens a window over the
+// reservation's arena memory. Commit revokes the window, so that the bytes cannot change between
+// their verification and the device write.
 //
-// The calls of the data path, Match, Read, Reserve and Commit, come over gRPC, as
-// messages over the data plane, or over the unix socket. One handler performs them
-// (cacheService). The last two transports have one codec (api.Call). A message that
-// finds no receive buffer is refused, and the client makes the call over gRPC. At
-// most 1,024 messages are performed at a time, at most 128 of one peer. Memory,
-// concurrent loads and chain lengths are bounded in server/storage, which replies
-// Busy.
+// The calls of the data path, Match, Read, Reserve and Commit, come over gRPC, as messages over the
+// data plane, or over the unix socket. One handler performs them (cacheService). Messages and the
+// socket use the same encoding (api.Call). If no receive buffer is free for a message, the message
+// is refused, and the client makes the call over gRPC. At most 1,024 calls by message are in
+// progress, at most 128 of one peer. server/storage limits memory, concurrent loads and chain
+// lengths, and replies Busy above these limits.
 //
-// An engine on the same host may map the arena (handoff). The reply to its Read has
-// places in the arena, which stay unchanged until the engine returns the loan. The
-// engine's Write does Reserve and Commit in one call. Its bytes are in memory that
-// the node lends to the session: the node copies them into the reservation and
-// verifies the copy.
+// An engine on the same host may map the arena (handoff). The reply to its Read has offsets in the
+// arena. The bytes there stay unchanged until the engine returns the loan. The engine's Write does
+// Reserve and Commit in one call. The engine puts the bytes into memory that the node lends to the
+// session; the node copies them into the reservation and verifies the copy.
 //
-// Trust: a gRPC call carries the bearer token, or comes over mutual TLS, or the
-// node listens on loopback only. The data plane's token is random for each run of
-// the node. Describe returns it, so exactly the callers that may use gRPC may open a
-// data-plane session. Such a session may make the same calls as gRPC, and the node
-// writes blocks only to the session's own memory. If the data plane is not
-// encrypted, names and block ids in these calls are as readable in transit as the
-// blocks. Processes of the node's own user may read and write over the unix socket
-// without a token, because they can read and write the node's files too.
+// Trust: a gRPC call carries the bearer token, or comes over mutual TLS, or the node listens on
+// loopback only. The data plane has its own token, which is random for each run of the node.
+// Describe returns that token, so exactly the callers that may use gRPC may open a data-plane
+// session. Such a session may make the same calls as gRPC, and the node writes blocks only to the
+// session's own memory. If the data plane is not encrypted, names and block ids in these calls can
+// be read in transit, as the blocks can. Processes of the node's own user may read and write over
+// the unix socket without a token, because they can read and write the node's files too.
 //
-// Shutdown: Shutdown refuses new writes and calls by message at once, lets calls in
-// flight finish for the drain timeout, ends local sessions, and then closes data
-// plane, store and index in this order.
+// Shutdown: Shutdown refuses new writes and calls by message at once. It lets calls in progress
+// finish for the drain timeout, ends the sessions on the unix socket, and then closes the data
+// plane, the store and the index, in this order.
 //
-// Lock: calls.mu, which counts calls by message, is a leaf.
+// Lock: calls.mu guards the counts of calls by message. No other lock is taken while it is held.
 package server

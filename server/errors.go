@@ -18,7 +18,7 @@ import (
 // errStopping ends streams at shutdown.
 var errStopping = errors.New("node is shutting down")
 
-// errorCodes maps errors to gRPC codes. The first match counts.
+// errorCodes maps errors to gRPC codes. The first entry that matches is used.
 var errorCodes = []struct {
 	err  error
 	code codes.Code
@@ -64,8 +64,8 @@ func statusOf(err error) error {
 	return status.Error(codes.Internal, sentence(err))
 }
 
-// sentenceBytes bounds the text of one error in a response. An error may join the errors of many
-// segments or volumes.
+// sentenceBytes is the maximum length of one error text in a response. An error may join the errors
+// of many segments or volumes.
 const sentenceBytes = 1 << 10
 
 // sentence returns an error's text, cut to sentenceBytes.
@@ -78,14 +78,14 @@ func clip(s string) string {
 	return strings.ToValidUTF8(s[:sentenceBytes], "") + "…"
 }
 
-// reasons makes the texts for the pieces of one reply, and bounds their total size. When the bound
-// is reached, a piece gets the word without the error's text.
+// reasons makes the texts for the pieces of one reply, and limits their total size to reasonsBytes.
+// Above the limit, a piece gets only the word for its reason, without the error's text.
 type reasons struct{ used int }
 
-// reasonsBytes bounds the error texts of all pieces of one reply.
+// reasonsBytes is the maximum total size of the error texts in one reply, in bytes.
 const reasonsBytes = 8 << 10
 
-// of joins a word, which may be empty, and the error's text.
+// of returns the word for a reason, which may be empty, joined with the error's text.
 func (r *reasons) of(word string, err error) string {
 	if err == nil {
 		return word

@@ -11,15 +11,17 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Front is the handler of the API. *front.Front implements it. It is an interface because package
-// front imports the client of the cluster, and a storage node must not link that client.
+// Front is the handler of the OpenAI-compatible API. *front.Front implements it. Front is an
+// interface because package front imports the client of the cluster, and a storage node must not
+// link that client.
 type Front interface {
 	http.Handler
-	// Ready reports whether any engine is healthy. EngineHealth returns the health of each engine
-	// by name.
+	// Ready reports whether any engine is healthy. EngineHealth returns for each engine, by name,
+	// whether it is healthy.
 	Ready() bool
 	EngineHealth() map[string]bool
-	// Drain returns when the work that outlives the responses has ended, or with ctx's error.
+	// Drain returns when the work that continues after the responses has ended, or with ctx's
+	// error.
 	Drain(ctx context.Context) error
 	// Close ends the front. It is called when no request is being served.
 	Close()

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// session returns the caller's session on the unix socket.
+// session returns the session on the unix socket with the given id.
 func (s *Server) session(id []byte) (*handoff.Session, error) {
 	if s.opts.Local == nil {
 		return nil, fmt.Errorf("this node has no local socket (local_socket): %w", handoff.ErrSession)
@@ -22,8 +22,8 @@ func (s *Server) session(id []byte) (*handoff.Session, error) {
 	return s.opts.Local.Session(id)
 }
 
-// readLocal performs a Read for an engine that maps the arena. The pieces stay in place in the
-// arena, under the loan whose number is in the request.
+// readLocal performs a Read for an engine that maps the arena. The pieces are not copied: they stay
+// in the arena, under the loan whose number is in the request.
 func (s *cacheService) readLocal(ctx context.Context, sessionID []byte, req *pb.ReadRequest, load storage.LoadRequest) (*pb.ReadResponse, error) {
 	if len(req.GetDestination()) > 0 {
 		return nil, invalid(errors.New("a local read has no destination: the pieces stay in the arena"))
@@ -42,9 +42,9 @@ func (s *cacheService) readLocal(ctx context.Context, sessionID []byte, req *pb.
 	l := &lending{loan: loan, offsets: make([]uint64, len(req.GetPieces()))}
 	load.Keep = true
 	result, err := s.node.Load(ctx, load, l.deliver)
-	// A caller that gave up does not get this reply. A caller that gives up later returns the loan
-	// itself. If it returns the loan before the next line runs, the pieces added here are released
-	// at once.
+	// A caller whose ctx has ended does not get this reply, so the loan ends here. A caller that
+	// gives up later returns the loan itself. If the caller has returned the loan already, pieces
+	// that are added to it are released at once.
 	if err == nil {
 		err = ctx.Err()
 	}
@@ -93,8 +93,8 @@ func (l *lending) deliver(_ context.Context, parts []storage.Part) {
 	}
 }
 
-// write is Reserve and Commit in one call. The engine has put the bytes of the pieces into the
-// staging memory of its session.
+// write performs Reserve and Commit in one call. The engine has put the bytes of the pieces into
+// the staging memory of its session.
 func (s *cacheService) write(ctx context.Context, by caller, req *pb.WriteRequest) (*pb.WriteResponse, error) {
 	session, err := s.session(by.session[:])
 	if err != nil {
@@ -129,7 +129,8 @@ func (s *cacheService) write(ctx context.Context, by caller, req *pb.WriteReques
 			granted = append(granted, req.GetSums()[i])
 		}
 	}
-	// The bytes have arrived. As over the data plane, the commit continues if the engine ends.
+	// The bytes have arrived. The commit continues even if the engine ends, as it does over the
+	// data plane.
 	resp.Commit, err = s.commit(context.WithoutCancel(ctx), id, granted, w.copy)
 	if err != nil {
 		st := status.Convert(statusOf(err))
@@ -162,7 +163,7 @@ func (w *staged) bytes() (total int64) {
 	return total
 }
 
-// copy copies the granted pieces into the reservation. The checksums are verified on the copy,
+// copy copies the granted pieces into the reservation. The checksums are verified on that copy,
 // because the engine can change the staging memory at any time.
 func (w *staged) copy(context.Context) error {
 	g, from, to := w.reservation.Namespace().Geometry, w.from, w.reservation.Bytes()
@@ -176,8 +177,8 @@ func (w *staged) copy(context.Context) error {
 	return nil
 }
 
-// ReturnLoans implements penstock.v1.Cache. The end of a session returns its loans, so loans of an
-// ended session are not an error.
+// ReturnLoans implements penstock.v1.Cache. A session that has ended has returned all its loans, so
+// ReturnLoans for such a session is not an error.
 func (s *cacheService) ReturnLoans(_ context.Context, req *pb.ReturnLoansRequest) (*pb.ReturnLoansResponse, error) {
 	session, err := s.session(req.GetLocalSession())
 	if errors.Is(err, handoff.ErrSession) {

@@ -33,9 +33,9 @@ type PlannerNode struct {
 	http    *http.Server
 }
 
-// plannerMessageBytes bounds one message to a planner. A group that registers again sends the
-// payloads of all requests that it holds. planner.Options.PayloadBytes bounds the payloads of the
-// whole cluster.
+// plannerMessageBytes is the maximum size of one message to a planner, in bytes. When an engine
+// group registers again, it sends the payloads of all requests that it holds.
+// planner.Options.PayloadBytes limits the payloads of the whole cluster.
 const plannerMessageBytes = 288 << 20
 
 // NewPlannerNode makes the servers. Serve starts them.
@@ -48,8 +48,8 @@ func NewPlannerNode(opts PlannerOptions) *PlannerNode {
 	return n
 }
 
-// readyz responds 200 once groups of both roles are registered. Before that the planner accepts
-// requests, and they wait.
+// readyz responds 200 if engine groups of both roles are registered. Before that the planner
+// accepts requests, but they wait.
 func (n *PlannerNode) readyz(w http.ResponseWriter, r *http.Request) {
 	top, err := n.service.Top(r.Context(), &pb.TopRequest{})
 	groups := map[string]int{"prefill": 0, "decode": 0}
@@ -78,7 +78,8 @@ func (n *PlannerNode) Serve(control, web net.Listener) error {
 }
 
 // Shutdown ends every stream with a status that makes the client reconnect. It returns when all
-// calls have ended. If ctx ends first, it cuts the remaining calls off and returns ctx's error.
+// calls have ended. If ctx ends first, Shutdown cancels the remaining calls and returns ctx's
+// error.
 func (n *PlannerNode) Shutdown(ctx context.Context) error {
 	n.service.Close()
 	stopped := make(chan struct{})

@@ -54,7 +54,7 @@ func (s *Server) status() *pb.StatusResponse {
 	return m
 }
 
-// memoryParts returns the current parts of the memory budget.
+// memoryParts returns the present parts of the memory budget.
 func (s *Server) memoryParts() []MemoryPart {
 	if s.opts.MemoryBudget == nil {
 		return nil
@@ -62,7 +62,7 @@ func (s *Server) memoryParts() []MemoryPart {
 	return s.opts.MemoryBudget()
 }
 
-// describe adds the properties of the device.
+// describe fills in the fields of m that describe the device.
 func (v Volume) describe(m *pb.VolumeStatus) {
 	info, stats := v.Device.Info(), v.Device.Stats()
 	m.Io, m.IoReason, m.IoDetail = info.Backend, v.Reason, info.Detail

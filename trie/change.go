@@ -8,11 +8,11 @@ type ChangeKind uint8
 const (
 	// BlockAdded: the first piece of a block became matchable.
 	BlockAdded ChangeKind = iota + 1
-	// BlockRemoved: the first piece of a block, after its BlockAdded, left the index or was doomed.
-	// Pieces below a doomed piece are reported when ReclaimStep or a Put reaches them.
+	// BlockRemoved: a block that BlockAdded reported left the index or was doomed. A descendant of
+	// a doomed piece is reported only when ReclaimStep or a Put reaches it.
 	BlockRemoved
-	// SpaceCleared: no piece of the namespace's Epoch is matchable any more. Its blocks
-	// are not reported one by one.
+	// SpaceCleared: no piece of that epoch of the namespace is matchable any more. The blocks of
+	// the epoch are not reported one by one.
 	SpaceCleared
 )
 
@@ -20,13 +20,13 @@ const (
 // pieces of the first layer group.
 type Change struct {
 	Kind ChangeKind
-	// Why is the reason of BlockRemoved. Of SpaceCleared it is Deleted if the namespace
-	// was deleted, and Cleared otherwise.
+	// Why is the reason of BlockRemoved. For SpaceCleared it is Deleted if the namespace was
+	// deleted, and Cleared otherwise.
 	Why       Why
 	Index     kv.IndexKind
 	Namespace string
 	Epoch     kv.Epoch
-	// ID is zero for SpaceCleared. Parent is the Entry's parent, for BlockAdded only.
+	// ID is zero for SpaceCleared. Parent is Entry.Parent for BlockAdded, and otherwise zero.
 	ID, Parent kv.BlockID
 }
 
@@ -47,7 +47,7 @@ func (t *Trie) changeLocked(kind ChangeKind, why Why, sp *space, group uint8, id
 	t.onChange(Change{Kind: kind, Why: why, Index: def.Index, Namespace: def.Name, Epoch: sp.epoch, ID: id, Parent: parent})
 }
 
-// addedLocked reports the piece of an entry that is no longer pending.
+// addedLocked reports that the piece of an entry became matchable.
 func (t *Trie) addedLocked(n uint32, e *Entry) {
 	nd := t.nodes.at(n)
 	if sp := t.spaces[nd.space]; !sp.dead && !nd.has(flagDoomed) {
@@ -55,8 +55,8 @@ func (t *Trie) addedLocked(n uint32, e *Entry) {
 	}
 }
 
-// goneLocked reports a piece that is about to be doomed or removed. It reports no piece whose
-// addition was not reported, and none twice.
+// goneLocked reports a piece that is about to be doomed or removed. It skips a piece whose addition
+// was not reported, and a doomed piece, which was reported before.
 func (t *Trie) goneLocked(nd *node, why Why) {
 	if sp := t.spaces[nd.space]; !sp.dead && !nd.has(flagPending|flagDoomed) {
 		t.changeLocked(BlockRemoved, why, sp, nd.group(), nd.id, kv.BlockID{})

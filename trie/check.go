@@ -42,7 +42,7 @@ type checker struct {
 	pinned int
 }
 
-// maxFindings bounds the errors that one report lists.
+// maxFindings is the maximum number of errors in one report.
 const maxFindings = 20
 
 func (c *checker) fail(invariant, format string, args ...any) {
@@ -170,7 +170,7 @@ func (c *checker) epochs(ns *namespace) {
 	}
 }
 
-// leaves walks the list of sp, which should have n nodes.
+// leaves checks the list of leaves of sp, which should have n nodes.
 func (c *checker) leaves(sp *space, n int) {
 	t := c.t
 	at, newer, found := sp.leaves.newest, uint32(0), 0
@@ -201,8 +201,8 @@ func (c *checker) pins() {
 	}
 }
 
-// disk compares Pebble with DRAM: every record belongs to a node, and every node that is not doomed
-// has its record. If Options.Absent hid records, a record may belong to no node.
+// disk compares Pebble with DRAM: every record must belong to a node, and every node that is not
+// doomed must have its record. If Options.Absent hid records, a record may belong to no node.
 func (c *checker) disk() error {
 	t := c.t
 	recorded := make(map[uint32]bool)

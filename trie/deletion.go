@@ -8,15 +8,16 @@ type PieceKey struct {
 	Group uint8
 }
 
-// Deletion is the record that the owner of the slots keeps of a deletion: the piece and all its
-// descendants are deleted, if their slots have generations up to UpTo.
+// Deletion is a record that the owner of the slots keeps. It states that the piece and all its
+// descendants are deleted. It covers slots with generations up to UpTo; pieces with later
+// generations were put after the deletion.
 type Deletion struct {
 	PieceKey
 	UpTo kv.Generation
 }
 
-// Owner returns the indexed piece that lies in the slot, or false. The piece may be one that waits
-// for ReclaimStep.
+// Owner returns the indexed piece that occupies the slot, or false if there is none. The piece may
+// be unmatchable and wait for ReclaimStep.
 func (t *Trie) Owner(ref kv.Ref) (Evicted, bool) {
 	t.records.RLock()
 	value, err := t.disk.Load().get(appendBlockKey(nil, ref.Extent))
@@ -41,11 +42,11 @@ func (t *Trie) Owner(ref kv.Ref) (Evicted, bool) {
 	}, true
 }
 
-// Redo dooms the pieces that the deletions cover and that the index still has in that epoch. It
-// returns the number of doomed pieces: 0 if the epoch is not live. ReclaimStep returns them. Redo
-// is called before the index serves: a crash between Delete and ReclaimStep leaves the records
-// below a deleted block, and if the block was put again, these records are descendants of its new
-// piece.
+// Redo dooms the pieces that the deletions cover and that are still in the index in that epoch;
+// ReclaimStep returns them. Redo returns the number of doomed pieces: 0 if the epoch is not live.
+// It must be called before the index serves requests. A crash between Delete and ReclaimStep leaves
+// the records of pieces below the deleted block. If the block was put again before the crash, these
+// pieces have become descendants of its new piece.
 func (t *Trie) Redo(id kv.NamespaceID, epoch kv.Epoch, deletions []Deletion) (pieces int, err error) {
 	t.records.RLock()
 	defer t.records.RUnlock()
@@ -67,7 +68,8 @@ func (t *Trie) doomDeleted(id kv.NamespaceID, epoch kv.Epoch, deletions []Deleti
 	if sp == nil {
 		return d, nil
 	}
-	// The pieces that were put again stay; their descendants may be older.
+	// A piece that was put again after its deletion stays. Its descendants may be older than the
+	// deletion.
 	again := make(map[uint32]kv.Generation)
 	for _, del := range deletions {
 		n := t.table.find(sp.number, del.Group, &del.ID)
@@ -86,11 +88,12 @@ func (t *Trie) doomDeleted(id kv.NamespaceID, epoch kv.Epoch, deletions []Deleti
 	return d, nil
 }
 
-// doomBelowLocked dooms each descendant of a node of upTo whose generation is not above that
-// node's.
+// doomBelowLocked dooms old descendants of the nodes in upTo. A descendant is doomed if its
+// generation is not above the generation that upTo has for one of its ancestors.
 func (t *Trie) doomBelowLocked(sp *space, upTo map[uint32]kv.Generation, d *doomed) {
 	known := make(bitmap, t.nodes.top/64+1)
-	// limits has the highest deleted generation for each node that has one.
+	// limits has, for each node with a deleted ancestor, the highest generation that a deletion
+	// covers.
 	limits := make(map[uint32]kv.Generation)
 	var path []uint32
 	for n := uint32(1); n <= t.nodes.top; n++ {

@@ -25,21 +25,20 @@ type disk struct {
 	closeErr  error
 
 	mu sync.Mutex
-	// cause is the error of the drive that stopped commits, nil while commits are
+	// cause is the error of the drive because of which commits are refused; nil while commits are
 	// accepted. failed is closed exactly while cause is set.
 	cause  error
 	failed chan struct{}
-	// faulty is set while an operation of driveFS fails or hangs. When the last such
-	// operation succeeds, repair runs. repairing is set while repair runs. repair
-	// clears cause.
+	// faulty is set while an operation of driveFS fails or hangs. When the last such operation has
+	// succeeded, repair runs, which clears cause. repairing is set while repair runs.
 	faulty, repairing bool
-	// inFlight counts 1 for each caller of commit and 1 for each goroutine that
-	// applies a batch. idle is signalled when inFlight reaches 0.
+	// inFlight counts the callers of commit and the goroutines that apply a batch. idle is
+	// signalled when inFlight reaches 0.
 	inFlight int
 	idle     *sync.Cond
 	reverts  reverts
-	// users counts the calls that read from Pebble. retired is set when Relocate has
-	// replaced this index. When users is 0 too, Pebble may be closed.
+	// users counts the calls in progress that read from Pebble. retired is set when Relocate has
+	// replaced this database. Pebble may be closed when retired is set and users is 0.
 	users   int
 	retired bool
 }
@@ -51,18 +50,18 @@ func openDisk(opts Options, fresh bool) (*disk, error) {
 	d.idle = sync.NewCond(&d.mu)
 	d.fs = &driveFS{FS: opts.FS, hungAfter: opts.HungAfter, onFault: d.driveFailed, onRecovery: d.driveRecovered}
 	po := &pebble.Options{
-		FS:     d.fs,
-		Cache:  d.cache,
-		Logger: d.log,
-		// Ids are random and do not compress.
+		FS:                          d.fs,
+		Cache:                       d.cache,
+		Logger:                      d.log,
 		MemTableSize:                uint64(opts.MemTableBytes),
 		MemTableStopWritesThreshold: 3,
-		// A burst of evictions deletes in key order. It must not stall Put.
+		// A burst of evictions deletes in key order, which fills L0. It must not stall Put.
 		L0StopWritesThreshold: 24,
 		MaxOpenFiles:          512,
 		FormatMajorVersion:    pebble.FormatNewest,
 		ErrorIfExists:         fresh,
 	}
+	// Ids are random and do not compress.
 	for i := range po.Levels {
 		po.Levels[i].Compression = func() *sstable.CompressionProfile { return sstable.NoCompression }
 	}
@@ -75,8 +74,8 @@ func openDisk(opts Options, fresh bool) (*disk, error) {
 	return d, nil
 }
 
-// reverts are the records, by key, that Pebble must hold, to be equal to DRAM again, after commits
-// of unknown outcome. A nil value deletes the record.
+// reverts are corrections after commits of unknown outcome: the records, by key, that make Pebble
+// equal to DRAM again. A nil value deletes the record.
 type reverts map[string][]byte
 
 func (r reverts) set(key, value []byte) { r[string(key)] = slices.Clone(value) }
@@ -100,11 +99,10 @@ func (r reverts) stage(b *pebble.Batch) error {
 
 // commit applies the batch and closes it. All writes to Pebble go through commit.
 //
-// If the drive fails before or during the call, commit returns ErrBroken at once. A batch that
-// Pebble has not accepted after hungAfter counts as such a failure. Pebble may then apply the batch
-// later or never. revert adds the records that Pebble must hold instead; repair writes them before
-// any other commit is accepted. revert may be nil if the index is correct both with and without the
-// batch.
+// If the drive fails before or during the call, or Pebble has not accepted the batch after
+// hungAfter, commit returns ErrBroken at once. Pebble may then apply the batch later or never.
+// revert adds the records that Pebble must hold instead, and repair writes them before any other
+// commit is accepted. revert may be nil if the index is correct both with and without the batch.
 func (d *disk) commit(b *pebble.Batch, sync bool, revert func(reverts)) error {
 	failed, err := d.begin(revert)
 	if err != nil {
@@ -137,9 +135,9 @@ func (d *disk) commit(b *pebble.Batch, sync bool, revert func(reverts)) error {
 	return err
 }
 
-// begin adds 2 to inFlight: the caller of commit and the goroutine that applies the
-// batch each subtract 1 with end. If the drive has failed, begin calls revert and
-// returns ErrBroken instead.
+// begin adds 2 to inFlight: the caller of commit and the goroutine that applies the batch each
+// subtract 1 with end. If the drive has failed, begin adds nothing: it calls revert and returns
+// ErrBroken.
 func (d *disk) begin(revert func(reverts)) (failed <-chan struct{}, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -164,8 +162,8 @@ func (d *disk) end(revert func(reverts)) {
 	}
 }
 
-// apply commits the batch to Pebble. Pebble calls Fatalf on faults that repair cannot
-// fix, such as a damaged manifest. apply recovers that panic and returns ErrBroken.
+// apply commits the batch to Pebble. Pebble calls Fatalf on faults that repair cannot fix, such as
+// a damaged manifest, and Fatalf panics. apply recovers that panic and returns ErrBroken.
 func (d *disk) apply(b *pebble.Batch, sync bool) (err error) {
 	defer func() {
 		switch f := recover().(type) {
@@ -227,14 +225,15 @@ func (d *disk) get(key []byte) ([]byte, error) {
 			return f.value, f.err
 		case <-d.fs.readFault():
 		}
-		// nil if the drive has recovered meanwhile.
+		// broken returns nil if the drive has recovered meanwhile.
 		if err := d.broken(); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// use keeps Pebble open until unuse. It returns false if Pebble is closed or will be.
+// use keeps Pebble open until the caller calls unuse. It returns false if Pebble is closed or is
+// about to be closed.
 func (d *disk) use() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -252,7 +251,7 @@ func (d *disk) unuse() {
 	d.idle.Broadcast()
 }
 
-// broken returns nil, or ErrBroken with the reason for which the index cannot be written.
+// broken returns nil, or ErrBroken with the reason why the index cannot be written.
 func (d *disk) broken() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -295,8 +294,8 @@ func (d *disk) driveRecovered() {
 	}
 }
 
-// repair waits until inFlight is 0, writes the reverts, and accepts commits again. It returns early
-// if the drive fails again; driveRecovered then starts repair again.
+// repair waits until inFlight is 0, writes the reverts, and makes the index accept commits again.
+// It returns early if the drive fails again; driveRecovered then starts repair again.
 func (d *disk) repair() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -348,7 +347,7 @@ func (d *disk) close() error {
 func (d *disk) closeDB() error {
 	if err := d.broken(); err != nil {
 		// db.Close could wait forever, for the drive or for a goroutine of Pebble that Fatalf
-		// ended. Synced data is durable without it.
+		// ended. Synced data is durable even if Pebble is not closed.
 		return err
 	}
 	err := d.sync()
@@ -370,9 +369,9 @@ func (d *disk) closeDB() error {
 	return nil
 }
 
-// discard closes Pebble and deletes the directory. It first waits until no call uses
-// Pebble and the drive works, because Pebble would wait for the drive. No commit may begin
-// after discard.
+// discard closes Pebble and deletes the directory. It first waits until no call uses Pebble and the
+// drive works, because Pebble's Close would wait for the drive. No commit may begin after the call
+// of discard.
 func (d *disk) discard() error {
 	if err := d.awaitIdle(); err != nil {
 		return err
@@ -402,7 +401,7 @@ type pebbleLog struct {
 	fatal atomic.Pointer[string]
 }
 
-// fatal is the value with which Fatalf panics.
+// fatal is the value that Fatalf passes to panic.
 type fatal struct{ msg string }
 
 // Infof implements pebble.Logger.
@@ -415,10 +414,10 @@ func (l *pebbleLog) Errorf(format string, args ...any) {
 	l.log.Warn("pebble: " + strings.TrimSpace(fmt.Sprintf(format, args...)))
 }
 
-// Fatalf implements pebble.Logger. Pebble requires that it does not return, and only
-// main may exit. After it every commit fails with ErrBroken; matches are still answered
-// from DRAM. Below disk.apply, Fatalf panics, and apply recovers. In a goroutine of
-// Pebble, Fatalf ends that goroutine.
+// Fatalf implements pebble.Logger. Pebble requires that Fatalf does not return, and only main may
+// exit. Afterwards every commit fails with ErrBroken; matches are still answered from DRAM. If
+// apply is on the call stack, Fatalf panics, and apply recovers. In a goroutine of Pebble, Fatalf
+// ends that goroutine.
 func (l *pebbleLog) Fatalf(format string, args ...any) {
 	msg := strings.TrimSpace(fmt.Sprintf(format, args...))
 	l.fatal.CompareAndSwap(nil, &msg)

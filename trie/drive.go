@@ -18,21 +18,20 @@ const (
 	// with each retry, up to retryMax.
 	retryFirst = 250 * time.Millisecond
 	retryMax   = 5 * time.Second
-	// unsyncedMax bounds driveFile.unsynced, in bytes.
+	// unsyncedMax is the size of driveFile.unsynced, in bytes, above which Write syncs the file.
 	unsyncedMax = 1 << 20
 )
 
-// driveFS is the file system under Pebble. Pebble ends the process when it cannot write its log,
-// and repeats a compaction whose reads fail, without a pause, while commits wait for the
-// compaction. So once the index is open, driveFS retries each operation on a file until the
-// operation succeeds, instead of returning the drive's error. It calls onFault while an operation
-// fails or hangs.
+// driveFS is the file system under Pebble. Pebble ends the process when it cannot write its log. It
+// repeats a compaction whose reads fail, without a pause, and commits wait for the compaction. So
+// once the index is open, driveFS does not return the drive's error: it retries each operation on a
+// file until the operation succeeds. It calls onFault while an operation fails or hangs.
 //
 // After a failed sync, a second sync may succeed without the data: the kernel may have dropped the
 // pages that it could not write. So driveFS keeps the bytes written to a log or a manifest since
-// the file's last sync, and writes them again before the next sync. It keeps no bytes of a table:
-// it returns the error of the failed sync when the drive works again, and Pebble writes a new
-// table.
+// the file's last sync, and writes them again before it repeats the sync. For a table driveFS keeps
+// no bytes: when the drive works again, driveFS returns the error of the failed sync, and Pebble
+// writes a new table.
 type driveFS struct {
 	vfs.FS
 	// retry is false while the index is being opened: an error then fails Open.
@@ -41,8 +40,8 @@ type driveFS struct {
 	hungAfter time.Duration
 
 	mu sync.Mutex
-	// faulty counts the operations in progress that failed or exceed hungAfter, and
-	// faultyReads those of them that read. unreadable is closed exactly while
+	// faulty is the number of operations in progress that have failed or have exceeded hungAfter,
+	// and faultyReads the number of reads among them. unreadable is closed exactly while
 	// faultyReads is not 0; it is nil before the first call of readFault.
 	faulty, faultyReads int
 	unreadable          chan struct{}
@@ -61,8 +60,8 @@ type driveOp struct {
 	faulty, ended bool
 }
 
-// begin starts an operation, which counts as faulty if it has not ended after
-// hungAfter. what and name describe it in the error.
+// begin starts an operation. The operation counts as faulty if it has not ended after hungAfter.
+// what and name describe the operation in the error.
 func (d *driveFS) begin(what, name string) *driveOp {
 	o := &driveOp{fs: d, read: what == opRead}
 	o.hung = time.AfterFunc(d.hungAfter, func() {
@@ -124,15 +123,15 @@ func (d *driveFS) unreadableLocked() chan struct{} {
 	return d.unreadable
 }
 
-// driveWorks reports whether err is nil or an error that a retry cannot change: about a name, a
-// handle or the end of a file.
+// driveWorks reports whether err is nil or is no fault of the drive: an error about a name, a
+// handle or the end of a file, which a retry cannot change.
 func driveWorks(err error) bool {
 	return err == nil || errors.Is(err, io.EOF) || errors.Is(err, fs.ErrExist) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrClosed)
 }
 
-// do calls f until driveWorks. It calls beforeRetry, if not nil, before each retry; an
-// error of beforeRetry counts as an error of f. do returns the last error of f if there
-// is one, else the error of the first try.
+// do calls f until driveWorks accepts the error of f. Before each retry it calls beforeRetry, if
+// not nil; an error of beforeRetry counts as an error of f. do returns the error of the last call of
+// f if that is not nil, else the error of the first call.
 func (d *driveFS) do(what, name string, f, beforeRetry func() error) (first error) {
 	if !d.retry.Load() {
 		return f()
@@ -160,7 +159,7 @@ func (d *driveFS) do(what, name string, f, beforeRetry func() error) (first erro
 	return first
 }
 
-// untilDone is do, but returns nil if the last try succeeded.
+// untilDone calls f as do does, but returns nil if the last call of f succeeded.
 func (d *driveFS) untilDone(what, name string, f func() error) error {
 	var last error
 	first := d.do(what, name, func() error { last = f(); return last }, nil)
@@ -170,7 +169,8 @@ func (d *driveFS) untilDone(what, name string, f func() error) error {
 	return first
 }
 
-// isTable reports whether Pebble writes a new file after an error.
+// isTable reports whether the file is a table or a blob file. After an error on one of these,
+// Pebble writes a new file.
 func isTable(name string) bool {
 	return strings.HasSuffix(name, ".sst") || strings.HasSuffix(name, ".blob")
 }
@@ -257,15 +257,14 @@ func (f *driveReader) Read(p []byte) (done int, err error) {
 	return done, err
 }
 
-// driveFile is a file opened for writing. Pebble uses each from one goroutine at a
-// time.
+// driveFile is a file opened for writing. Pebble uses each driveFile from one goroutine at a time.
 type driveFile struct {
 	vfs.File
 	fs    *driveFS
 	name  string
 	table bool
-	// synced is the offset up to which the file is durable. unsynced holds the bytes
-	// written from there on; it is empty for a table.
+	// synced is the offset up to which the file is durable. unsynced holds the bytes written beyond
+	// synced; it is always empty for a table.
 	synced   int64
 	unsynced []byte
 }
@@ -287,7 +286,7 @@ func (f *driveFile) Write(p []byte) (int, error) {
 	return done, err
 }
 
-// sync calls how, a sync method of File, until it succeeds.
+// sync calls how, a sync method of File, until how succeeds.
 func (f *driveFile) sync(how func() error) error {
 	var last error
 	first := f.fs.do("sync", f.name, func() error { last = how(); return last }, f.writeAgain)
@@ -301,7 +300,7 @@ func (f *driveFile) sync(how func() error) error {
 	return first
 }
 
-// writeAgain writes the bytes again that a failed sync may have lost.
+// writeAgain repeats the write of the bytes that a failed sync may have lost.
 func (f *driveFile) writeAgain() error {
 	if len(f.unsynced) == 0 {
 		return nil
@@ -316,7 +315,7 @@ func (f *driveFile) Sync() error { return f.sync(f.File.Sync) }
 // SyncData implements vfs.File.
 func (f *driveFile) SyncData() error { return f.sync(f.File.SyncData) }
 
-// SyncTo implements vfs.File. It syncs all of a file that is no table.
+// SyncTo implements vfs.File. For a file other than a table it syncs the whole file.
 func (f *driveFile) SyncTo(length int64) (full bool, err error) {
 	if f.table {
 		return f.File.SyncTo(length)

@@ -14,8 +14,8 @@ type Class uint8
 const (
 	// Prefix pieces are kept until they are evicted.
 	Prefix Class = iota
-	// Transfer pieces are read once: Delivered drops them, and the policy evicts them before all
-	// others.
+	// Transfer pieces are read once: Delivered drops them afterwards, and eviction takes them
+	// before pieces of class Prefix.
 	Transfer
 )
 
@@ -32,11 +32,11 @@ func (c Class) String() string {
 
 // Entry is one piece to be put.
 type Entry struct {
-	// ID names the block; not zero.
+	// ID is the id of the block; it must not be zero.
 	ID kv.BlockID
-	// Parent names the block before it; zero for the first block of a prompt and in a flat
-	// namespace. Parent is ignored for pieces of window and state groups, and where the geometry
-	// has no full group.
+	// Parent is the id of the block before it; zero for the first block of a prompt and in a flat
+	// namespace. Parent is ignored for pieces of window and state groups, and if the geometry has
+	// no full group.
 	Parent kv.BlockID
 	// Group is the index of the layer group in the namespace's geometry.
 	Group int
@@ -48,8 +48,8 @@ type Entry struct {
 	Ref kv.Ref
 }
 
-// PutStatus is the outcome of one entry. Only after Added does the index refer to the entry's slot;
-// after any other status the caller frees the slot.
+// PutStatus is the outcome of one entry. The index refers to the entry's slot only after Added.
+// After any other status the caller frees the slot.
 type PutStatus uint8
 
 const (
@@ -114,17 +114,17 @@ func (e *Entry) validate(ns *namespace) error {
 	return nil
 }
 
-// putScratch is the scratch memory of one Put.
+// putScratch is the reused memory of one Put.
 type putScratch struct {
 	added []addedNode
 	gone  []Evicted
-	// raised has the pieces whose class changes from Transfer to Prefix. They are guarded.
+	// raised has the pieces whose class changes from Transfer to Prefix. They are pinned by guard.
 	raised []addedNode
 	buf    []byte
 	// exists is set if some entries are in the index already, perhaps not durably. pending is set
-	// if another Put, still running, added some of these entries.
+	// if another Put, still in progress, added some of these entries.
 	exists, pending bool
-	// wrote is set if the batch had a record.
+	// wrote is set if the batch contained at least one record.
 	wrote bool
 }
 
@@ -142,17 +142,18 @@ func (s *putScratch) reset() {
 }
 
 // Put indexes pieces of a live epoch whose bytes are on storage. An entry may be the parent of
-// later entries of the same call. The entries become matchable after the one Pebble batch with
-// their records was applied and, if durable, synced. A durable Put that finds an entry of a
-// concurrent Put waits for that Put. Put appends one status per entry to dst and returns it.
+// later entries of the same call. Put writes one Pebble batch with the records of the entries,
+// synced if durable is set. The entries become matchable after that. A durable Put that finds an
+// entry of a concurrent Put waits for that Put. Put appends one status per entry to dst and returns
+// dst.
 //
 // An error (ErrEntry, ErrNamespaceUnknown, ErrFull, ErrBroken, ErrClosed) with no status appended
 // means that none of the entries is matchable, and that the caller owns their slots. After
-// ErrBroken the records on disk are undetermined: Pebble writes a batch to its log in pieces, and a
-// restart finds all of the batch or nothing. If the caller reused a slot before, its record has an
-// old generation, which is a miss. ErrBroken with statuses means that the Added entries are
-// matchable and keep their slots, but that the entries with status Exists could not be made
-// durable.
+// ErrBroken it is unknown whether the records are on disk: Pebble writes a batch to its log in
+// pieces, and a restart finds all of the batch or nothing. If the caller reused a slot before that
+// restart, the found record has an old generation, so a read is a miss. ErrBroken with statuses
+// means that the Added entries are matchable and keep their slots, but that the entries with status
+// Exists could not be made durable.
 func (t *Trie) Put(dst []PutStatus, id kv.NamespaceID, epoch kv.Epoch, entries []Entry, durable bool) ([]PutStatus, error) {
 	s := t.putPool.Get().(*putScratch)
 	defer t.putPool.Put(s)
@@ -173,8 +174,8 @@ func (t *Trie) Put(dst []PutStatus, id kv.NamespaceID, epoch kv.Epoch, entries [
 	return dst, nil
 }
 
-// stageAndWrite adds the entries. It holds Trie.records, so that no Move runs between
-// the decision on an entry and the write of its record.
+// stageAndWrite adds the entries and writes their records. It holds Trie.records, so that no Move
+// runs between the decision on an entry and the write of its record.
 func (t *Trie) stageAndWrite(s *putScratch, dst []PutStatus, id kv.NamespaceID, epoch kv.Epoch, entries []Entry, durable bool) ([]PutStatus, error) {
 	t.records.RLock()
 	defer t.records.RUnlock()
@@ -192,7 +193,8 @@ func (t *Trie) stageAndWrite(s *putScratch, dst []PutStatus, id kv.NamespaceID, 
 	return dst, nil
 }
 
-// stage decides on every entry, and links the nodes of the new entries as pending.
+// stage sets the status of every entry. It adds the nodes of the new entries, which are pending
+// until settle.
 func (t *Trie) stage(s *putScratch, dst []PutStatus, id kv.NamespaceID, epoch kv.Epoch, entries []Entry) ([]PutStatus, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -235,7 +237,8 @@ func (t *Trie) stage(s *putScratch, dst []PutStatus, id kv.NamespaceID, epoch kv
 	return dst, nil
 }
 
-// stageEntry adds the node of an admitted entry, pending.
+// stageEntry adds a pending node for an entry whose status is Added. It returns false if the index
+// is full.
 func (t *Trie) stageEntry(s *putScratch, a *admission, i int, e *Entry, p placement) bool {
 	flags := uint32(flagPending)
 	if e.Class == Transfer {
@@ -303,9 +306,8 @@ func (t *Trie) writePut(s *putScratch, durable bool) error {
 	return t.commit(b, durable, s.revert)
 }
 
-// revert adds the records that make Pebble equal to DRAM after a failed Put: it deletes
-// the records of the added pieces, and writes the raised pieces with the new class,
-// which DRAM keeps.
+// revert adds the records that make Pebble equal to DRAM after a failed Put. It deletes the records
+// of the added pieces. It writes the raised pieces with the new class, which they keep in DRAM.
 func (s *putScratch) revert(r reverts) {
 	for _, a := range s.added {
 		r.remove(appendBlockKey(s.buf[:0], a.ext))
@@ -321,7 +323,7 @@ func (s *putScratch) set(b *pebble.Batch, a *addedNode) error {
 	return b.Set(s.buf[:blockKeyLen], s.buf[blockKeyLen:], nil)
 }
 
-// settle makes the written pieces matchable, unless their space died in the meantime.
+// settle makes the written pieces matchable. If their space died meanwhile, it removes them.
 func (t *Trie) settle(s *putScratch, entries []Entry, status []PutStatus) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -330,8 +332,8 @@ func (t *Trie) settle(s *putScratch, entries []Entry, status []PutStatus) {
 		t.clearPendingLocked(a.node)
 		t.addedLocked(a.node, &entries[a.entry])
 	}
-	// All nodes are of one space. The loop goes from the leaves up, so that each node can be
-	// removed.
+	// All nodes are of one space. The loop goes from the leaves up, so that each node has no
+	// children when it is removed.
 	for i := len(s.added) - 1; i >= 0; i-- {
 		a := &s.added[i]
 		if t.spaces[t.nodes.at(a.node).space].dead && t.evictable(a.node) {
@@ -344,7 +346,7 @@ func (t *Trie) settle(s *putScratch, entries []Entry, status []PutStatus) {
 	t.settled.Broadcast()
 }
 
-// unguardRaised removes the guards that raiseClass set. Trie.mu is held.
+// unguardRaised removes the pins that raiseClass set with guard. Trie.mu is held.
 func (t *Trie) unguardRaised(s *putScratch) {
 	for _, r := range s.raised {
 		t.leases.unguard(t, r.node)
@@ -384,7 +386,8 @@ func (t *Trie) unstageLocked(s *putScratch) {
 			s.gone = t.removeNodeLocked(s.gone[:0], n, Dropped)
 			continue
 		}
-		// A concurrent Put added a child to the node: the node is doomed now and collected later.
+		// A concurrent Put has added a child to the node. The node is doomed, and ReclaimStep
+		// removes it later.
 		t.doomLocked(n, Dropped)
 		t.clearPendingLocked(n)
 	}
@@ -392,7 +395,7 @@ func (t *Trie) unstageLocked(s *putScratch) {
 	t.unguardRaised(s)
 }
 
-// awaitExisting waits until the entries that exist are committed, and syncs.
+// awaitExisting waits until the entries with status Exists are committed, and then syncs.
 func (t *Trie) awaitExisting(id kv.NamespaceID, epoch kv.Epoch, entries []Entry, status []PutStatus) error {
 	t.mu.Lock()
 	for i := range entries {
@@ -417,8 +420,8 @@ func (t *Trie) pendingLocked(id kv.NamespaceID, epoch kv.Epoch, e *Entry) bool {
 	return n != 0 && t.nodes.at(n).has(flagPending)
 }
 
-// Known appends to dst the status that Put would return now for each entry, without indexing it:
-// Added for a new entry. Ref is ignored.
+// Known appends to dst the status that Put would return for each entry: Added for a new entry. It
+// changes nothing and ignores Entry.Ref.
 func (t *Trie) Known(dst []PutStatus, id kv.NamespaceID, epoch kv.Epoch, entries []Entry) ([]PutStatus, error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -446,18 +449,19 @@ func (t *Trie) Known(dst []PutStatus, id kv.NamespaceID, epoch kv.Epoch, entries
 	return dst, nil
 }
 
-// admission decides on the entries of one call.
+// admission decides which entries of one call of Put or Known are added to the index.
 type admission struct {
 	t  *Trie
 	ns *namespace
 	sp *space
-	// write is set while the write lock is held, so that nodes in the way can be doomed.
+	// write is set in Put, which holds the write lock and so may doom nodes.
 	write bool
-	// last is the full node of the last entry that was added or found, lastID its id. It is nearly
-	// always the parent of the next entry.
+	// last is the group 0 node of the last entry that was added or found, and lastID is its id. The
+	// next entry is nearly always a child of last.
 	last   uint32
 	lastID kv.BlockID
-	// promised has the depths of the blocks for which Known returned Added.
+	// promised has the depth of each piece for which Known returned Added. bytes is the size of
+	// their slots.
 	promised map[pieceKey]uint32
 	bytes    int64
 }
@@ -467,10 +471,10 @@ type pieceKey struct {
 	group int
 }
 
-// placement is the place of an entry in the index, and whether the entry is admitted.
+// placement is the status of an entry and its position in the index.
 type placement struct {
 	status PutStatus
-	// node is the existing node; parent and depth are for a new one.
+	// node is the existing node if status is Exists; parent and depth are those of a new node.
 	node, parent, depth uint32
 }
 
@@ -500,7 +504,7 @@ func (a *admission) place(e *Entry) placement {
 	return placement{status: Added, parent: parent, depth: depth}
 }
 
-// parent finds the parent node of e: 0 for a root.
+// parent finds the parent node of e. parent is 0 for a root.
 func (a *admission) parent(e *Entry) (parent, depth uint32, ok bool) {
 	want := e.Parent
 	var deeper uint32 = 1
@@ -525,7 +529,8 @@ func (a *admission) parent(e *Entry) (parent, depth uint32, ok bool) {
 	return n, a.t.nodes.depth(n) + deeper, true
 }
 
-// find returns the node of a piece that is matchable or pending.
+// find returns the node of a piece that is matchable or pending, or 0. With write set, it dooms a
+// node that is below a doomed one.
 func (a *admission) find(group uint8, id *kv.BlockID) uint32 {
 	n := a.t.table.find(a.sp.number, group, id)
 	if n == 0 || a.sp.doomed == 0 || a.t.rootedLocked(n) {
@@ -537,7 +542,8 @@ func (a *admission) find(group uint8, id *kv.BlockID) uint32 {
 	return 0
 }
 
-// promise records an entry that would be added, for the entries after it.
+// promise records an entry for which Known returns Added. Later entries of the call may be its
+// children.
 func (a *admission) promise(e *Entry, p placement) {
 	if a.promised == nil {
 		a.promised = make(map[pieceKey]uint32)

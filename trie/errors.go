@@ -6,10 +6,9 @@ import "errors"
 var (
 	// ErrClosed: the trie is closed; stop.
 	ErrClosed = errors.New("trie: closed")
-	// ErrBroken: the index refuses changes. Either its drive fails or hangs, or Pebble
-	// found the index damaged; the error names the cause. Committed pieces stay
-	// matchable. After a fault of the drive the index accepts changes again by itself;
-	// after damage it needs a restart.
+	// ErrBroken: the index refuses changes. Either its drive fails or hangs, or Pebble found the
+	// index damaged; the error names the cause. Committed pieces stay matchable. After a fault of
+	// the drive the index accepts changes again without a restart; after damage it needs a restart.
 	ErrBroken = errors.New("trie: index cannot be written")
 	// ErrNamespaceUnknown: no namespace has that name or id.
 	ErrNamespaceUnknown = errors.New("namespace unknown")
@@ -19,7 +18,8 @@ var (
 	// ErrTooManyNamespaces: Options.MaxNamespaces is reached, or too many retired
 	// epochs wait for ReclaimStep.
 	ErrTooManyNamespaces = errors.New("too many namespaces")
-	// ErrEpoch: a bump to an epoch that is not later, or an epoch that is not live.
+	// ErrEpoch: the epoch of a bump is not later than the newest epoch, or the requested epoch is
+	// not live.
 	ErrEpoch = errors.New("bad epoch")
 	// ErrPinned: the epoch is pinned; release the pins, wait for their end, or force.
 	ErrPinned = errors.New("epoch is pinned")

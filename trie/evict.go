@@ -13,18 +13,20 @@ import (
 type Why uint8
 
 const (
-	// Chosen: Evict or Vacate removed the piece, or a Remove with this reason.
+	// Chosen: Evict or Vacate removed the piece, or Remove was called with Chosen.
 	Chosen Why = iota
 	// Deleted: Delete removed the piece or one of its ancestors.
 	Deleted
-	// Dropped: Remove removed the piece or an ancestor, because the slot has other bytes or cannot
-	// be read.
+	// Dropped: Remove removed the piece or an ancestor, because the slot of that piece holds other
+	// bytes or cannot be read.
 	Dropped
-	// Lost: Remove removed the piece or an ancestor, because the volume of its slot was removed.
+	// Lost: Remove removed the piece or an ancestor, because the volume of that piece's slot was
+	// removed.
 	Lost
 	// Delivered: Trie.Delivered removed the piece.
 	Delivered
-	// Cleared: the piece's space ended: its epoch was retired, or DeleteAll or DeleteNamespace ran.
+	// Cleared: the piece's (namespace, epoch) ended: its epoch was retired, or DeleteAll or
+	// DeleteNamespace ran.
 	Cleared
 )
 
@@ -42,20 +44,23 @@ type Evicted struct {
 }
 
 const (
-	// Work under the write lock is done in steps of at most this many victims or nodes looked at,
-	// about 100 µs, so that no match waits for long.
+	// Evict holds the write lock for at most this many victims or this many examined nodes at a
+	// time, about 100 µs, so that no match waits long.
 	victimsPerStep = 128
 	looksPerStep   = 8192
-	// secondChances bounds the passes over a leaf: a policy records up to 3 touches of a node.
+	// secondChances is the maximum number of times that Evict passes over one leaf: a policy records
+	// up to 3 touches of a node.
 	secondChances = 3
 )
 
-// Evict removes pieces until their slots have want bytes in total, and appends them to dst. The order is: unmatchable
-// pieces, namespaces over their quota, live epochs that are not the newest of their namespace, Transfer pieces, then
-// the policy's order. Evict always goes leaf first and never takes a leased piece. With only != 0 it takes from that
-// namespace alone. Within a namespace the oldest epoch goes first, and pieces of one epoch go by age, with a second
-// chance for a touched piece. If Evict returns fewer bytes than want, nothing else is evictable. The pieces have left
-// the index even if Evict returns an error of the write to Pebble.
+// Evict removes pieces until their slots have want bytes in total, and appends them to dst. The
+// order is: unmatchable pieces, pieces of namespaces over their quota, pieces of live epochs that
+// are not the newest of their namespace, Transfer pieces, then the policy's order. Evict always
+// goes leaf first and never takes a leased piece. If only is not 0, Evict takes pieces of that
+// namespace alone. Within a namespace the oldest epoch goes first, and the pieces of one epoch go
+// by age, with a second chance for a touched piece. If Evict returns fewer bytes than want, nothing
+// else is evictable. If the write to Pebble fails, Evict returns its error, and the appended pieces
+// have left the index nevertheless.
 func (t *Trie) Evict(dst []Evicted, want int64, only kv.NamespaceID, now time.Time) ([]Evicted, error) {
 	if err := t.usable(); err != nil {
 		return dst, err
@@ -68,17 +73,17 @@ func (t *Trie) Evict(dst []Evicted, want int64, only kv.NamespaceID, now time.Ti
 	return e.dst, nil
 }
 
-// eviction is one call of Evict.
+// eviction is the state of one call of Evict.
 type eviction struct {
 	t    *Trie
 	dst  []Evicted
 	base int
 	want int64
 	only kv.NamespaceID
-	// counted is the length of dst up to which freed is computed.
+	// freed is the size, in bytes, of the slots in dst[base:counted] that count towards want.
 	counted int
 	freed   int64
-	// chances counts the touched leaves of list that were skipped.
+	// chances counts the touched leaves of list that got a second chance in this call.
 	chances int
 	list    *leaves
 }
@@ -112,7 +117,7 @@ func (e *eviction) run() error {
 	return e.steps(e.byPolicy)
 }
 
-// garbage evicts unmatchable pieces, if any can count towards want.
+// garbage evicts unmatchable pieces, if any of them can count towards want.
 func (e *eviction) garbage() error {
 	for more := e.t.hasGarbage(e.only); more && !e.done(); {
 		var err error
@@ -123,8 +128,8 @@ func (e *eviction) garbage() error {
 	return nil
 }
 
-// steps calls step under the write lock until step returns false, and removes the evicted pieces
-// from Pebble after each call.
+// steps calls step, which takes the write lock, until step returns false or enough is evicted.
+// After each call it removes the records of the evicted pieces from Pebble.
 func (e *eviction) steps(step func() (more bool)) error {
 	for more := true; more && !e.done(); {
 		from := len(e.dst)
@@ -147,8 +152,9 @@ func (e *eviction) byPolicy() (more bool) {
 	for range victimsPerStep {
 		n, ok := t.policy.Victim(&looks, t.evictable)
 		if !ok {
-			// When the looks are used up the eviction continues: each look spent a touch, moved a
-			// node to another queue or parked it, so the number of looks is finite.
+			// When the step has examined looksPerStep nodes, the eviction continues with another
+			// step. Each examined node lost a touch, moved to another queue or was parked, so the
+			// number of steps is finite.
 			return looks <= 0
 		}
 		t.policy.Evicted(n, t.contentKey(n))
@@ -172,8 +178,8 @@ func (t *Trie) overQuota() (ids []kv.NamespaceID) {
 	return ids
 }
 
-// superseded returns the live spaces that are not their namespace's newest, in the
-// order in which their epochs began, over all namespaces.
+// superseded returns the live spaces of all namespaces except the newest of each, in the order in
+// which their epochs began.
 func (t *Trie) superseded() (spaces []*space) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -184,10 +190,10 @@ func (t *Trie) superseded() (spaces []*space) {
 	return spaces
 }
 
-// fromNamespace evicts one step of a namespace's pieces, oldest epoch first. With excess it evicts
-// only until the namespace is within its quota. The policy has one order for all namespaces, so a
-// search of that order for one namespace would step over the nodes of all others. Therefore each
-// space has a list of its leaves. A touched leaf gets a second chance.
+// fromNamespace evicts one step of a namespace's pieces, oldest epoch first. If excess is set, it
+// stops when the namespace is within its quota. The policy has one order for all namespaces, in
+// which a search for one namespace would step over the nodes of all others. Therefore each space
+// has a list of its leaves. A touched leaf gets a second chance.
 func (e *eviction) fromNamespace(id kv.NamespaceID, excess bool) (more bool) {
 	t := e.t
 	t.mu.Lock()
@@ -214,7 +220,7 @@ func (e *eviction) fromNamespace(id kv.NamespaceID, excess bool) (more bool) {
 	return true
 }
 
-// oldestWithLeaves returns the live space that eviction takes from, or nil.
+// oldestWithLeaves returns the oldest live space that has an evictable leaf listed, or nil.
 func (ns *namespace) oldestWithLeaves() *space {
 	for _, sp := range slices.Backward(ns.live) {
 		if sp.leaves.oldest != 0 {
@@ -224,8 +230,8 @@ func (ns *namespace) oldestWithLeaves() *space {
 	return nil
 }
 
-// fromSpace evicts one step of a space's pieces. The pieces of a space that has died meanwhile are
-// left to ReclaimStep.
+// fromSpace evicts one step of a space's pieces. If the space is dead by now, its pieces are left
+// to ReclaimStep.
 func (e *eviction) fromSpace(sp *space) (more bool) {
 	t := e.t
 	t.mu.Lock()
@@ -244,8 +250,8 @@ func (e *eviction) fromSpace(sp *space) (more bool) {
 	return true
 }
 
-// oldestLeaf evicts a list's oldest leaf. A touched leaf moves to the end of the list instead, and
-// a leased leaf leaves the list.
+// oldestLeaf evicts the oldest leaf of l. A touched leaf moves to the newest end of the list
+// instead, and a leased leaf is taken off the list.
 func (e *eviction) oldestLeaf(l *leaves) {
 	t, n := e.t, l.oldest
 	t.looks++
@@ -256,8 +262,8 @@ func (e *eviction) oldestLeaf(l *leaves) {
 	if e.list != l {
 		e.list, e.chances = l, 0
 	}
-	// Matches may touch leaves as fast as eviction looks at them, so one call gives each leaf at
-	// most as many second chances as the policy records touches.
+	// Matches may touch leaves as fast as eviction examines them. So one call gives second chances
+	// at most secondChances times the length of the list.
 	if e.chances < secondChances*l.len && t.policy.Cool(n) {
 		e.chances++
 		l.remove(&t.nodes, n)
@@ -268,8 +274,8 @@ func (e *eviction) oldestLeaf(l *leaves) {
 	e.dst = t.removeNodeLocked(e.dst, n, Chosen)
 }
 
-// forget removes evicted pieces from Pebble, without a sync. If a crash undoes the removal, the
-// records return with generations that the store recognises as stale.
+// forget removes the records of evicted pieces from Pebble, without a sync. If a crash undoes the
+// removal, the records return with old generations, which the store recognises as stale.
 func (t *Trie) forget(gone []Evicted) error {
 	if len(gone) == 0 {
 		return nil
@@ -291,9 +297,9 @@ func (t *Trie) forget(gone []Evicted) error {
 	})
 }
 
-// Delivered drops transfer pieces of the given blocks of an epoch, 0 for the newest, and appends
-// them to dst: the pieces that are leaves without a lease. The next eviction takes the other
-// pieces. The blocks are in the order of the chain.
+// Delivered removes the Transfer pieces of the given blocks of an epoch, and appends them to dst;
+// epoch 0 means the newest. It removes only leaves without a lease; the next eviction takes the
+// other Transfer pieces. ids are in the order of the chain.
 func (t *Trie) Delivered(dst []Evicted, id kv.NamespaceID, epoch kv.Epoch, ids []kv.BlockID) ([]Evicted, error) {
 	base := len(dst)
 	dst, err := t.dropDelivered(dst, id, epoch, ids)
@@ -318,7 +324,7 @@ func (t *Trie) dropDelivered(dst []Evicted, id kv.NamespaceID, epoch kv.Epoch, i
 		return dst, nil
 	}
 	for i := len(ids) - 1; i >= 0; i-- {
-		// The full piece comes last, because the other pieces are its children.
+		// The piece of group 0 comes last, because the other pieces are its children.
 		for g := len(ns.def.Geometry.Groups) - 1; g >= 0; g-- {
 			n := t.table.find(sp.number, uint8(g), &ids[i])
 			if n != 0 && t.nodes.at(n).has(flagTransfer) && t.evictable(n) {

@@ -10,19 +10,19 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Place is the owner of a slot.
+// Place is the namespace and the layer group of the piece that occupies a slot.
 type Place struct {
 	Namespace kv.NamespaceID
 	Group     int
 }
 
-// refsPerLock is the number of nodes that an iteration reads per lock. Writers do not wait for
-// long, and the lock is not held while the caller works.
+// refsPerLock is the number of nodes that an iteration reads each time it takes the read lock. So
+// writers do not wait long, and the caller's code runs without the lock.
 const refsPerLock = 1024
 
-// Refs yields the slot, namespace and group of every indexed piece, also of pieces that wait for
-// ReclaimStep. The index may change meanwhile, also from inside the loop; the iteration may or may
-// not see such changes.
+// Refs yields the slot, namespace and group of every indexed piece, including pieces that wait for
+// ReclaimStep. If the index changes during the loop, also from inside it, the iteration may or may
+// not see the change.
 func (t *Trie) Refs() iter.Seq2[kv.Ref, Place] {
 	return func(yield func(kv.Ref, Place) bool) {
 		type found struct {
@@ -46,8 +46,9 @@ func (t *Trie) Refs() iter.Seq2[kv.Ref, Place] {
 	}
 }
 
-// visit calls f for up to limit nodes that hold a committed piece, beginning at number from, and
-// returns the number to continue from, 0 at the end.
+// visit examines up to limit nodes, beginning at number from, and calls f for each that holds a
+// committed piece, until f returns false. It returns the number of the node to continue from, 0 at
+// the end.
 func (t *Trie) visit(from uint32, limit int, f func(n uint32) bool) (next uint32) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -89,8 +90,8 @@ func (t *Trie) infoLocked(n uint32) Info {
 	return i
 }
 
-// Stat returns the pieces of one block, by epoch, the newest first, and then by group. It returns
-// ErrAbsent if there is none.
+// Stat returns the pieces of one block, sorted by epoch, the newest first, and then by group. It
+// returns ErrAbsent if the index has no piece of the block.
 func (t *Trie) Stat(id kv.NamespaceID, block kv.BlockID) ([]Info, error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -114,9 +115,9 @@ func (t *Trie) Stat(id kv.NamespaceID, block kv.BlockID) ([]Info, error) {
 }
 
 // Below counts the pieces of a block and of all its descendants, in every live epoch, and the bytes
-// of their slots: the pieces that Delete would make unmatchable. It looks at every piece of the
-// index, in short steps, and needs two bits for each. Pieces put or removed meanwhile may or may
-// not be counted. It fails with ErrAbsent.
+// of their slots. These are the pieces that Delete would make unmatchable. Below examines every
+// piece of the index, in short steps, and needs two bits of memory for each. Pieces put or removed
+// meanwhile may or may not be counted. It fails with ErrAbsent.
 func (t *Trie) Below(id kv.NamespaceID, block kv.BlockID) (pieces, bytes int64, err error) {
 	if _, err := t.Stat(id, block); err != nil {
 		return 0, 0, err
@@ -179,9 +180,10 @@ type bitmap []uint64
 func (b bitmap) set(n uint32)      { b[n/64] |= 1 << (n % 64) }
 func (b bitmap) has(n uint32) bool { return b[n/64]&(1<<(n%64)) != 0 }
 
-// List returns up to limit matchable pieces of the namespace in no particular order, and the cursor
-// for the next call; the first cursor and the last one returned are 0. Any call may return fewer
-// than limit. Pieces put or removed between two calls may be missed.
+// List returns up to limit matchable pieces of the namespace, in no particular order, and the
+// cursor for the next call. The first cursor is 0, and a returned cursor of 0 means the end. A call
+// may return fewer than limit pieces before the end. Pieces put or removed between two calls may be
+// missed.
 func (t *Trie) List(id kv.NamespaceID, cursor uint32, limit int) (infos []Info, next uint32, err error) {
 	if _, err := t.NamespaceByID(id); err != nil {
 		return nil, 0, err
@@ -197,10 +199,10 @@ func (t *Trie) List(id kv.NamespaceID, cursor uint32, limit int) (infos []Info, 
 	return infos, next, nil
 }
 
-// String draws the index, for tests and small indexes: a tree per namespace, one line a piece,
-// children below their parents. A line has the first bytes of the id, the group if it is not the
-// first, the slot, and then marks: "leases N", "transfer", "pending", "doomed". Each epoch has a
-// tree of its own, also a retired epoch ("dead").
+// String draws the index, for tests and small indexes. It draws a tree for each epoch of each
+// namespace, also for a retired epoch ("dead"). Each piece has one line, below its parent's. The
+// line has the first bytes of the id, the group if it is not 0, the slot, and then marks: "leases
+// N", "transfer", "pending", "doomed".
 func (t *Trie) String() string {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -233,7 +235,7 @@ func (t *Trie) String() string {
 func (t *Trie) drawLocked(b *strings.Builder, nodes []uint32, kids map[uint32][]uint32, indent string) {
 	slices.SortFunc(nodes, func(x, y uint32) int {
 		nx, ny := t.nodes.at(x), t.nodes.at(y)
-		// Pieces come before blocks, then the order is by id.
+		// Pieces of other groups come before blocks (group 0); within a group the order is by id.
 		if d := int(ny.group()) - int(nx.group()); d != 0 {
 			return d
 		}

@@ -30,9 +30,10 @@ type leases struct {
 	free  []uint32
 	heap  []uint32
 	pins  int
-	// unpark lists nodes whose last pin was removed while the policy had them parked, or while they
-	// were in no list of leaves. The next holder of the write lock calls evictableAgainLocked for
-	// each. Invariant: a node is in the list iff it has flagUnpark.
+	// unpark lists nodes that lost their last pin while the eviction policy had them parked, or
+	// while they were missing from their space's list of leaves. The next holder of Trie.mu for
+	// writing calls evictableAgainLocked for each. Invariant: a node is in unpark iff it has
+	// flagUnpark.
 	unpark []uint32
 }
 
@@ -40,14 +41,14 @@ type leaseSlot struct {
 	serial uint32
 	// heapAt is the position in the heap, or -1 for a free slot.
 	heapAt int32
-	// expires is in Unix nanoseconds; never is math.MaxInt64.
+	// expires is the time at which the lease ends, in Unix nanoseconds; math.MaxInt64 means never.
 	expires int64
-	// since is the time at which a match was granted the lease, in Unix nanoseconds, and owner is
-	// the requester. since is 0 for a lease of Hold.
+	// since is the time at which a match or PinEpoch granted the lease, in Unix nanoseconds; 0 for
+	// a lease of Hold. owner is the requester's name.
 	since int64
 	owner string
-	// node is the first pinned node and more has the others: most leases pin one node. node is 0 in
-	// a lease of PinEpoch, which has epoch instead.
+	// node is the first pinned node, and more has the other pinned nodes: most leases pin one node.
+	// A lease of PinEpoch has node 0, and epoch is the space that the lease keeps live.
 	node  uint32
 	more  []uint32
 	epoch *space
@@ -90,8 +91,8 @@ func (l *leases) grant(t *Trie, nodes []uint32, o grantOptions) (LeaseID, bool) 
 	return l.idLocked(i), true
 }
 
-// count adds by to the leases of each space in which the lease holds nodes, and to those of
-// the namespace. The nodes of a mixed match are of several spaces.
+// count adds by to the lease count of the namespace, and to that of each space in which the lease
+// pins a node. Only a mixed match pins nodes of several spaces.
 func (s *leaseSlot) count(t *Trie, by int64) {
 	first := t.spaces[t.nodes.at(s.node).space]
 	first.ns.leases += by
@@ -121,10 +122,10 @@ func (l *leases) idLocked(i uint32) LeaseID {
 	return LeaseID(uint64(l.slots[i].serial)<<32 | uint64(i))
 }
 
-// PinEpoch leases a live epoch of a namespace for ttl; epoch 0 means the newest. Until the lease
-// ends, no bump retires the epoch, unless more than kv.MaxLive epochs would be live. The blocks of
-// the epoch may still be evicted. PinEpoch returns the epoch. Errors: ErrNamespaceUnknown, ErrEpoch
-// if the epoch is not live, ErrTooManyLeases.
+// PinEpoch leases a live epoch of a namespace for ttl, and returns the epoch; epoch 0 means the
+// newest. Until the lease ends, the epoch stays live across bumps, unless more than kv.MaxLive
+// epochs would be live. The lease does not protect the epoch's blocks from eviction. Errors:
+// ErrNamespaceUnknown, ErrEpoch if the epoch is not live, ErrTooManyLeases.
 func (t *Trie) PinEpoch(id kv.NamespaceID, epoch kv.Epoch, owner string, ttl time.Duration, now time.Time) (LeaseID, kv.Epoch, error) {
 	t.leases.expireIfFull(t, now)
 	t.mu.RLock()
@@ -189,7 +190,7 @@ func (l *leases) endLocked(t *Trie, i uint32) {
 	if s.epoch != nil {
 		s.epoch.pins--
 	} else {
-		// A pinned node is not removed, so its space is still the one in which it was leased.
+		// A pinned node is not removed, so its space is still the space that counted the lease.
 		s.count(t, -1)
 		l.unpinLocked(t, []uint32{s.node})
 		l.unpinLocked(t, s.more)
@@ -219,9 +220,10 @@ func (l *leases) unpinLocked(t *Trie, nodes []uint32) {
 	}
 }
 
-// guard pins a node while its record is written. The node stays in the index and keeps its slot, so
-// the write cannot change the record of a later piece. Trie.mu is held for writing. guard returns
-// false if the node has the maximum number of pins; then its leases keep it in the index.
+// guard pins a node while its record is written. So the node stays in the index and keeps its slot,
+// and the write cannot overwrite the record of another piece that later gets the slot. Trie.mu is
+// held for writing. guard returns false if the node already has the maximum number of pins; these
+// pins keep the node in the index too.
 func guard(nd *node) bool { return nd.pin() }
 
 // unguard removes the pins of guard. Trie.mu is held.
@@ -231,9 +233,9 @@ func (l *leases) unguard(t *Trie, nodes ...uint32) {
 	l.unpinLocked(t, nodes)
 }
 
-// applyUnparks makes the nodes of unpark evictable again, which lost their last pin. Trie.mu is
-// held for writing. A node may have been removed since. Its number is then free, or belongs to
-// another node with a flag of its own.
+// applyUnparks makes the nodes in unpark, which lost their last pin, evictable again. Trie.mu is
+// held for writing. A node may have been removed since it was listed. Its number is then free, or
+// belongs to another node with its own flagUnpark.
 func (l *leases) applyUnparks(t *Trie) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -246,9 +248,9 @@ func (l *leases) applyUnparks(t *Trie) {
 	l.unpark = l.unpark[:0]
 }
 
-// Hold leases one matchable block of an epoch by its id, and with it the block's ancestors, until
-// Release. A writer holds the parent of the blocks that it will put. Hold fails with ErrAbsent or
-// ErrTooManyLeases.
+// Hold leases one matchable block of an epoch until Release. The lease protects the block's
+// ancestors from eviction too. A writer holds the parent of the blocks that it is about to put.
+// Hold fails with ErrAbsent or ErrTooManyLeases.
 func (t *Trie) Hold(id kv.NamespaceID, epoch kv.Epoch, block kv.BlockID) (LeaseID, error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -270,9 +272,9 @@ func (t *Trie) Hold(id kv.NamespaceID, epoch kv.Epoch, block kv.BlockID) (LeaseI
 	return lease, nil
 }
 
-// Renew makes the lease end ttl after now; ttl 0 means that only Release ends it. It fails with
-// ErrLeaseUnknown if the lease has ended, also before a call of ExpireLeases, or if the lease held
-// an epoch that is not live any more.
+// Renew sets the end of the lease to now + ttl; ttl 0 means that only Release ends the lease. Renew
+// fails with ErrLeaseUnknown if the lease has expired, even if ExpireLeases has not run since, or
+// if the lease held an epoch that is not live any more.
 func (t *Trie) Renew(id LeaseID, ttl time.Duration, now time.Time) error {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -294,8 +296,8 @@ func (t *Trie) Renew(id LeaseID, ttl time.Duration, now time.Time) error {
 	return nil
 }
 
-// IsPin reports whether an open lease is a pin: only Release ends it, or PinEpoch
-// granted it.
+// IsPin reports whether the lease is open and is a pin: a lease that only Release ends, or a lease
+// of PinEpoch.
 func (t *Trie) IsPin(id LeaseID) bool {
 	l := &t.leases
 	l.mu.Lock()
@@ -319,7 +321,8 @@ func (t *Trie) Release(id LeaseID) error {
 	return nil
 }
 
-// ExpireLeases ends every expired lease and returns their number. Evict does the same first.
+// ExpireLeases ends every expired lease and returns the number of leases that it ended. Evict calls
+// ExpireLeases first.
 func (t *Trie) ExpireLeases(now time.Time) int {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -350,8 +353,8 @@ func (l *leases) bytes() int64 {
 	return int64(cap(l.slots))*int64(reflect.TypeFor[leaseSlot]().Size()) + int64(cap(l.free)+cap(l.heap)+cap(l.unpark)+l.pins)*4
 }
 
-// The heap: each slot stores its position in the heap, so a renewal moves one lease and touches
-// only the leases on its path.
+// The heap orders the leases by expiry. Each slot stores its position in the heap, so a renewal
+// finds its entry without a search and moves entries of one path only.
 
 func (l *leases) pushLocked(i uint32) {
 	l.heap = append(l.heap, i)

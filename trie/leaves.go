@@ -2,21 +2,20 @@ package trie
 
 import "github.com/penstock-kv/penstock/internal/invariants"
 
-// leaves is the list of a space's leaves, in the order in which eviction takes them
-// when it takes pieces of that space only. Any leaf is linked and unlinked in constant
-// time.
+// leaves is a list of the leaves of one space, in the order in which eviction takes them when it
+// takes pieces of that space only. A leaf is linked and unlinked in constant time.
 //
 //	put, touched ─► newest … oldest ─► evicted
 //	                            ▲
 //	   lost its last child or pin
 //
-// The links need no memory of their own: a leaf has no children to count, and
-// its depth follows from its parent. node.kidsOrNewer and node.depthOrOlder hold
-// them while the node has flagLeaf.
+// The links need no memory of their own. A leaf has no children to count, and its depth follows
+// from its parent. So while a node has flagLeaf, node.kidsOrNewer and node.depthOrOlder hold the
+// links.
 //
-// Invariant: a node that may be evicted is in its space's list. A node that has children or is
-// pending is in no list. A leased node may be in the list or not: eviction removes a leased node
-// from the list, and the removal of the node's last pin adds the node again.
+// Invariant: an evictable node is in its space's list. A node that has children or is pending is in
+// no list. A leased node may be in the list or not: eviction removes a leased node from the list,
+// and the removal of the node's last pin adds the node again.
 type leaves struct {
 	newest, oldest uint32
 	len            int
@@ -46,17 +45,17 @@ func (s *slab) depth(n uint32) uint32 {
 	return s.at(nd.parent).depthOrOlder + 1
 }
 
-// addNewest puts n, which is in no list, at the end that is evicted last.
+// addNewest adds n, which is in no list, at the end that is evicted last.
 func (l *leaves) addNewest(s *slab, n uint32) {
 	l.link(s, n, 0, l.newest)
 }
 
-// addOldest puts n, which is in no list, at the end that is evicted first.
+// addOldest adds n, which is in no list, at the end that is evicted first.
 func (l *leaves) addOldest(s *slab, n uint32) {
 	l.link(s, n, l.oldest, 0)
 }
 
-// link puts n between two neighbours; 0 is the end of the list.
+// link inserts n between the two neighbours newer and older; 0 means the end of the list.
 func (l *leaves) link(s *slab, n, newer, older uint32) {
 	nd := s.at(n)
 	invariants.Assert(!nd.has(flagLeaf|flagPending) && nd.kidsOrNewer == 0, "leaves: node %d is linked with %d children, state %x", n, nd.kidsOrNewer, nd.state.Load())
@@ -67,7 +66,7 @@ func (l *leaves) link(s *slab, n, newer, older uint32) {
 	l.len++
 }
 
-// setOlder makes older the next older leaf of n, or the newest leaf if n is 0.
+// setOlder makes older the older neighbour of n or, if n is 0, the newest leaf of the list.
 func (l *leaves) setOlder(s *slab, n, older uint32) {
 	if n == 0 {
 		l.newest = older
@@ -76,7 +75,7 @@ func (l *leaves) setOlder(s *slab, n, older uint32) {
 	s.at(n).depthOrOlder = older
 }
 
-// setNewer makes newer the next newer leaf of n, or the oldest leaf if n is 0.
+// setNewer makes newer the newer neighbour of n or, if n is 0, the oldest leaf of the list.
 func (l *leaves) setNewer(s *slab, n, newer uint32) {
 	if n == 0 {
 		l.oldest = newer
@@ -85,7 +84,7 @@ func (l *leaves) setNewer(s *slab, n, newer uint32) {
 	s.at(n).kidsOrNewer = newer
 }
 
-// remove takes n out of the list; a node in no list is ignored.
+// remove takes n out of the list. It does nothing if n is in no list.
 func (l *leaves) remove(s *slab, n uint32) {
 	nd := s.at(n)
 	if !nd.has(flagLeaf) {
@@ -102,9 +101,9 @@ func (l *leaves) remove(s *slab, n uint32) {
 // leavesOf returns the list that n belongs to. Trie.mu is held.
 func (t *Trie) leavesOf(n uint32) *leaves { return &t.spaces[t.nodes.at(n).space].leaves }
 
-// evictableAgainLocked makes a node that lost its last child or pin the next to be evicted, both in
-// its space and in the policy, because eviction had already reached the node. It does nothing if
-// the node may not be evicted yet. Trie.mu is held for writing.
+// evictableAgainLocked is called for a node that lost its last child or pin. It makes the node the
+// next to be evicted, both in its space and in the policy, because eviction had already reached the
+// node. It does nothing if the node may not be evicted yet. Trie.mu is held for writing.
 func (t *Trie) evictableAgainLocked(n uint32) {
 	if !t.evictable(n) {
 		return

@@ -10,14 +10,15 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// LoadStats count the records that Open dropped or hid.
+// LoadStats counts the records that Open loaded, dropped or hid.
 type LoadStats struct {
 	Loaded int64
 	// StaleEpoch records belong to a retired epoch or a deleted namespace. Orphans lost an
-	// ancestor. Duplicates name a piece that another slot holds too. Corrupt records do not decode
-	// or do not fit their namespace. Open dropped all of these records.
+	// ancestor. Of two records for one piece, the older is a duplicate. Corrupt records do not
+	// decode or do not fit their namespace. Open dropped all of these records.
 	StaleEpoch, Orphans, Duplicates, Corrupt int64
-	// Hidden records lie on a missing volume, or have an ancestor on one. Open kept them in Pebble.
+	// Hidden records are of pieces on a missing volume, or of pieces with an ancestor on a missing
+	// volume. Open kept these records in Pebble.
 	Hidden int64
 	Took   time.Duration
 }
@@ -25,16 +26,17 @@ type LoadStats struct {
 // loading is the state of Open.
 type loading struct {
 	t *Trie
-	// drops are changes to be made to Pebble, mostly the deletion of dropped records.
+	// drops has the changes to be made to Pebble, mostly deletions of dropped records.
 	drops *pebble.Batch
 	key   []byte
 	// prevExtent and prev are the slot and the node of the previous record.
 	prevExtent kv.Extent
 	prev       uint32
-	// hides is set if a record lies on a missing volume. A piece without its ancestor may be a
-	// descendant of that record, so the piece's record is kept.
+	// hides is set if Open hid a record because its volume is missing. A piece without its ancestor
+	// may then be a descendant of a hidden piece, so the piece's record is kept.
 	hides bool
-	// moved are the nodes whose slot is not that of an older record.
+	// moved holds the nodes for which two records were found, if the second record, with another
+	// slot, won.
 	moved map[uint32]bool
 }
 
@@ -83,7 +85,7 @@ func (t *Trie) loadNamespaces() error {
 		if !bytes.Equal(key, appendNamespaceKey(nil, def.ID)) {
 			return fmt.Errorf("key % x holds namespace %d: %w", key, def.ID, errRecord)
 		}
-		// Pins end with the process, and so do the epochs that need a pin.
+		// Pins end with the process, so the epochs that were live only because of a pin end here.
 		def = def.Settle(unpinned)
 		ns := newNamespace(def, t.opts.SlotBytes)
 		for _, sp := range live {
@@ -161,7 +163,7 @@ func (l *loading) flush() error {
 	return l.t.commit(b, false, nil)
 }
 
-// block makes a node of a record. The node is not counted among its parent's kids yet.
+// block makes a node from a record. It does not add the node to the child count of its parent yet.
 func (l *loading) block(ext kv.Extent, rec *record) error {
 	t := l.t
 	if t.opts.Absent != nil && t.opts.Absent(ext.Volume()) {
@@ -190,8 +192,8 @@ func (l *loading) block(ext kv.Extent, rec *record) error {
 	return nil
 }
 
-// duplicate decides between two slots of one piece: the slot written later wins, because the
-// deletion of the other record was lost or had not been written.
+// duplicate decides between two records of one piece in two slots. The record written later wins:
+// the older record's deletion was lost in a crash or had not been written.
 func (l *loading) duplicate(n uint32, ref kv.Ref, rec *record, sp *space) error {
 	nd := l.t.nodes.at(n)
 	if nd.gen() > rec.gen {
@@ -218,8 +220,8 @@ func classFlag(rec *record) uint32 {
 	return 0
 }
 
-// lost marks, while the index is loaded, a node whose parent cannot be found. No node has this
-// number.
+// lost is the parent number of a node whose parent cannot be found, used only while the index is
+// loaded. No node has this number.
 const lost = maxNodes + 1
 
 func (l *loading) parent(n uint32, ext kv.Extent, rec *record, sp *space) {
@@ -245,9 +247,9 @@ func (l *loading) isParent(p uint32, child *node, rec *record) bool {
 	return pd.space == child.space && pd.group() == 0 && hintOf(&pd.id) == [parentHint]byte(rec.parent[:parentHint])
 }
 
-// parentByID sets the parent of a node whose record names the parent by id. If the scan has not
-// reached the parent yet, the node stores the hash of the id for join. A list of ids would need
-// tens of bytes per block more than the loaded index.
+// parentByID sets the parent of a node whose record contains the parent's id. If the scan has not
+// reached the parent's record yet, the node stores the hash of the id, which join resolves. A list
+// of ids would need tens of bytes per block in addition to the loaded index.
 func (l *loading) parentByID(n uint32, id *kv.BlockID) {
 	nd := l.t.nodes.at(n)
 	if p := l.t.table.find(nd.space, 0, id); p != 0 {
@@ -259,8 +261,9 @@ func (l *loading) parentByID(n uint32, id *kv.BlockID) {
 	nd.state.Or(flagAwaits)
 }
 
-// join finds the parents that follow their children in the scan. To be mistaken for the parent,
-// another block would need the same 64 bits of a seeded hash and the right depth (prune).
+// join sets the parents that come after their children in the scan. A wrong block could be taken
+// for the parent only if it had the same 64 bits of a seeded hash and the right depth, which prune
+// checks.
 func (l *loading) join() {
 	for n := uint32(1); n <= l.t.nodes.top; n++ {
 		nd := l.t.nodes.at(n)
@@ -276,8 +279,9 @@ func (l *loading) join() {
 	}
 }
 
-// prune drops every node that a match cannot reach. The depth decreases by one from child to parent
-// (a piece of another group has the depth of its block), so each walk to the root ends.
+// prune drops every node that no match can reach. From child to parent the depth decreases by one,
+// or stays equal for a piece of another group than 0, which has the depth of its block. So each
+// walk to the root ends.
 func (l *loading) prune() error {
 	t := l.t
 	const unknown, good, bad = 0, 1, 2
@@ -322,8 +326,8 @@ func (l *loading) prune() error {
 	return nil
 }
 
-// rewrite renews the records of the children of moved nodes, because such a record may state that
-// the parent is in the previous slot.
+// rewrite writes the records of the children of moved nodes again, because such a record may state
+// that the parent is in the previous slot.
 func (l *loading) rewrite() error {
 	t := l.t
 	if l.moved == nil {
@@ -343,8 +347,8 @@ func (l *loading) rewrite() error {
 	return nil
 }
 
-// deeper reports whether nd has the depth that a child of its parent must have. No node is in a
-// list of leaves yet.
+// deeper reports whether the depth of nd fits the depth of its parent. No node is in a list of
+// leaves yet, so depthOrOlder is the depth.
 func (l *loading) deeper(nd *node) bool {
 	p := l.t.nodes.at(nd.parent)
 	if nd.group() != 0 {

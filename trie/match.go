@@ -18,16 +18,16 @@ const (
 	CutAbsent
 	// CutEpoch: no requested epoch is live.
 	CutEpoch
-	// CutLeaseDenied: a lease was requested and there are too many leases. Nothing matches, because
-	// nothing would keep the pieces from eviction.
+	// CutLeaseDenied: a lease was requested and there are too many leases. The result has no
+	// blocks, because nothing would protect their pieces from eviction.
 	CutLeaseDenied
-	// CutStateMissing: the blocks are stored, but no state snapshot at that length.
+	// CutStateMissing: the blocks are stored, but there is no state snapshot at that length.
 	CutStateMissing
-	// CutWindowMissing: the blocks are stored, but not all pieces of the window.
+	// CutWindowMissing: the blocks are stored, but a piece of a window group is missing.
 	CutWindowMissing
-	// CutLimit: MatchOptions.MaxBlocks was reached.
+	// CutLimit: the match has MatchOptions.MaxBlocks blocks.
 	CutLimit
-	// CutTooLong: Options.MaxChainBlocks was reached.
+	// CutTooLong: the match has Options.MaxChainBlocks blocks.
 	CutTooLong
 )
 
@@ -70,34 +70,34 @@ type MatchOptions struct {
 	// Epoch is the newest epoch that may match; 0 means the namespace's newest.
 	Epoch kv.Epoch
 	// Oldest is the oldest epoch that may match; 0 means only Epoch. Each live epoch from Oldest to
-	// Epoch is matched separately, and the longest match is returned; among equal lengths, that of
-	// the newest epoch. All blocks of the match have one epoch.
+	// Epoch is matched separately, and the longest match is returned; if several have that length,
+	// the match of the newest epoch among them. All blocks of the match have one epoch.
 	Oldest kv.Epoch
-	// Mix allows blocks of different epochs of the range in one match: each block has the newest
-	// live epoch that has all pieces of the block that the match needs.
+	// Mix allows blocks of different epochs of the range in one match. Each block is then of the
+	// newest live epoch that has all pieces of the block that the match needs.
 	Mix bool
-	// Suffix allows the chain to begin in the middle: the first of ids may have ancestors. The
-	// ancestors must be stored too, are not counted in the match and are not touched. Suffix needs
-	// a tree of one Full group, and excludes Mix.
+	// Suffix allows ids to begin in the middle of a chain. The ancestors of the first block must be
+	// stored too, but they are neither counted in the match nor touched. Suffix needs a tree of one
+	// Full group, and excludes Mix.
 	Suffix bool
-	// MaxBlocks bounds the length of the match; 0 means no limit.
+	// MaxBlocks is the maximum length of the match in blocks; 0 means no limit.
 	MaxBlocks int
-	// Lease requests a lease on the matched pieces. A match of 0 blocks gets none.
+	// Lease requests a lease on the matched pieces. A match of 0 blocks gets no lease.
 	Lease bool
-	// TTL is the duration of the lease; 0 means until Release.
+	// TTL is the duration of the lease; 0 means that the lease lasts until Release.
 	TTL time.Duration
-	// Owner is the requester of the lease, as Pins returns it. Empty: unknown.
+	// Owner is the name of the lease's requester, which Pins returns. Empty: unknown.
 	Owner string
 	// Now is the current time; required with Lease.
 	Now time.Time
-	// Pieces is appended to and becomes Match.Pieces. A caller that reuses the buffer avoids the
-	// allocation.
+	// Pieces is a buffer: Match appends the pieces to it and returns the result in Match.Pieces. A
+	// caller that reuses the buffer avoids the allocation.
 	Pieces []Piece
-	// Epochs is appended to and becomes Match.Epochs in the same way.
+	// Epochs is the buffer for Match.Epochs, in the same way.
 	Epochs []kv.EpochRun
-	// NoTouch does not change the order of eviction: for inspection.
+	// NoTouch leaves the order of eviction unchanged, for inspection.
 	NoTouch bool
-	// Count includes the match in EpochStats.
+	// Count includes the match in the counters of EpochStats.
 	Count bool
 }
 
@@ -105,38 +105,42 @@ type MatchOptions struct {
 type Match struct {
 	// Blocks is the length of the reusable prefix in blocks, Tokens the same in tokens.
 	Blocks, Tokens int
-	// Cut is the reason why the match is not longer. The block at index Blocks is the missing one.
+	// Cut is the reason why the match is not longer. The block that ended the match has the index
+	// Blocks.
 	Cut Cut
-	// Stored is the number of blocks whose group 0 piece is stored, from the first block on. In a
-	// namespace with a Full group it is at least Blocks. A writer need not send the stored pieces
-	// again.
+	// Stored is the number of blocks whose piece of group 0 is stored, counted from the first block
+	// up to the first missing one. In a namespace with a Full group it is at least Blocks. A writer
+	// need not send the stored pieces again.
 	Stored int
 	// Epoch is the epoch of the blocks; with Mix, the newest of their epochs. If no block matched,
-	// it is the newest epoch that may match, or with CutEpoch the namespace's newest.
+	// it is the newest epoch that may match or, if Cut is CutEpoch, the newest epoch of the
+	// namespace.
 	Epoch kv.Epoch
 	// Epochs are the epochs of the blocks, from the first block on. It is set only with Mix.
 	Epochs []kv.EpochRun
-	// Lease holds the pieces until it is released or expires; 0 if none.
+	// Lease protects the pieces from eviction until it is released or expires; 0 if none was
+	// granted.
 	Lease LeaseID
-	// Pieces are the pieces that a reuse of this length needs, group by group and in the order of
-	// blocks: those of all blocks for a Full group, of the last blocks for a Window group, and of
-	// the last block for a State group.
+	// Pieces are the pieces that a reuse of this prefix needs, group by group and within a group in
+	// the order of the blocks. A Full group needs the pieces of all blocks, a Window group those of
+	// the last blocks, and a State group that of the last block.
 	Pieces []Piece
 }
 
-// matchScratch is the scratch memory of one match: the nodes that a lease pins and a hit touches,
-// and that cannot be found through parents.
+// matchScratch is the reused memory of one match. nodes holds the nodes to pin and to touch that
+// are not ancestors of walk.tip.
 type matchScratch struct {
 	nodes []uint32
 	mix   []mixable
 }
 
 // Match finds the longest prefix of the chain ids for which every layer group has the pieces that
-// it needs. In a flat namespace it finds the longest run of keys from the first. A range of epochs
-// costs one such descent for each live epoch of the range, and at most one more. With Mix the match
-// costs one descent for each live epoch, and up to one look-up for each block and live epoch. Match
-// fails only with ErrNamespaceUnknown or ErrClosed. It does not allocate if opts.Pieces and
-// opts.Epochs have room, except that a lease may grow the table of leases.
+// it needs. In a flat namespace it finds the longest run of stored keys from the first key on. A
+// match of a range of epochs walks the chain once for each live epoch of the range, and at most
+// once more. With Mix it walks the chain once for each live epoch, and makes up to one look-up for
+// each block and live epoch. Match fails only with ErrNamespaceUnknown or ErrClosed. It does not
+// allocate if opts.Pieces and opts.Epochs have room, except that a lease may grow the table of
+// leases.
 func (t *Trie) Match(id kv.NamespaceID, ids []kv.BlockID, opts MatchOptions) (Match, error) {
 	s := t.matchPool.Get().(*matchScratch)
 	defer t.matchPool.Put(s)
@@ -184,8 +188,8 @@ func (w *walk) longest(opts *MatchOptions) (Match, bool) {
 		if best == nil || next.Blocks > m.Blocks {
 			best, m = sp, next
 		}
-		// Each descent overwrites the pieces of the descent before. If the best match is not the
-		// last one, it is descended again after the loop.
+		// Each descent overwrites the pieces of the previous descent. If the best match is not the
+		// last one, its space is descended again after the loop.
 		m.Pieces = next.Pieces
 		if m.Blocks == len(w.ids) {
 			break
@@ -217,8 +221,9 @@ func (o *MatchOptions) wants(ns *namespace, e kv.Epoch) bool {
 	return oldest <= e && e <= newest
 }
 
-// MatchTokens hashes the whole blocks of tokens and matches their chain. The ids are appended to
-// dst and returned. It fails with ErrEntry in a flat namespace, whose ids are the engine's keys.
+// MatchTokens hashes the tokens into block ids, leaving out an incomplete last block, and matches
+// the ids. It appends the ids to dst and returns the result. It fails with ErrEntry in a flat
+// namespace, whose ids are the engine's keys.
 func (t *Trie) MatchTokens(dst []kv.BlockID, id kv.NamespaceID, tokens []kv.Token, opts MatchOptions) (Match, []kv.BlockID, error) {
 	def, err := t.NamespaceByID(id)
 	if err != nil {
@@ -245,14 +250,14 @@ type walk struct {
 	ids  []kv.BlockID
 	base int // number of pieces in the caller's buffer before the match
 	s    *matchScratch
-	// suffix is MatchOptions.Suffix. above is the parent of the first node, or 0.
+	// suffix is MatchOptions.Suffix. above is the parent of the first matched node, or 0.
 	suffix bool
 	above  uint32
-	// cut is the Match.Cut for the case that every block of ids matches.
+	// cut is the result Match.Cut if every block of ids matches.
 	cut Cut
-	// tip is the deepest node of group 0 of a match in a tree. Its ancestors are found through
-	// parents, and s.nodes holds the matched nodes of the other groups. A mixed match has no tip:
-	// s.nodes begins with the last node of group 0 of each run.
+	// tip is the deepest matched node of group 0 in a tree. The other matched nodes of group 0 are
+	// its ancestors, and s.nodes holds the matched nodes of the other groups. A mixed match has no
+	// tip: s.nodes then begins with the last node of group 0 of each run of blocks of one epoch.
 	tip uint32
 }
 
@@ -285,9 +290,9 @@ func (w *walk) limit(maxBlocks int) {
 
 func (w *walk) flat() bool { return w.ns.def.Index == kv.IndexFlat }
 
-// full matches the pieces of group 0. In a tree each block's node is a child of the node before;
-// otherwise all nodes are roots. If the geometry has no Full group, no group needs all blocks from
-// the first on, and full only computes Stored.
+// full matches the pieces of group 0. In a tree each block's node must be a child of the previous
+// block's node; otherwise all nodes are roots. If the geometry has no Full group, no group needs
+// all blocks from the first on, and full only computes Stored.
 func (w *walk) full(m *Match) {
 	m.Cut = w.cut
 	prev := w.above
@@ -312,8 +317,8 @@ func (w *walk) full(m *Match) {
 	m.Blocks = m.Stored
 }
 
-// next returns the node of id after prev, or 0. It tries node prev+1 first, because the nodes of a
-// sequence that was put in one call have consecutive numbers.
+// next returns the node of id as a child of prev, or 0. It tries node prev+1 first, because the
+// blocks of a sequence that was put in one call have consecutive node numbers.
 func (w *walk) next(prev uint32, id *kv.BlockID) uint32 {
 	parent := prev
 	if !w.ns.tree {
@@ -339,16 +344,16 @@ func (w *walk) piece(group uint8, id *kv.BlockID) uint32 {
 	if n == 0 || w.t.nodes.at(n).has(flagPending) {
 		return 0
 	}
-	// A piece whose block was deleted is in the table until ReclaimStep finds the piece. The block
-	// may have been put again meanwhile, with another node.
+	// A piece of another group, whose block was deleted, stays in the table until ReclaimStep finds
+	// the piece. The block may have been put again meanwhile, and then has another node.
 	if group != 0 && w.ns.tree && w.t.spaces[w.sp].doomed > 0 && w.t.nodes.at(n).parent != w.t.table.find(w.sp, 0, id) {
 		return 0
 	}
 	return n
 }
 
-// hybrid shortens the match until every group has the pieces that it needs, and adds the pieces
-// that the groups need at that length.
+// hybrid shortens the match until every group has the pieces that it needs at that length. It then
+// appends the pieces of the Window and State groups.
 func (w *walk) hybrid(m *Match) {
 	if !w.ns.tree {
 		m.Blocks, m.Cut = len(w.ids), w.cut
@@ -366,8 +371,8 @@ func (w *walk) hybrid(m *Match) {
 		if groups[g].Kind == kv.Window {
 			m.Cut = CutWindowMissing
 		}
-		// A prefix that ends before the missing block does not need that block. Every group is
-		// checked again at the new length.
+		// A prefix that ends before the block with the index missing does not need that block.
+		// Every group is checked again at the new length.
 		m.Blocks, g = missing, -1
 	}
 	if w.ns.tree {
@@ -380,13 +385,13 @@ func (w *walk) hybrid(m *Match) {
 	}
 }
 
-// first is the first block that group g needs for a prefix of n blocks.
+// first returns the index of the first block that group g needs for a prefix of n blocks.
 func (w *walk) first(g uint8, n int) int {
 	return max(0, n-w.ns.def.Geometry.WindowBlocks(int(g)))
 }
 
-// missing returns the last block that group g needs for a prefix of n blocks and
-// that is not stored, or -1.
+// missing returns the index of the last block whose piece group g needs for a prefix of n blocks
+// and which is not stored, or -1.
 func (w *walk) missing(g uint8, n int) int {
 	for i := n - 1; i >= w.first(g, n); i-- {
 		if w.piece(g, &w.ids[i]) == 0 {
@@ -404,7 +409,7 @@ func (w *walk) shorten(m *Match) {
 	m.Pieces = m.Pieces[:w.base+m.Blocks]
 }
 
-// append adds the pieces of a window or state group.
+// append adds the pieces of a Window or State group to the match.
 func (w *walk) append(m *Match, g uint8) {
 	for i := w.first(g, m.Blocks); i < m.Blocks; i++ {
 		n := w.piece(g, &w.ids[i])
@@ -413,7 +418,7 @@ func (w *walk) append(m *Match, g uint8) {
 	}
 }
 
-// touch reports the hit to the policy, the deepest node first and the root last.
+// touch records a hit of the matched nodes in the policy, the deepest node first and the root last.
 func (w *walk) touch(m *Match) {
 	for _, n := range slices.Backward(w.s.nodes) {
 		w.t.policy.Touch(n)

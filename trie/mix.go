@@ -2,16 +2,17 @@ package trie
 
 import "github.com/penstock-kv/penstock/kv"
 
-// mixable is a live epoch whose blocks may be in a mixed match.
+// mixable is a live epoch from which a mixed match may take blocks.
 type mixable struct {
 	sp *space
-	// full is the number of blocks, from the first on, that are stored in the epoch, in a tree.
+	// full is the number of blocks of the chain, from the first on, that the epoch has; 0 unless
+	// the namespace is a tree.
 	full int
 }
 
 // mixed returns the longest match whose blocks may be of different epochs, and false if no epoch of
-// the range is live. In a tree, an epoch that has a block has all blocks before it too. So the
-// match is at least as long as the longest match of one epoch, and its blocks are newer.
+// the range is live. In a tree, an epoch that has a block has all its ancestors too. So the match
+// is at least as long as the longest match of one epoch, and its blocks are at least as new.
 //
 //	epoch 8   a b
 //	epoch 7   a b c d
@@ -39,8 +40,8 @@ func (w *walk) mixed(opts *MatchOptions) (Match, bool) {
 			m.Cut = CutAbsent
 		}
 	}
-	// No epoch holds block i for a match of this length. The next length is the longest one that
-	// does not need block i.
+	// No epoch has all pieces of block i that a match of this length needs. The next length to try
+	// is i, the longest one that does not need block i.
 	for i := w.unheld(m.Blocks); i >= 0; i = w.unheld(m.Blocks) {
 		m.Cut, m.Blocks = w.lacking(i, m.Blocks), i
 	}
@@ -52,7 +53,7 @@ func (w *walk) mixed(opts *MatchOptions) (Match, bool) {
 	return m, true
 }
 
-// depth returns how many blocks a tree has in sp from the first one on.
+// depth returns how many blocks of the chain, from the first on, sp has in a tree, and otherwise 0.
 func (w *walk) depth(sp *space) int {
 	if !w.ns.tree {
 		return 0
@@ -77,8 +78,8 @@ func (w *walk) stored(i int) bool {
 	return false
 }
 
-// has reports whether an epoch has the piece of block i in the group that every match needs from
-// its first block on.
+// has reports whether an epoch has the piece of block i in the group of which a match needs every
+// block: the Full group, or group 0 of a flat namespace. It is true if there is no such group.
 func (w *walk) has(e mixable, i int) bool {
 	w.sp = e.sp.number
 	switch {
@@ -90,8 +91,8 @@ func (w *walk) has(e mixable, i int) bool {
 	return true
 }
 
-// lacks returns the first other group whose piece of block i a match of n blocks needs, and which
-// the space of the last call of has lacks, or -1.
+// lacks returns the first Window or State group whose piece of block i a match of n blocks needs,
+// but the space of the last call of has does not have. It returns -1 if there is none.
 func (w *walk) lacks(i, n int) int {
 	for g := range w.ns.def.Geometry.Groups {
 		if w.other(g) && i >= w.first(uint8(g), n) && w.piece(uint8(g), &w.ids[i]) == 0 {
@@ -101,13 +102,13 @@ func (w *walk) lacks(i, n int) int {
 	return -1
 }
 
-// other reports whether matches need group g near their end only.
+// other reports whether g is a Window or State group, of which a match needs only the last blocks.
 func (w *walk) other(g int) bool {
 	return w.ns.def.Geometry.Groups[g].Kind != kv.Full && !w.flat()
 }
 
 // holder sets the walk's space to the newest epoch that has all pieces of block i that a match of n
-// blocks needs, and returns the epoch's index in s.mix, or -1.
+// blocks needs. It returns the index of that epoch in s.mix, or -1.
 func (w *walk) holder(i, n int) int {
 	for k, e := range w.s.mix {
 		if w.has(e, i) && w.lacks(i, n) < 0 {
@@ -117,8 +118,9 @@ func (w *walk) holder(i, n int) int {
 	return -1
 }
 
-// unheld returns the last block below n without a holder, or -1. For every block below Stored,
-// method has is true in some epoch, so only the ends of the other groups are searched.
+// unheld returns the last block below n for which holder finds no epoch, or -1. For every block
+// below Stored, has is true in some epoch, so only the blocks that Window and State groups need are
+// searched.
 func (w *walk) unheld(n int) int {
 	from := n
 	for g := range w.ns.def.Geometry.Groups {
@@ -134,8 +136,8 @@ func (w *walk) unheld(n int) int {
 	return -1
 }
 
-// lacking returns the cut of a match of n blocks that needs block i: the newest epoch that has the
-// block lacks a piece of another group.
+// lacking returns the cut of a match of n blocks that cannot have block i, because the newest epoch
+// that has block i lacks a piece of a Window or State group.
 func (w *walk) lacking(i, n int) Cut {
 	for _, e := range w.s.mix {
 		if !w.has(e, i) {
@@ -149,8 +151,8 @@ func (w *walk) lacking(i, n int) Cut {
 	return CutAbsent
 }
 
-// take adds the pieces of a match of m.Blocks blocks, its runs, and the nodes that a lease pins: in
-// a tree the last full node of each run, whose ancestors are safe.
+// take adds to the match its pieces, its runs of blocks of one epoch, and the nodes that a lease
+// pins. In a tree these include the last full node of each run, whose ancestors are then safe.
 func (w *walk) take(m *Match) {
 	base := len(m.Epochs)
 	for i := range m.Blocks {
@@ -191,7 +193,8 @@ func (w *walk) take(m *Match) {
 	}
 }
 
-// count counts a match in each epoch that has blocks of it, or in the newest.
+// count counts the match in each epoch that has blocks of it or, if it has no blocks, in the newest
+// epoch.
 func (w *walk) count(m *Match) {
 	for k, e := range w.s.mix {
 		blocks := 0
@@ -218,12 +221,12 @@ func (w *walk) touchRuns(runs []kv.EpochRun) {
 	}
 }
 
-// Locate finds given pieces of one live epoch of a chain, as a mixed match needs them; Match, in
-// contrast, finds the pieces of a prefix. Locate sets Ref of each piece that is stored and, in a
-// tree, whose ancestors are stored. The other pieces get the zero Ref. The found pieces count as
-// used in the order of eviction. Epoch 0 means the newest. Blocks of the result is the block of the
-// first missing piece, or the length of the chain. Pieces of the result are the pieces. Errors:
-// ErrNamespaceUnknown and ErrClosed.
+// Locate finds given pieces of one live epoch of a chain, such as the pieces of a mixed match;
+// Match, in contrast, finds the pieces of a prefix. Epoch 0 means the newest. Locate sets Ref of
+// each piece that is stored and, in a tree, whose ancestors are stored. It sets the zero Ref in the
+// other pieces. The found pieces are touched in the order of eviction. Match.Blocks of the result
+// is the block of the first missing piece, or the length of the chain. Match.Pieces is the argument
+// pieces. Errors: ErrNamespaceUnknown and ErrClosed.
 func (t *Trie) Locate(id kv.NamespaceID, epoch kv.Epoch, ids []kv.BlockID, pieces []Piece) (Match, error) {
 	s := t.matchPool.Get().(*matchScratch)
 	defer t.matchPool.Put(s)

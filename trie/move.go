@@ -12,12 +12,12 @@ import (
 type Moved struct{ From, To kv.Ref }
 
 // Move replaces the slots From by the slots To in the index, in one Pebble batch that is not
-// synced. Leases, class, children, quota and the order of eviction do not change. moved[i] is false
-// if the index has no matchable piece in moves[i].From; then the index does not refer to
-// moves[i].To either. After an error no piece was moved.
+// synced. The leases, class, children and quota of the pieces and the order of eviction do not
+// change. moved[i] is false if the index has no matchable piece in moves[i].From; then the index
+// does not refer to moves[i].To either. After an error no piece was moved.
 //
-// The owner of the slots frees From when Move has returned. The result of an earlier match may
-// still name From; the reader of that match calls Find.
+// When Move has returned, the owner of the slots frees the slots From. The result of an earlier
+// match may still name a slot From; its reader then calls Find.
 func (t *Trie) Move(moves []Moved) (moved []bool, err error) {
 	if err := t.usable(); err != nil {
 		return nil, err
@@ -44,14 +44,15 @@ func (t *Trie) Move(moves []Moved) (moved []bool, err error) {
 	return m.moved, nil
 }
 
-// moving is one call of Move. Trie.records is held for writing, so no other call
+// moving is the state of one call of Move. Trie.records is held for writing, so no other call
 // writes the record of a node in the index.
 type moving struct {
 	t     *Trie
 	moves []Moved
 	moved []bool
-	// pieces[i] is the record in slot moves[i].From. next[i] is the record in the slot
-	// after it, which may refer to its parent as "the slot before" (recParentPrev).
+	// pieces[i] is the record of slot moves[i].From. next[i] is the record of the slot after it:
+	// that record may state that its parent is in the previous slot (recParentPrev), which the move
+	// makes false.
 	pieces, next []*record
 	// nodes[i] is the node of moves[i], or 0 if that piece is not moved. The nodes in guarded
 	// cannot be removed from the index until finish.
@@ -89,8 +90,8 @@ func (m *moving) read() error {
 	return nil
 }
 
-// stage sets the new slots in the nodes and fills the batch. Matches return the new
-// slots from here on; both slots hold the same bytes.
+// stage sets the new slots in the nodes and fills the batch. From here on matches return the new
+// slots; until From is freed, both slots hold the same bytes.
 func (m *moving) stage() error {
 	t := m.t
 	t.mu.Lock()
@@ -105,8 +106,8 @@ func (m *moving) stage() error {
 		t.nodes.at(n).setRef(mv.To)
 		m.nodes[i], m.moved[i] = n, true
 	}
-	// A record refers to the slot of the parent, so all nodes get their new slots
-	// before the first record is made.
+	// A record refers to the slot of the parent. So all nodes get their new slots before the first
+	// record is made.
 	for i, mv := range m.moves {
 		n := m.nodes[i]
 		if n == 0 {
@@ -145,7 +146,7 @@ func (m *moving) guard(n uint32) {
 	}
 }
 
-// set adds the current record of a node to the batch.
+// set adds the record of a node, in its present state, to the batch.
 func (m *moving) set(n uint32) error {
 	rec := m.t.recordOf(n)
 	if err := m.batch.Set(appendBlockKey(nil, m.t.nodes.at(n).extent), rec.append(nil), nil); err != nil {
@@ -154,7 +155,7 @@ func (m *moving) set(n uint32) error {
 	return nil
 }
 
-// revert adds the records from before the move.
+// revert adds the records that the batch replaces or deletes.
 func (m *moving) revert(r reverts) {
 	for i, mv := range m.moves {
 		if m.nodes[i] == 0 {
@@ -168,7 +169,8 @@ func (m *moving) revert(r reverts) {
 	}
 }
 
-// finish unguards the nodes. If undo is set, the moved nodes get their old slots back first.
+// finish unpins the guarded nodes. If undo is set, it first gives the moved nodes their old slots
+// back.
 func (m *moving) finish(undo bool) {
 	t := m.t
 	t.mu.Lock()
@@ -181,8 +183,8 @@ func (m *moving) finish(undo bool) {
 	t.leases.unguard(t, m.guarded...)
 }
 
-// Find returns the slot of a matchable piece in that epoch. A reader whose slot was freed calls
-// Find, because the piece may have been moved.
+// Find returns the slot of a matchable piece of that epoch, or false. A reader calls Find when its
+// slot was freed, because the piece may have been moved.
 func (t *Trie) Find(id kv.NamespaceID, epoch kv.Epoch, piece PieceKey) (kv.Ref, bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()

@@ -53,16 +53,16 @@ func clone(def kv.Namespace) kv.Namespace {
 	return def
 }
 
-// writeDefinition makes def durable and creates an empty space for each live epoch that has none;
-// with wipe, for every live epoch. Spaces that def does not name are left to ReclaimStep. defMu is
-// held.
+// writeDefinition makes def durable. It creates an empty space for each live epoch that has none,
+// or, if wipe is set, for every live epoch. It leaves the spaces of other epochs to ReclaimStep.
+// defMu is held.
 func (t *Trie) writeDefinition(ns *namespace, def kv.Namespace, wipe bool) error {
 	next := t.marks
 	next.NamespaceID = max(next.NamespaceID, def.ID)
 	epochs := def.Live()
 	live := make([]*space, len(epochs))
 	var fresh []*space
-	// The loop begins with the oldest epoch, so that serials grow with the epochs.
+	// The loop begins with the oldest epoch, so that a later epoch gets a higher serial.
 	for i, e := range slices.Backward(epochs) {
 		if live[i] = ns.version(e); live[i] == nil || wipe {
 			next.Serial++
@@ -139,8 +139,8 @@ func (t *Trie) commitDefinition(ns *namespace, def kv.Namespace, live []*space, 
 	return t.commit(b, true, func(r reverts) { r[string(key)] = old })
 }
 
-// stored returns the key and the value of the record of ns.def. value is nil if ns is
-// being created. defMu is held.
+// stored returns the key and the value of the stored record of ns.def. value is nil if ns is being
+// created and has no record yet. defMu is held.
 func (ns *namespace) stored(id kv.NamespaceID) (key, value []byte, err error) {
 	key = appendNamespaceKey(nil, id)
 	if ns.live == nil {
@@ -178,7 +178,7 @@ func (t *Trie) Namespace(name string) (kv.Namespace, error) {
 	return kv.Namespace{}, fmt.Errorf("trie: namespace %q: %w", name, ErrNamespaceUnknown)
 }
 
-// NamespaceByID is Namespace by id.
+// NamespaceByID is Namespace with the id in place of the name.
 func (t *Trie) NamespaceByID(id kv.NamespaceID) (kv.Namespace, error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -207,8 +207,8 @@ func (t *Trie) sortedLocked() []*namespace {
 }
 
 // DeleteNamespace removes the definition durably. Afterwards no piece of the namespace is
-// matchable, and ReclaimStep returns its pieces. Leases without a TTL on its pieces end, except
-// those of Hold.
+// matchable, and ReclaimStep returns the pieces. Leases without a TTL on the pieces end, except
+// leases of Hold.
 func (t *Trie) DeleteNamespace(name string) error {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
@@ -239,10 +239,11 @@ func (t *Trie) DeleteNamespace(name string) error {
 	return nil
 }
 
-// PlanBump returns the definition of the namespace after a bump to a later epoch: see
-// kv.Namespace.Bump. SetEpochs applies the definition. to 0 means the next epoch, and keep 0 means
-// 1. Errors: ErrNamespaceUnknown, ErrEpoch if to is not greater than the newest epoch or is above
-// kv.MaxEpoch, or keep is more than kv.MaxLive.
+// PlanBump returns the definition that the namespace has after a bump to a later epoch (see
+// kv.Namespace.Bump). It changes nothing; SetEpochs applies the definition. If to is 0, the new
+// epoch is the next one. keep is the number of epochs that stay live without a pin; 0 means 1.
+// Errors: ErrNamespaceUnknown; ErrEpoch if to is not greater than the newest epoch or is above
+// kv.MaxEpoch, or if keep is more than kv.MaxLive.
 func (t *Trie) PlanBump(name string, to kv.Epoch, keep int) (kv.Namespace, error) {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
@@ -265,9 +266,9 @@ func (t *Trie) PlanBump(name string, to kv.Epoch, keep int) (kv.Namespace, error
 	return ns.def.Bump(to, max(1, keep), t.pinned(ns)), nil
 }
 
-// PlanRetire returns the definition of the namespace without an older epoch. SetEpochs applies the
-// definition. Errors: ErrNamespaceUnknown, ErrEpoch if the epoch is the newest or not live, and
-// ErrPinned if it is pinned and force is not set.
+// PlanRetire returns the definition of the namespace without the given older epoch. It changes
+// nothing; SetEpochs applies the definition. Errors: ErrNamespaceUnknown, ErrEpoch if the epoch is
+// the newest or not live, and ErrPinned if the epoch is pinned and force is not set.
 func (t *Trie) PlanRetire(name string, epoch kv.Epoch, force bool) (kv.Namespace, error) {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
@@ -285,8 +286,9 @@ func (t *Trie) PlanRetire(name string, epoch kv.Epoch, force bool) (kv.Namespace
 	return ns.def.Retire(epoch), nil
 }
 
-// Unsettled returns the definitions, without these epochs, of the namespaces with live epochs that
-// needed a pin and have none any more. SetEpochs retires the epochs.
+// Unsettled finds the namespaces with an epoch that was live because of a pin and has no pin any
+// more. It returns their definitions without such epochs. SetEpochs with a definition retires the
+// epochs.
 func (t *Trie) Unsettled() (defs []kv.Namespace) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -301,11 +303,12 @@ func (t *Trie) Unsettled() (defs []kv.Namespace) {
 	return defs
 }
 
-// SetEpochs gives the namespace want.ID the newest epoch, the older live epochs and Keep of want,
-// with one synced write, whatever the number of blocks. An older epoch of want that is not live is
-// left out. The blocks of epochs that are no longer live become unmatchable, and ReclaimStep
-// returns them; a lease of PinEpoch on such an epoch has no effect. SetEpochs returns the retired
-// epochs. Errors: ErrNamespaceUnknown, ErrEpoch if want.Epoch is below the newest.
+// SetEpochs takes the newest epoch, the older live epochs and Keep from want, for the namespace
+// with the id want.ID. It makes one synced write, whatever the number of blocks. It ignores an
+// older epoch of want that is not live. The blocks of epochs that are no longer live become
+// unmatchable, and ReclaimStep returns them; a lease of PinEpoch on such an epoch has no effect.
+// SetEpochs returns the retired epochs. Errors: ErrNamespaceUnknown, ErrEpoch if want.Epoch is
+// below the newest epoch.
 func (t *Trie) SetEpochs(want kv.Namespace) (retired []kv.Epoch, err error) {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
@@ -341,8 +344,8 @@ func (t *Trie) SetEpochs(want kv.Namespace) (retired []kv.Epoch, err error) {
 	return retired, nil
 }
 
-// DeleteAll makes every block of the namespace unmatchable, durably. The live epochs do not change.
-// The pins of the epochs end.
+// DeleteAll makes every block of the namespace unmatchable, durably. The live epochs stay live, but
+// lose their pins.
 func (t *Trie) DeleteAll(id kv.NamespaceID) error {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
@@ -373,8 +376,8 @@ func (t *Trie) SetQuota(name string, bytes int64) error {
 	return t.writeDefinition(ns, def, false)
 }
 
-// Room returns the number of bytes of slots that the namespace may still take before its quota is
-// reached: math.MaxInt64 without a quota, 0 above the quota.
+// Room returns how many bytes of slots the namespace may still take before its quota is reached:
+// math.MaxInt64 without a quota, 0 above the quota.
 func (t *Trie) Room(id kv.NamespaceID) (int64, error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -388,8 +391,8 @@ func (t *Trie) Room(id kv.NamespaceID) (int64, error) {
 	return max(0, ns.def.QuotaBytes-ns.bytes), nil
 }
 
-// start writes the format version into an empty database or into one of singleEpochFormat, refuses
-// any other version, and reads the marks.
+// start checks the format version of the database and reads the marks. It writes the version into
+// an empty database and into one of singleEpochFormat, and refuses any other version.
 func (t *Trie) start() error {
 	version, err := t.disk.Load().get(formatKey)
 	if err != nil {

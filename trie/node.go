@@ -8,11 +8,11 @@ import (
 )
 
 // node is one indexed piece. It has no pointers, so the garbage collector does not scan the nodes;
-// with 2 M pieces, scanning would cause a pause. It has 48 B; each further byte is one byte of DRAM
-// per block.
+// with 2 M pieces, scanning would cause a pause. It has 48 B, and each further byte would cost one
+// byte of DRAM per block.
 //
-// Invariant: kids() counts the nodes whose parent is this one.
-// Invariant: a node with kids() > 0 or pins > 0, or that is pending, is not removed.
+// Invariant: childCount() is the number of nodes whose parent is this one.
+// Invariant: a node with children or pins, or that is pending, is not removed.
 type node struct {
 	id     kv.BlockID
 	extent kv.Extent
@@ -21,20 +21,22 @@ type node struct {
 	genHigh uint16
 	// space is the index in Trie.spaces; 0 marks a free node.
 	space uint16
-	// parent is the parent's number; 0 for a root. In a free node it is the next free node.
+	// parent is the parent's number; 0 for a root. In a free node it is the number of the next free
+	// node.
 	parent uint32
-	// kidsOrNewer counts the children and depthOrOlder is the distance from the root. While the
-	// node has flagLeaf, the two fields are its neighbours in its space's leaves. The methods kids
-	// and slab.depth return the values.
+	// kidsOrNewer is the number of children and depthOrOlder is the distance from the root. While
+	// the node has flagLeaf, the two fields are instead its neighbours in its space's list of
+	// leaves. The methods childCount and slab.depth return the number and the distance in both
+	// cases.
 	kidsOrNewer  uint32
 	depthOrOlder uint32
-	// state is pins<<16 | group<<8 | flags. Pins and the flags named below change under the read
-	// lock, so state is atomic.
+	// state is pins<<16 | group<<8 | flags. Pins and flagUnpark change under the read lock, so state
+	// is atomic.
 	state atomic.Uint32
 }
 
 const (
-	// flagPending: the Pebble batch that holds the piece is not applied yet. The node cannot be
+	// flagPending: the Pebble batch with the piece's record is not applied yet. The node cannot be
 	// matched, evicted or reclaimed.
 	flagPending = 1 << iota
 	// flagDoomed: the node is not in the table and waits for ReclaimStep.
@@ -48,8 +50,8 @@ const (
 	// flagLeaf: the node is in its space's leaves. flagLeaf changes under the write lock only.
 	flagLeaf
 	flagLost
-	// flagAwaits: while the index is loaded, kidsOrNewer<<32 | parent is the hash of the
-	// parent's id (loading.join).
+	// flagAwaits: set only while the index is loaded; kidsOrNewer<<32 | parent is then the hash of
+	// the parent's id (loading.join).
 	flagAwaits
 
 	groupShift = 8
@@ -87,7 +89,7 @@ func (n *node) doomedWhy() Why {
 	return Deleted
 }
 
-// setDoomed dooms the node for a reason that doomedWhy returns.
+// setDoomed dooms the node. doomedWhy then returns why.
 func (n *node) setDoomed(why Why) {
 	flags := uint32(flagDoomed)
 	switch why {
@@ -134,13 +136,13 @@ const (
 	chunkBits = 13
 	chunkLen  = 1 << chunkBits
 	chunkMask = chunkLen - 1
-	// maxNodes leaves one number after the last node, because match tries node n+1.
+	// maxNodes is below the maximum of a uint32, because match tries node n+1.
 	maxNodes = 1<<32 - 2
 )
 
-// slab holds the nodes in chunks that never move, so growing stalls no reader. Node numbers start
-// at 1 and are reused, the last freed first: a chain is evicted from its leaf up, so the next chain
-// gets the numbers in ascending order.
+// slab holds the nodes in chunks that never move, so growing does not delay readers. Node numbers
+// start at 1 and are reused, the last freed first. A chain is evicted from its leaf up, so the next
+// chain gets the numbers in ascending order.
 type slab struct {
 	chunks []*[chunkLen]node
 	// top is the highest number ever assigned.

@@ -18,8 +18,8 @@ type Options struct {
 	// Dir holds the Pebble database; it is created if absent.
 	Dir string
 	// Owner names the store whose slots the index refers to. A new index records Owner. Open
-	// refuses an index of another store with ErrForeign, because none of its refs would be right.
-	// With an empty Owner, nothing is recorded or checked.
+	// refuses the index of another store with ErrForeign, because its refs are wrong for the slots
+	// of Owner. With an empty Owner, nothing is recorded or checked.
 	Owner string
 	// FS is the file system of Dir. Default: the operating system's.
 	FS vfs.FS
@@ -30,27 +30,27 @@ type Options struct {
 	// SlotBytes returns the bytes of storage that one piece of the group occupies, with header and
 	// padding. Quotas, Evict and Stats count in these bytes. Default: kv.Geometry.PieceBytes.
 	SlotBytes func(g kv.Geometry, group int) int64
-	// CacheBytes is Pebble's block cache. Matches are answered from DRAM, so the cache serves only
-	// compactions and Remove. Default 8 MiB.
+	// CacheBytes is the size of Pebble's block cache, in bytes. Matches are answered from DRAM, so
+	// only compactions and Remove use the cache. Default 8 MiB.
 	CacheBytes int64
-	// MemTableBytes is the size of one Pebble memtable; up to three exist at a
-	// time under load. Default 16 MiB.
+	// MemTableBytes is the size of one Pebble memtable, in bytes; up to three exist at a time under
+	// load. Default 16 MiB.
 	MemTableBytes int64
-	// HungAfter is the duration after which an operation of the file system counts as
-	// hung. Changes fail with ErrBroken until that operation completes. Default 10 s.
+	// HungAfter is the time after which a running operation of the file system counts as hung.
+	// Changes of the index fail with ErrBroken until that operation completes. Default 10 s.
 	HungAfter time.Duration
-	// MaxLeases bounds the open leases. Default 65,536.
+	// MaxLeases is the maximum number of open leases. Default 65,536.
 	MaxLeases int
-	// MaxPins bounds the pieces pinned by all leases together. A lease pins one piece in a
-	// namespace with a full group only, and all of its pieces in a flat namespace. Default
-	// 4,194,304.
+	// MaxPins is the maximum number of pins of all leases together. A lease has one pin in a
+	// namespace with a full group only, and one pin for each of its pieces in a flat namespace.
+	// Default 4,194,304.
 	MaxPins int
-	// MaxChainBlocks bounds the length of the chain that one match examines, and so the depth of
-	// the tree. Default 131,072.
+	// MaxChainBlocks is the maximum length, in blocks, of the chain that one match examines, and so
+	// the maximum depth of the tree. Default 131,072.
 	MaxChainBlocks int
-	// MaxNamespaces bounds the namespaces. Default 4,096.
+	// MaxNamespaces is the maximum number of namespaces. Default 4,096.
 	MaxNamespaces int
-	// Grew is called with the DRAM of the index, in bytes, when it has changed by about growthStep
+	// Grew is called with the DRAM of the index, in bytes, when that has grown by about growthStep
 	// since the last call, also while Open reads the index. Trie.mu is held: Grew must not wait and
 	// must not call the Trie. Default: not called.
 	Grew func(bytes int64)
@@ -73,10 +73,10 @@ const (
 	defaultMaxPins        = 4 << 20
 	defaultMaxChainBlocks = 1 << 17
 	defaultMaxNamespaces  = 4096
-	// growthStep is 4 MiB: about 50,000 blocks.
+	// growthStep is 4 MiB, the memory of about 50,000 blocks.
 	growthStep = 4 << 20
-	// maxSpaces bounds the (namespace, epoch) pairs that are live or hold pieces: a node has 16
-	// bits for its space, and 0 means no space.
+	// maxSpaces is the maximum number of (namespace, epoch) pairs that are live or hold pieces. A
+	// node stores its space in 16 bits, and 0 means no space.
 	maxSpaces = 1<<16 - 1
 )
 

@@ -7,12 +7,13 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Pin describes a lease of a match or of PinEpoch. The leases without an expiry, and those of
-// PinEpoch, are called pins in the CLI and the documentation.
+// Pin describes a lease of a match or of PinEpoch. The CLI and the documentation call a lease a pin
+// if it has no expiry or is of PinEpoch.
 type Pin struct {
 	Lease     LeaseID
 	Namespace string
-	// Epoch is the epoch of the first block, if the blocks have several.
+	// Epoch is the epoch of the blocks. If the blocks have several, it is the epoch of the first
+	// block.
 	Epoch kv.Epoch
 	// OfEpoch is set if the lease keeps the epoch live and pins no blocks.
 	OfEpoch bool
@@ -21,7 +22,8 @@ type Pin struct {
 	Since time.Time
 	// Expires is zero if only Release ends the lease.
 	Expires time.Time
-	// Blocks is the length of the prefix that the lease pins, Bytes the size of its slots.
+	// Blocks is the length of the prefix that the lease pins, in blocks, and Bytes the size of its
+	// slots.
 	Blocks int
 	Bytes  int64
 }
@@ -30,14 +32,14 @@ type Pin struct {
 type PinFilter struct {
 	// Namespace, if not 0, selects one namespace.
 	Namespace kv.NamespaceID
-	// Endless leaves out the leases on blocks that expire.
+	// Endless leaves out the leases on blocks that have an expiry.
 	Endless bool
 }
 
 // Pins appends to dst up to limit open leases of matches and of PinEpoch, in no particular order.
-// It leaves out leases of PinEpoch whose epoch was retired. cursor is 0 or the result of the last
-// call; next 0 means that there are no more. A lease that is granted or ended between two calls may
-// be missed.
+// It leaves out leases of PinEpoch whose epoch was retired. cursor is 0 in the first call, and then
+// next of the last call; next 0 means that there are no more leases. A lease that is granted or
+// ended between two calls may be missed.
 func (t *Trie) Pins(dst []Pin, f PinFilter, cursor uint32, limit int) (pins []Pin, next uint32) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -88,9 +90,9 @@ func (t *Trie) pinLocked(i uint32, s *leaseSlot) Pin {
 	return p
 }
 
-// hold counts the pieces that a pin of n keeps: for the full group the chain up to the root, for
-// another group, and in a flat namespace, the piece itself. A lease on a mixed match has one pin in
-// the full group for each run.
+// hold adds the pieces that a pin of n protects to the counts of p. In the full group that is the
+// chain up to the root; in another group, and in a flat namespace, the piece itself. A lease on a
+// mixed match has one pin in the full group for each run of blocks of one epoch.
 func (p *Pin) hold(t *Trie, ns *namespace, n uint32) {
 	group := t.nodes.at(n).group()
 	switch {
@@ -105,8 +107,8 @@ func (p *Pin) hold(t *Trie, ns *namespace, n uint32) {
 	p.Bytes += ns.slotBytes[group]
 }
 
-// endPins ends the leases in ns that only Release would end, except those of Hold, which writers
-// still need. Trie.mu is held for writing.
+// endPins ends the leases in ns that have no expiry, except leases of Hold, which writers still
+// need. Trie.mu is held for writing.
 func (l *leases) endPins(t *Trie, ns *namespace) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

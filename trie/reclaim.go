@@ -8,8 +8,8 @@ import (
 )
 
 // Delete makes a block and all its descendants unmatchable, durably, in the given epochs, or in
-// every live epoch if none is given. It returns ErrAbsent if no epoch has the block. ReclaimStep
-// returns the pieces.
+// every live epoch if none is given. ReclaimStep returns the pieces. Delete returns ErrAbsent if no
+// epoch has the block.
 func (t *Trie) Delete(id kv.NamespaceID, block kv.BlockID, epochs ...kv.Epoch) error {
 	t.records.RLock()
 	defer t.records.RUnlock()
@@ -20,8 +20,8 @@ func (t *Trie) Delete(id kv.NamespaceID, block kv.BlockID, epochs ...kv.Epoch) e
 	return t.unrecord(doomed, true)
 }
 
-// doomed has nodes that were doomed and whose records are about to be deleted. The nodes are
-// guarded until then.
+// doomed holds nodes that were doomed and whose records are about to be deleted. The nodes stay
+// pinned (guard) until the records are deleted.
 type doomed struct {
 	extents []kv.Extent
 	guarded []uint32
@@ -36,8 +36,9 @@ func (d *doomed) add(t *Trie, n uint32, why Why) {
 	t.doomLocked(n, why)
 }
 
-// doomBlock dooms a block in the live epochs of epochs, or in all if epochs is empty: its full
-// piece or, in a namespace that is no tree, all of its pieces.
+// doomBlock dooms a block in those of the given epochs that are live, or in all live epochs if none
+// is given. It dooms the piece of group 0 or, in a namespace that is not a tree, all pieces of the
+// block.
 func (t *Trie) doomBlock(id kv.NamespaceID, block kv.BlockID, epochs []kv.Epoch) (d doomed, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -67,9 +68,9 @@ func (t *Trie) doomBlock(id kv.NamespaceID, block kv.BlockID, epochs []kv.Epoch)
 	return d, nil
 }
 
-// Remove makes the piece in that slot, and all descendants of its block, unmatchable, because the
-// slot cannot be used any more. why is Dropped, Lost or Chosen. Remove returns ErrAbsent if the
-// index does not refer to ref. ReclaimStep returns the pieces, this piece included.
+// Remove makes the piece in the slot ref, and all descendants of its block, unmatchable, because
+// the slot cannot be used any more. why is Dropped, Lost or Chosen. ReclaimStep returns the pieces,
+// the piece in ref included. Remove returns ErrAbsent if the index does not refer to ref.
 func (t *Trie) Remove(ref kv.Ref, why Why) error {
 	if err := t.usable(); err != nil {
 		return err
@@ -95,7 +96,7 @@ func (t *Trie) Remove(ref kv.Ref, why Why) error {
 	return t.unrecord(doomed, false)
 }
 
-// doomRecord dooms the node of a record, if the node is still in that slot.
+// doomRecord dooms the node of the record rec, if the node still occupies the slot ref.
 func (t *Trie) doomRecord(ref kv.Ref, rec *record, why Why) (d doomed) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -107,8 +108,8 @@ func (t *Trie) doomRecord(ref kv.Ref, rec *record, why Why) (d doomed) {
 	return d
 }
 
-// unrecord deletes the records of doomed nodes. Their descendants lose an ancestor, so they do not
-// return after a crash.
+// unrecord deletes the records of doomed nodes. The descendants of these nodes then lack an
+// ancestor, so Open drops their records after a crash.
 func (t *Trie) unrecord(d doomed, sync bool) error {
 	defer func() {
 		t.mu.RLock()
@@ -129,8 +130,8 @@ func (t *Trie) unrecord(d doomed, sync bool) error {
 	})
 }
 
-// doomLocked unlinks a node from the table. Neither the node nor a descendant can be matched any
-// more, because a match starts at the root. why becomes the result of doomedWhy.
+// doomLocked removes a node from the table. Neither the node nor a descendant can be matched any
+// more, because a match starts at the root. doomedWhy then returns why.
 func (t *Trie) doomLocked(n uint32, why Why) {
 	nd := t.nodes.at(n)
 	if nd.has(flagDoomed) {
@@ -148,7 +149,7 @@ func (t *Trie) doomLocked(n uint32, why Why) {
 	t.sweep.kick()
 }
 
-// rootedLocked reports whether neither n nor an ancestor is doomed.
+// rootedLocked reports whether neither n nor any of its ancestors is doomed.
 func (t *Trie) rootedLocked(n uint32) bool {
 	if t.spaces[t.nodes.at(n).space].doomed == 0 {
 		return true
@@ -161,7 +162,8 @@ func (t *Trie) rootedLocked(n uint32) bool {
 	return true
 }
 
-// doomedAbove returns the reason of the nearest doomed ancestor of n; there must be one.
+// doomedAbove returns the reason of the nearest doomed node among n and its ancestors. There must
+// be one.
 func (t *Trie) doomedAbove(n uint32) Why {
 	for !t.nodes.at(n).has(flagDoomed) {
 		n = t.nodes.at(n).parent
@@ -179,8 +181,9 @@ func (t *Trie) hasGarbage(only kv.NamespaceID) bool {
 }
 
 // ReclaimStep removes up to limit unmatchable pieces (retired epochs, deleted or corrupt subtrees)
-// from the index and appends them to dst. more false means that nothing is left to do now: leases
-// hold the rest. The pieces are out of the index even if the write to Pebble returned an error.
+// from the index and appends them to dst. If more is false, leases hold all remaining unmatchable
+// pieces. If the write to Pebble fails, ReclaimStep returns its error, and the appended pieces have
+// left the index nevertheless.
 func (t *Trie) ReclaimStep(dst []Evicted, limit int) (out []Evicted, more bool, err error) {
 	if err := t.usable(); err != nil {
 		return dst, false, err
@@ -196,10 +199,11 @@ func (t *Trie) ReclaimStep(dst []Evicted, limit int) (out []Evicted, more bool, 
 	return dst, more, nil
 }
 
-// sweepStep looks for garbage from the position where the last step ended. A subtree is found from
-// its doomed root down: a node whose parent is doomed becomes doomed too. A pass over all nodes
-// reaches at least one level further, and usually all levels, because children have higher numbers
-// than their parents. The subtree is removed from its leaves up.
+// sweepStep looks for unmatchable nodes from the position where the last step ended. Below a
+// deleted node, it finds the subtree from the top: a node whose parent is doomed becomes doomed
+// too. A pass over all nodes reaches at least one more level of the subtree. It usually reaches all
+// levels, because children have higher numbers than their parents. The subtree is then removed from
+// its leaves up.
 func (t *Trie) sweepStep(dst []Evicted, end int) (out []Evicted, more bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

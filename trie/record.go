@@ -19,9 +19,9 @@ import (
 //	'm' "owner"               Options.Owner, if it was given
 //	'm' "marks"               JSON marks
 //
-// A block record. The parent of most blocks is in the previous slot. The record then holds a digest
-// of 4 bytes in place of the parent's id, enough to detect that another block is in that slot after
-// a crash.
+// This is a block record. The parent of most blocks is in the previous slot. The record then holds
+// a digest of 4 bytes in place of the parent's id. That is enough to detect, after a crash, that
+// another block is in the previous slot.
 //
 //	┌───────┬───────┬────────┬────────────┬────────┬───────┬──────────────────┐
 //	│ flags │ group │ id     │ generation │ space  │ depth │ parent           │
@@ -32,10 +32,10 @@ const (
 	namespaceKey = 'n'
 	metaKey      = 'm'
 
-	// formatVersion is the version that is written. Its namespace records may have older live
-	// epochs. singleEpochFormat can be read too: its records have no older epochs and are otherwise
-	// the same. An older program, which reads only singleEpochFormat, would drop the blocks of
-	// older epochs.
+	// formatVersion is the version that this program writes. Its namespace records may have older
+	// live epochs. This program reads singleEpochFormat too, whose records have no older epochs and
+	// are otherwise the same. A program that reads only singleEpochFormat would drop the blocks of
+	// older epochs, so it must refuse formatVersion.
 	formatVersion     = "2"
 	singleEpochFormat = "1"
 
@@ -52,8 +52,8 @@ const (
 
 var errRecord = errors.New("trie: malformed record")
 
-// record is the decoded form of a block record. The record of a window or state group's piece has
-// no parent: its parent is the full piece of the same id.
+// record is the decoded form of a block record. The record of a piece of a window or state group
+// has no parent field: the parent is the full piece of the same id.
 type record struct {
 	id     kv.BlockID
 	gen    kv.Generation
@@ -61,12 +61,12 @@ type record struct {
 	depth  uint32
 	group  uint8
 	flags  uint8
-	// parent holds the whole id with recParentID, and begins with its hintOf with
-	// recParentPrev.
+	// parent is the parent's whole id if recParentID is set. If recParentPrev is set, its first
+	// parentHint bytes are hintOf of the parent's id.
 	parent kv.BlockID
 }
 
-// hintOf folds an id into few bytes. The id may be an opaque key of any pattern.
+// hintOf folds an id into parentHint bytes. The id may be an opaque key of any pattern.
 func hintOf(id *kv.BlockID) (hint [parentHint]byte) {
 	for i, c := range id {
 		hint[i%parentHint] = hint[i%parentHint]*31 + c
@@ -145,8 +145,8 @@ func uvarint(b []byte) (uint64, []byte, error) {
 	return v, b[n:], nil
 }
 
-// namespaceRecord is the durable form of a namespace. Serial names the space of its newest epoch:
-// the number that block records have in place of namespace and epoch.
+// namespaceRecord is the durable form of a namespace. Serial is the number of the space of its
+// newest epoch; block records have that number in place of namespace and epoch.
 type namespaceRecord struct {
 	ID          kv.NamespaceID `json:"id"`
 	Name        string         `json:"name"`
@@ -164,7 +164,7 @@ type namespaceRecord struct {
 	Keep        int            `json:"keep,omitempty"`
 }
 
-// epochRecord is an older live epoch, with its space.
+// epochRecord is an older live epoch with the serial of its space.
 type epochRecord struct {
 	Epoch  kv.Epoch `json:"epoch"`
 	Serial uint64   `json:"space"`
@@ -204,7 +204,8 @@ func encodeNamespace(def kv.Namespace, live []*space) ([]byte, error) {
 	return json.Marshal(r)
 }
 
-// decodeNamespace is the inverse of encodeNamespace; the namespace of the spaces is not set yet.
+// decodeNamespace is the inverse of encodeNamespace. The caller sets space.ns of the returned
+// spaces.
 func decodeNamespace(b []byte) (def kv.Namespace, live []*space, err error) {
 	var r namespaceRecord
 	if err := json.Unmarshal(b, &r); err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// relocateStep is the number of nodes that one step of Relocate examines. It bounds the time for
-// which changes wait.
+// relocateStep is the number of nodes that one step of Relocate examines. Index changes wait while
+// a step runs, so relocateStep bounds their delay.
 const relocateStep = 4096
 
 // Relocate rebuilds the index in dir, which must not exist, and uses it instead of the index in
@@ -88,8 +88,8 @@ func (t *Trie) openFresh(dir string) (*disk, error) {
 	}, func(late *disk) { t.logDisposed(late.dir, late.discard()) })
 }
 
-// within returns the results of f, or an error if f takes longer than limit. A value that f returns
-// later is passed to late.
+// within returns the results of f, or an error if f takes longer than limit. If f succeeds after
+// that, its value is passed to late.
 func within[T any](limit time.Duration, what string, f func() (T, error), late func(T)) (T, error) {
 	type outcome struct {
 		value T
@@ -128,7 +128,7 @@ func (c *copying) apply(change []byte) {
 	c.write(func(b *pebble.Batch) error { return b.SetRepr(change) })
 }
 
-// revert writes the records that the copy must hold after a change that was not committed.
+// revert writes to the copy the records that the copy must hold after a change failed to commit.
 func (c *copying) revert(revert func(reverts)) {
 	if revert == nil {
 		return
@@ -147,7 +147,7 @@ func (c *copying) write(stage func(*pebble.Batch) error) {
 	}
 }
 
-// write commits one batch.
+// write fills one batch by stage and commits the batch, synced if sync is set.
 func (d *disk) write(stage func(*pebble.Batch) error, sync bool) error {
 	b := d.db.NewBatch()
 	if err := stage(b); err != nil {
@@ -157,8 +157,8 @@ func (d *disk) write(stage func(*pebble.Batch) error, sync bool) error {
 	return d.commit(b, sync, nil)
 }
 
-// copyTo fills the database with the records of the index. From its first step on, commit
-// writes every change to both.
+// copyTo fills next with the records of the index. From the first step of copyTo on, Trie.commit
+// writes every change to both databases.
 func (t *Trie) copyTo(ctx context.Context, next *disk) error {
 	if err := t.startCopying(next); err != nil {
 		return err
@@ -172,11 +172,12 @@ func (t *Trie) copyTo(ctx context.Context, next *disk) error {
 			return err
 		}
 	}
-	// The bulk is synced now, so that changes do not wait for the sync in replace.
+	// All copied records are synced here, so that changes do not wait long for the sync in replace.
 	return next.sync()
 }
 
-// startCopying writes the records that are not blocks.
+// startCopying writes the records that do not belong to blocks, and makes commit copy every change
+// to next.
 func (t *Trie) startCopying(next *disk) error {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
@@ -211,8 +212,8 @@ func (t *Trie) stageDefinitions(b *pebble.Batch) error {
 	return err
 }
 
-// copyStep copies the records of the nodes from first on, and returns the node to continue from, or
-// 0 at the end.
+// copyStep copies the records of up to relocateStep nodes, beginning with node first. It returns
+// the number of the node to continue from, or 0 at the end.
 func (t *Trie) copyStep(next *disk, first uint32) (rest uint32, err error) {
 	t.records.Lock()
 	defer t.records.Unlock()
@@ -220,8 +221,9 @@ func (t *Trie) copyStep(next *disk, first uint32) (rest uint32, err error) {
 	return rest, err
 }
 
-// stageRecords adds the records of up to relocateStep nodes. A doomed node has no record, or a
-// record that the next Open drops. records is held for writing, so no node is pending.
+// stageRecords adds the records of up to relocateStep nodes. It skips a doomed node, whose record
+// is deleted already or is dropped by the next Open. Trie.records is held for writing, so no node
+// is pending.
 func (t *Trie) stageRecords(b *pebble.Batch, first uint32) (rest uint32, err error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -279,7 +281,8 @@ func (t *Trie) stopCopying() {
 	t.copying.Store(nil)
 }
 
-// dispose closes and deletes a database. It waits at most HungAfter for that.
+// dispose closes and deletes a database. It waits at most HungAfter; then the deletion continues in
+// the background.
 func (t *Trie) dispose(ctx context.Context, d *disk) {
 	done := make(chan struct{})
 	go func() {

@@ -7,8 +7,8 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Fresh reports whether this index never assigned a namespace id: it is new, or it was lost and
-// created again.
+// Fresh reports whether this index has never assigned a namespace id: the index is new, or the old
+// index was lost and this one was created in its place.
 func (t *Trie) Fresh() bool {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
@@ -33,10 +33,10 @@ func (t *Trie) RaiseHighest(id kv.NamespaceID) error {
 }
 
 // Restore creates namespaces in a fresh index, durably, with the ids and live epochs that they had
-// before. Epochs that needed a pin are retired. highest is the highest namespace id that the node
-// may ever have assigned, for deleted namespaces too. Ids up to highest are not assigned again, so
-// slots of a deleted namespace cannot be mistaken for those of a later one. Restore fails with
-// ErrNamespaceExists if the index is not fresh.
+// before. Epochs that were live only because of a pin are retired. highest is the highest namespace
+// id that the node may ever have assigned, for deleted namespaces too. Ids up to highest are not
+// assigned again, so a slot of a deleted namespace cannot be mistaken for a slot of a later one.
+// Restore fails with ErrNamespaceExists if the index is not fresh.
 func (t *Trie) Restore(defs []kv.Namespace, highest kv.NamespaceID) error {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()

@@ -10,14 +10,15 @@ import (
 // EpochStats are the figures of one live epoch.
 type EpochStats struct {
 	Epoch kv.Epoch
-	// Kept is set if the epoch is live without a pin.
+	// Kept is set if the epoch stays live without a pin.
 	Kept bool
-	// Blocks, Pieces and Bytes are as in NamespaceStats, of this epoch.
+	// Blocks, Pieces and Bytes count as in NamespaceStats, for this epoch only.
 	Blocks, Pieces, Bytes int64
-	// Matches counts the matches with MatchOptions.Count that this epoch answered since Open, and
-	// Hits their blocks.
+	// Matches is the number of matches with MatchOptions.Count that this epoch answered since Open,
+	// and Hits the number of blocks that they matched.
 	Matches, Hits int64
-	// Leases counts the open leases on its pieces, and Pins the leases that keep the epoch live.
+	// Leases counts the open leases on the epoch's pieces, and Pins the leases that keep the epoch
+	// live.
 	Leases, Pins int64
 }
 
@@ -26,29 +27,32 @@ type NamespaceStats struct {
 	ID    kv.NamespaceID
 	Name  string
 	Epoch kv.Epoch
-	// Live are its live epochs, the newest first.
+	// Live has the figures of the live epochs, the newest first.
 	Live []EpochStats
-	// Blocks counts the matchable pieces of the first group, Pieces those of every group.
+	// Blocks counts the matchable pieces of group 0, and Pieces the matchable pieces of every group.
 	Blocks, Pieces int64
 	// Unmatchable counts the pieces that wait for ReclaimStep.
 	Unmatchable int64
-	// Bytes is the size of the slots of all pieces, unmatchable ones included.
+	// Bytes is the size of the slots of all pieces, unmatchable ones included. QuotaBytes is the
+	// quota in bytes; 0 means none.
 	Bytes, QuotaBytes int64
-	// Leases counts the open leases on its pieces, those of writers on the parents included.
+	// Leases counts the open leases on the namespace's pieces, the leases of Hold included.
 	Leases int64
 }
 
 // Stats are the figures of an index.
 type Stats struct {
-	// Blocks counts the matchable pieces of first groups, Pieces those of every group. Bytes is the
-	// size of the slots of all pieces, unmatchable ones included.
+	// Blocks counts the matchable pieces of group 0 in all namespaces, and Pieces the matchable
+	// pieces of every group. Bytes is the size of the slots of all pieces, also of unmatchable
+	// pieces.
 	Blocks, Pieces, Bytes int64
 	// Unmatchable counts the pieces that wait for ReclaimStep, also in deleted namespaces.
 	Unmatchable int64
-	// Leases counts the open leases, Pins the pieces that they pin.
+	// Leases counts the open leases, and Pins the pins of pieces by these leases.
 	Leases, Pins int64
 	Policy       string
-	// NodeBytes, TableBytes, PolicyBytes and LeaseBytes are the DRAM of the index.
+	// NodeBytes, TableBytes, PolicyBytes and LeaseBytes are the bytes of DRAM of the nodes, the
+	// hash table, the eviction policy and the leases.
 	NodeBytes, TableBytes, PolicyBytes, LeaseBytes int64
 	// DiskBytes is the size of Pebble's files. MemTableBytes and CacheBytes are Pebble's memory.
 	DiskBytes, MemTableBytes, CacheBytes int64
@@ -58,9 +62,10 @@ type Stats struct {
 	Namespaces []NamespaceStats
 }
 
-// noteGrowthLocked calls Options.Grew if the DRAM has changed by growthStep. It runs after a chunk
-// of nodes was added, and after evictions, because the policy's ghosts grow then. The memory of
-// leases is bounded and small in comparison.
+// noteGrowthLocked calls Options.Grew if the DRAM has grown by growthStep since the last call of
+// Grew. It runs after a chunk of nodes was added, and after evictions, because the policy's memory
+// of evicted content grows then. The memory of leases is left out: it is bounded and small in
+// comparison.
 func (t *Trie) noteGrowthLocked() {
 	if t.opts.Grew == nil {
 		return
@@ -75,7 +80,7 @@ func (t *Trie) noteGrowthLocked() {
 // Stats returns the current figures.
 func (t *Trie) Stats() Stats {
 	s, open := t.indexStats()
-	// Relocate may have closed this disk meanwhile. The figures are then 0.
+	// Relocate may have closed this database meanwhile. Its figures are then 0.
 	if d := t.disk.Load(); open && d.use() {
 		defer d.unuse()
 		m := d.db.Metrics()
@@ -84,7 +89,7 @@ func (t *Trie) Stats() Stats {
 	return s
 }
 
-// indexStats returns the figures of the DRAM. open is false if Pebble is closed.
+// indexStats returns the figures of the index in DRAM. open is false if the index is closed.
 func (t *Trie) indexStats() (s Stats, open bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -128,7 +133,8 @@ func (ns *namespace) stats() NamespaceStats {
 	return s
 }
 
-// String prints the figures as the CLI does, without memory and disk, which differ between runs.
+// String prints the figures as the CLI does. It leaves out the sizes of memory and disk, which
+// differ between runs.
 func (s Stats) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "blocks %d  pieces %d  bytes %d  unmatchable %d  leases %d  pins %d  policy %s\n",

@@ -8,9 +8,9 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// table finds a node number by (space, group, id). It is an extendible hash table: a directory over
-// small open-addressed segments, each of which splits by itself when it is full. So growth never
-// blocks longer than the split of one segment.
+// table finds a node number by (space, group, id). It is an extendible hash table: a directory of
+// small open-addressed segments. A full segment is split alone, so an insert never waits longer
+// than for the split of one segment.
 //
 //	hash   ┌ directory bits ┬──────────┬ tag ────┬─────┬ home slot ┐
 //	       └───────┬────────┴──────────┴────┬────┴─────┴─────┬─────┘
@@ -19,13 +19,13 @@ import (
 //	   │            nodes [2048]uint32 ◄─────────────────────┘ linear probing
 //	   └─► …
 //
-// With the tags, a probe reads a node's memory only if the node is very likely the right one. A
-// removal shifts the rest of the run back, so there are no tombstones.
+// Because of the tags, a look-up reads a node's memory only if the node is very likely the right
+// one. A removal shifts the following entries of the run back, so there are no tombstones.
 type table struct {
 	dir []*segment
 	// bits is the number of directory bits: len(dir) == 1<<bits.
 	bits uint
-	// nodes are the nodes to which the numbers refer.
+	// nodes is the slab in which a node number of the table is looked up.
 	nodes *slab
 	seed  [2]uint64
 	count int
@@ -37,7 +37,8 @@ const (
 	segmentBits = 11
 	segmentLen  = 1 << segmentBits
 	segmentMask = segmentLen - 1
-	// segmentMax keeps runs short, so that the tags of a run fit one or two cache lines.
+	// segmentMax is the number of entries at which a segment is split. It keeps runs short, so that
+	// the tags of a run fit one or two cache lines.
 	segmentMax = segmentLen * 13 / 16
 	tagShift   = segmentBits
 )
@@ -46,7 +47,7 @@ type segment struct {
 	tags  [segmentLen]uint8
 	nodes [segmentLen]uint32
 	used  int
-	// bits is the number of directory bits that all its nodes share.
+	// bits is the number of directory bits that are equal for all nodes of the segment.
 	bits uint
 }
 
@@ -54,8 +55,8 @@ func newTable(nodes *slab, seed [2]uint64) *table {
 	return &table{dir: []*segment{{}}, distinct: 1, nodes: nodes, seed: seed}
 }
 
-// hash mixes all of its arguments. Ids may be opaque keys of any pattern, so they are mixed with a
-// seed and not used as random bits.
+// hash mixes all of its arguments with a seed. Ids may be opaque keys of any pattern, so their bits
+// are not used as random bits directly.
 func (t *table) hash(space uint16, group uint8, id *kv.BlockID) uint64 {
 	lo := binary.LittleEndian.Uint64(id[:8]) ^ t.seed[0]
 	hi := binary.LittleEndian.Uint64(id[8:]) ^ t.seed[1]
@@ -79,7 +80,7 @@ func tagOf(h uint64) uint8 {
 func homeOf(h uint64) uint32 { return uint32(h) & segmentMask }
 
 func (t *table) segment(h uint64) *segment {
-	// A shift by 64 yields 0: with no directory bits there is one segment.
+	// With no directory bits there is one segment: a shift by 64 yields 0.
 	return t.dir[h>>(64-t.bits)]
 }
 
@@ -135,7 +136,7 @@ func (s *segment) add(h uint64, n uint32) {
 	s.used++
 }
 
-// split divides the segment that h belongs to in two by one more directory bit.
+// split divides the segment of h into two, which differ in one more directory bit.
 func (t *table) split(s *segment, h uint64) {
 	if s.bits == t.bits {
 		t.double()
@@ -153,7 +154,7 @@ func (t *table) split(s *segment, h uint64) {
 			high.add(nh, s.nodes[i])
 		}
 	}
-	// The segment has the directory entries whose numbers begin with its bits.
+	// The segment has all directory entries whose index begins with the segment's bits.
 	width := 1 << (t.bits - s.bits)
 	first := int(h>>(64-t.bits)) &^ (width - 1)
 	for i := range width {
@@ -185,7 +186,7 @@ func (t *table) remove(n uint32) bool {
 		i = (i + 1) & segmentMask
 	}
 	for j := (i + 1) & segmentMask; s.tags[j] != 0; j = (j + 1) & segmentMask {
-		// The entry at j may move to the free place at i unless its home lies after i.
+		// The entry at j may move to the free position i unless its home position lies after i.
 		home := homeOf(t.hashOf(s.nodes[j]))
 		if (j-home)&segmentMask >= (j-i)&segmentMask {
 			s.tags[i], s.nodes[i] = s.tags[j], s.nodes[j]
@@ -205,7 +206,8 @@ func (t *table) segments(f func(*segment)) {
 	}
 }
 
-// bytes takes constant time: noteGrowthLocked calls it under the write lock.
+// bytes returns the size of the table in bytes. It takes constant time, because noteGrowthLocked
+// calls it under the write lock.
 func (t *table) bytes() int64 {
 	return int64(len(t.dir))*8 + int64(t.distinct)*int64(reflect.TypeFor[segment]().Size())
 }

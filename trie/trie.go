@@ -31,11 +31,11 @@ type Trie struct {
 	defMu sync.Mutex
 	marks marks
 
-	// records orders changes of records with Move, which changes their keys, and with Relocate,
-	// which copies them. A call that adds or changes the record of a node holds records for
-	// reading, from the decision until the record is written. A call that only deletes records of
-	// removed nodes holds records for reading while it writes. Move and each step of Relocate hold
-	// records for writing. records is locked after defMu and before mu.
+	// records orders changes of records with Move, which changes the records' keys, and with
+	// Relocate, which copies the records. A call that adds or changes the record of a node holds
+	// records for reading, from its decision on the node until the record is written. A call that
+	// only deletes records of removed nodes holds records for reading during the write. Move and
+	// each step of Relocate hold records for writing. records is locked after defMu and before mu.
 	records sync.RWMutex
 
 	// mu guards all fields below, except where a field's comment names another lock.
@@ -51,7 +51,8 @@ type Trie struct {
 	byName     map[string]*namespace
 	// garbage counts the nodes that are doomed or in a dead space.
 	garbage int
-	// reportedBytes is the DRAM, in bytes, of the last call of Options.Grew.
+	// reportedBytes is the argument of the last call of Options.Grew: the DRAM of the index, in
+	// bytes.
 	reportedBytes int64
 	// bytes is the size of the slots of all nodes.
 	bytes int64
@@ -70,43 +71,45 @@ type Trie struct {
 	putPool, matchPool sync.Pool
 }
 
-// space is one (namespace, epoch), to which nodes belong. Spaces share no nodes, so the cost of
-// beginning or ending an epoch does not depend on the number of its pieces.
+// space is one (namespace, epoch). Each node belongs to one space. Spaces share no nodes, so the
+// cost of beginning or ending an epoch does not depend on the number of pieces.
 type space struct {
 	ns *namespace
-	// serial is its number on disk, never reused.
+	// serial is the number of the space on disk. It is never reused.
 	serial uint64
 	epoch  kv.Epoch
-	// number is its index in Trie.spaces.
+	// number is the index of the space in Trie.spaces.
 	number uint16
-	// dead is set when the epoch was retired, also by a bump, or its blocks were deleted.
+	// dead is set when the epoch was retired, also by a bump, or when the blocks of the epoch were
+	// deleted.
 	dead bool
-	// nodes counts all nodes of the space, doomed those with flagDoomed.
+	// nodes counts all nodes of the space, and doomed the nodes with flagDoomed.
 	nodes, doomed int
-	// pieces counts, by group, the nodes that are not doomed. bytes is the size of the slots of all
-	// nodes.
+	// pieces[g] is the number of nodes of group g that are not doomed. bytes is the size of the
+	// slots of all nodes.
 	pieces [kv.MaxGroups]int64
 	bytes  int64
-	// leaves has the order of eviction for evictions from this space only.
+	// leaves is the order of eviction for an eviction that takes pieces of this space only.
 	leaves leaves
-	// leases counts the open leases on its pieces, and pins the leases that keep the epoch live.
-	// Trie.leases.mu guards both.
+	// leases counts the open leases on pieces of the space, and pins the leases that keep the epoch
+	// live. Trie.leases.mu guards both.
 	leases, pins int64
-	// matches counts the matches with MatchOptions.Count that this space answered, and hits their
-	// blocks.
+	// matches counts the matches with MatchOptions.Count that this space answered, and hits the
+	// blocks that they matched.
 	matches, hits atomic.Int64
 }
 
 // namespace is a definition with the state of all its spaces.
 type namespace struct {
 	def kv.Namespace
-	// live has the space of each live epoch, as kv.Namespace.Live orders them.
+	// live has one space for each live epoch, in the order of kv.Namespace.Live.
 	live      []*space
 	slotBytes [kv.MaxGroups]int64
-	// tree is set if pieces of group 0 have parents, and pieces of other groups are children of
-	// those of group 0.
+	// tree is set if a piece of group 0 has the previous block as its parent, and pieces of other
+	// groups are children of the block's piece of group 0.
 	tree bool
-	// bytes is the size of the slots, and garbage the number of unmatchable nodes, of all spaces.
+	// bytes is the size of the slots of all spaces, and garbage the number of their unmatchable
+	// nodes.
 	bytes   int64
 	garbage int
 	// leases counts the open leases on pieces of all spaces. Trie.leases.mu guards it.
@@ -142,10 +145,10 @@ func (ns *namespace) room(bytes int64) bool {
 	return ns.def.QuotaBytes == 0 || ns.bytes+bytes <= ns.def.QuotaBytes
 }
 
-// Open reads the index in opts.Dir into DRAM, or starts an empty one. Records that cannot be
-// matched any more (an old epoch, a deleted namespace, an ancestor lost in a crash) are dropped;
-// Stats.Load counts them. Afterwards the owner of the slots must treat every slot that Refs does
-// not yield as free.
+// Open reads the index in opts.Dir into DRAM, or creates an empty one. It drops the records that
+// cannot be matched any more (an old epoch, a deleted namespace, an ancestor lost in a crash);
+// Stats.Load counts them. Afterwards the owner of the slots must treat a slot as free unless Refs
+// yields it.
 func Open(opts Options) (*Trie, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -189,11 +192,11 @@ func (t *Trie) SetMaxLeases(max int) {
 }
 
 // Close syncs and closes Pebble. No other call may be in progress; later calls fail with ErrClosed.
-// It is safe to call twice.
+// A second call of Close does nothing.
 //
-// While the drive fails or hangs, Close returns ErrBroken without closing Pebble, whose Close would
-// wait for the drive: Pebble's goroutines, open files and lock stay until the process ends. The
-// next Open finds all durable data.
+// While the drive fails or hangs, closing Pebble would wait for the drive. Close then returns
+// ErrBroken and leaves Pebble open: its goroutines, open files and lock stay until the process
+// ends. The next Open finds all durable data.
 func (t *Trie) Close() error {
 	t.relocating.Lock()
 	defer t.relocating.Unlock()
@@ -222,8 +225,8 @@ func (t *Trie) sync() error {
 	return t.disk.Load().sync()
 }
 
-// commit is disk.commit. While Relocate makes a copy of the index, the change is written
-// to the copy too. defMu is held, or records for reading.
+// commit commits the batch as disk.commit does. While Relocate copies the index, it also writes the
+// change to the copy. defMu is held, or records for reading.
 func (t *Trie) commit(b *pebble.Batch, sync bool, revert func(reverts)) error {
 	c := t.copying.Load()
 	if c == nil {
@@ -263,7 +266,7 @@ func (t *Trie) lookupLocked(id kv.NamespaceID) (*namespace, error) {
 	return ns, nil
 }
 
-// addSpaceLocked assigns a number to sp, or fails if all are in use.
+// addSpaceLocked assigns a number to sp, or fails if all numbers are in use.
 func (t *Trie) addSpaceLocked(sp *space) error {
 	for i := 1; i < len(t.spaces); i++ {
 		if t.spaces[i] == nil {
@@ -296,7 +299,7 @@ func (t *Trie) killSpaceLocked(sp *space) {
 	t.dropSpaceLocked(sp)
 }
 
-// dropSpaceLocked frees the number of a dead space when it has no nodes.
+// dropSpaceLocked frees the number of sp if sp is dead and has no nodes.
 func (t *Trie) dropSpaceLocked(sp *space) {
 	if sp.dead && sp.nodes == 0 {
 		t.spaces[sp.number] = nil
@@ -316,8 +319,8 @@ func (t *Trie) addBytesLocked(sp *space, n int64) {
 	t.bytes += n
 }
 
-// addNodeLocked creates a node for a piece and links it to the table and its parent. It returns 0
-// if the index is full.
+// addNodeLocked creates a node for a piece, and adds the node to the table and to its parent. It
+// returns 0 if the index is full.
 func (t *Trie) addNodeLocked(sp *space, id kv.BlockID, group uint8, parent, depth uint32, ref kv.Ref, flags uint32) uint32 {
 	n := t.nodes.alloc()
 	if n == 0 {
@@ -347,8 +350,9 @@ func (t *Trie) evictable(n uint32) bool {
 	return nd.childCount() == 0 && nd.state.Load()>>pinShift == 0 && !nd.has(flagPending)
 }
 
-// removeNodeLocked removes an evictable or pending node and appends it to dst. The caller must have
-// removed it from the policy. why applies if the node is neither doomed nor in a dead space.
+// removeNodeLocked removes an evictable or pending node and appends its piece to dst. The caller
+// must have removed the node from the policy. why is used only if the node is neither doomed nor in
+// a dead space.
 func (t *Trie) removeNodeLocked(dst []Evicted, n uint32, why Why) []Evicted {
 	nd := t.nodes.at(n)
 	invariants.Assert(nd.childCount() == 0 && nd.pins() == 0, "prefix-closed, pinned-stays: node %d is removed with %d children and %d pins", n, nd.childCount(), nd.pins())
@@ -391,10 +395,11 @@ func (t *Trie) removeNodeLocked(dst []Evicted, n uint32, why Why) []Evicted {
 	return dst
 }
 
-// contentKey identifies a piece's content across evictions.
+// contentKey returns a hash of the piece's space, group and id, which is equal when the piece
+// returns after its eviction.
 func (t *Trie) contentKey(n uint32) uint64 { return t.table.hashOf(n) }
 
-// sweep is the state of sweepStep, the search for garbage.
+// sweep is the position of sweepStep, which searches all nodes for unmatchable pieces.
 type sweep struct {
 	hand uint32
 	// idle counts the nodes examined since the last progress. When it exceeds the number of nodes,
@@ -403,6 +408,6 @@ type sweep struct {
 	kicked atomic.Bool
 }
 
-// kick marks that there is new garbage, or that garbage became removable. It may be called under
-// the read lock.
+// kick makes a paused sweep continue, after a node became unmatchable or an unmatchable node became
+// removable. kick may be called under the read lock.
 func (s *sweep) kick() { s.kicked.Store(true) }

@@ -8,22 +8,23 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// ExtentRange is the range of slots from From to To, To excluded: a segment that the caller may
+// ExtentRange is a range of slots, From included and To excluded: a segment that the caller may
 // want to empty.
 type ExtentRange struct{ From, To kv.Extent }
 
-// Vacancy is a range of slots with every piece that must leave the index before the slots of the
-// range are free: the pieces in those slots and all their descendants, in any slot.
+// Vacancy is a range of slots and the pieces that must leave the index before all slots of the
+// range are free: the pieces in these slots, and all their descendants, in any slot.
 type Vacancy struct {
 	Range ExtentRange
-	// Bytes is the size of the slots of all these pieces.
+	// Bytes is the size of the slots of all these pieces, in bytes.
 	Bytes int64
-	// pieces are in an order in which they can be removed: descendants first.
+	// pieces has the descendants of a piece before the piece, so that the pieces can be removed in
+	// that order.
 	pieces []vacated
 }
 
-// vacated is one piece of a Vacancy. By its ref, Vacate recognises a node that has been removed,
-// and perhaps reused, since the search.
+// vacated is one piece of a Vacancy. If the node has been removed since the search, and perhaps
+// reused, it has another ref.
 type vacated struct {
 	ref   kv.Ref
 	node  uint32
@@ -31,21 +32,21 @@ type vacated struct {
 	group uint8
 }
 
-// vacancyChoices is the number of ranges that CheapestVacancy compares by the bytes that would be
-// evicted. A node's mark has one bit for each.
+// vacancyChoices is the number of ranges of which CheapestVacancy compares the bytes to be evicted.
+// A node's mark has one bit for each of these ranges.
 const vacancyChoices = 7
 
-// markKnown in a node's mark is set when the other bits are valid.
+// markKnown is the bit of a node's mark that states that the other bits are valid.
 const markKnown = 1 << vacancyChoices
 
 // CheapestVacancy looks for a range that can be emptied without removing a held piece. A piece is
-// held if it is leased, pending, or being read, which reading reports for its slot, or if it is an
-// ancestor of such a piece. ranges do not overlap and are in the order of preference. Of the first
-// few ranges that can be emptied, the one that evicts the fewest bytes is chosen. ok is false if no
-// range can be emptied.
+// held if it is leased, pending or being read, or if it is an ancestor of such a piece; reading
+// reports whether a slot is being read. ranges do not overlap and are in the order of preference.
+// CheapestVacancy compares the first vacancyChoices ranges that can be emptied, and chooses the one
+// that evicts the fewest bytes. ok is false if no range can be emptied.
 //
 // The search examines every piece of the index twice, in short steps under the read lock, and needs
-// about one byte of memory for each. The caller can then empty a whole segment with one Vacate.
+// about one byte of memory for each piece. One call of Vacate then empties the whole range.
 func (t *Trie) CheapestVacancy(ranges []ExtentRange, reading func(kv.Ref) bool, now time.Time) (v Vacancy, ok bool) {
 	t.ExpireLeases(now)
 	s := vacancySearch{t: t, reading: reading, top: t.topNode()}
@@ -63,9 +64,9 @@ func (t *Trie) CheapestVacancy(ranges []ExtentRange, reading func(kv.Ref) bool, 
 	return Vacancy{Range: s.ranges[best], Bytes: s.bytes[best], pieces: s.collect(best)}, true
 }
 
-// Vacate removes the pieces of a vacancy, leaf first, and appends them to dst. Vacate stops at a
-// piece that has become held, and returns done false: no held piece and no ancestor of one is ever
-// removed. The pieces are out of the index even if the write to Pebble returned an error.
+// Vacate removes the pieces of a vacancy, leaf first, and appends them to dst. If a piece has
+// become held since the search, Vacate stops there and returns done false. If the write to Pebble
+// fails, Vacate returns its error, and the appended pieces have left the index nevertheless.
 func (t *Trie) Vacate(dst []Evicted, v Vacancy, reading func(kv.Ref) bool) (out []Evicted, done bool, err error) {
 	if err := t.usable(); err != nil {
 		return dst, false, err
@@ -99,18 +100,18 @@ func (t *Trie) vacateStep(dst []Evicted, step []vacated, reading func(kv.Ref) bo
 	return dst, true
 }
 
-// vacancySearch is one call of CheapestVacancy.
+// vacancySearch is the state of one call of CheapestVacancy.
 type vacancySearch struct {
 	t       *Trie
 	reading func(kv.Ref) bool
-	// top is the highest node at the start. Later nodes are not examined; Vacate detects whether
-	// one of them is in the way.
+	// top is the highest node number at the start. Nodes that are added later are not examined;
+	// Vacate stops if one of them keeps a piece of the range from being removed.
 	top    uint32
 	ranges []ExtentRange
-	// marks is indexed by node: bit i is set if the node must be removed to empty ranges[i].
+	// marks is indexed by node number. Bit i is set if the node must be removed to empty ranges[i].
 	marks []uint8
-	// held and bytes are indexed by range: whether one of the pieces to be removed is held, and the
-	// bytes of all of them.
+	// held and bytes are indexed by range. held is set if a piece that must be removed is held, and
+	// bytes is the size of the slots of all pieces that must be removed.
 	held  [vacancyChoices]bool
 	bytes [vacancyChoices]int64
 }
@@ -140,12 +141,13 @@ func (s *vacancySearch) step(from uint32, f func(n uint32, nd *node)) {
 	}
 }
 
-// isHeld reports whether the piece itself is held.
+// isHeld reports whether the piece itself is held. It does not examine the descendants.
 func (s *vacancySearch) isHeld(nd *node) bool {
 	return nd.pins() > 0 || nd.has(flagPending) || s.reading(nd.ref())
 }
 
-// unheld returns the first ranges in which no piece is held, and no ancestor of a held piece.
+// unheld returns the first vacancyChoices ranges that contain neither a held piece nor an ancestor
+// of one.
 func (s *vacancySearch) unheld(ranges []ExtentRange) []ExtentRange {
 	order := make([]int, len(ranges)) // indexes of ranges, sorted by place
 	for i := range order {
@@ -183,7 +185,7 @@ func (s *vacancySearch) unheld(ranges []ExtentRange) []ExtentRange {
 	return free
 }
 
-// mark computes for each piece which ranges cannot be empty while the piece is indexed.
+// mark computes for each piece the ranges that cannot be empty while the piece is in the index.
 func (s *vacancySearch) mark() {
 	if len(s.ranges) == 0 {
 		return
@@ -210,7 +212,7 @@ func (s *vacancySearch) mark() {
 	})
 }
 
-// markOf returns the mark of a slot, without its ancestors.
+// markOf returns the bits of the ranges that contain the slot e.
 func (s *vacancySearch) markOf(e kv.Extent) (mark uint8) {
 	for i, r := range s.ranges {
 		if e >= r.From && e < r.To {
@@ -220,7 +222,7 @@ func (s *vacancySearch) markOf(e kv.Extent) (mark uint8) {
 	return mark
 }
 
-// add counts a piece in the ranges of its mark.
+// add counts a piece in each range of its mark.
 func (s *vacancySearch) add(mark uint8, nd *node) {
 	if mark &^= markKnown; mark == 0 {
 		return
@@ -240,8 +242,8 @@ func (s *vacancySearch) collect(which int) []vacated {
 	var pieces []vacated
 	bit := uint8(1) << which
 	s.each(func(n uint32, nd *node) {
-		// The node may belong to another piece by now. Its mark is used only if the node's present
-		// slot or parent still requires that mark.
+		// Since mark the node may have been reused for another piece. Its mark is used only if the
+		// slot or the parent that it has at this time still requires that mark.
 		if s.marks[n]&bit != 0 && (s.markOf(nd.extent)&bit != 0 || nd.parent != 0 && nd.parent <= s.top && s.marks[nd.parent]&bit != 0) {
 			pieces = append(pieces, vacated{ref: nd.ref(), node: n, depth: s.t.nodes.depth(n), group: nd.group()})
 		}

@@ -10,9 +10,9 @@
 //
 //	draining, removed: an order of the operator, over any of the three
 //
-// Requests that have not completed count too: Tick receives the start of the oldest one. So a
-// volume whose disk never completes a request fails. A disk whose writes or flushes hang is still
-// read, until a read hangs.
+// A request that has not completed counts too: Tick receives the start time of the oldest one. So a
+// volume fails if its disk never completes a request. If only writes or flushes hang, the volume is
+// still read, until a read hangs.
 //
 // # Requests permitted in each state
 //
@@ -30,8 +30,8 @@
 //
 // # Recovery
 //
-// Only probes end the failed state, because a failed volume gets no other writes. The first good
-// probe makes a failed volume suspect, and GoodProbes good ones in a row make it ok. Probes become
-// less frequent while they fail, and after a relapse, so that a volume that fails only under load
-// does not change its state every second.
+// Only probes end the failed state, because a failed volume gets no other writes. The first
+// successful probe makes a failed volume suspect, and GoodProbes successful probes in a row make it
+// OK. The time between probes grows while they fail, and after a relapse. So a volume that fails
+// only under load does not change its state every second.
 package health

@@ -16,7 +16,7 @@ const (
 	// Suspect: the volume had an error or was slow. New blocks go to OK volumes while one of them
 	// takes writes.
 	Suspect
-	// Failed: the volume takes no writes. It is read, unless its reads fail or hang.
+	// Failed: the volume takes no writes. Its blocks are still read, unless its reads fail or hang.
 	Failed
 	// Draining: the volume takes no new blocks, and its blocks are being moved.
 	Draining
@@ -99,14 +99,14 @@ func (s Status) Reads() bool {
 // Options are the limits of a Machine. The zero value of each field is its
 // default.
 type Options struct {
-	// SlowAfter is the duration of a request that makes the volume suspect. Default 3 s,
-	// or HungAfter if that is less.
+	// SlowAfter is the duration of a request from which on the volume is suspect. Default 3 s, or
+	// HungAfter if that is less.
 	SlowAfter time.Duration
-	// HungAfter is the time without a completion after which a request hangs and the
-	// volume fails. Default 10 s.
+	// HungAfter is the duration after which a request that has not completed counts as hung, and
+	// the volume fails. Default 10 s.
 	HungAfter time.Duration
-	// WriteErrors and ReadErrors are the numbers of errors in a row, without a success of the same
-	// kind between them, after which the volume fails. Defaults 3 and 16: failed reads may have one
+	// WriteErrors and ReadErrors are the numbers of errors in a row after which the volume fails. A
+	// success of the same kind ends the row. Defaults 3 and 16: several failed reads may have one
 	// cause, a bad sector that several readers request. A single failed sync makes the volume fail,
 	// because the system may have dropped data that it could not write.
 	WriteErrors, ReadErrors int
@@ -116,8 +116,9 @@ type Options struct {
 	// GoodProbes is the number of successful probes in a row after which the volume is OK again.
 	// Default 3.
 	GoodProbes int
-	// LagFactor and LagFloor bound the mean latency: a volume is suspect if its mean is at least
-	// LagFloor, and at least LagFactor times that of the other volumes. Defaults 10 and 100 ms.
+	// LagFactor and LagFloor are limits of the mean latency. A volume is suspect if its mean is at
+	// least LagFloor, and at least LagFactor times the mean of the other volumes. Defaults 10 and
+	// 100 ms.
 	LagFactor int
 	LagFloor  time.Duration
 }
@@ -152,20 +153,21 @@ func (o Options) Validate() error {
 const (
 	// meanShift is the weight of one request in the mean latency: 1/32.
 	meanShift = 5
-	// meanSamples is the number of requests that the mean needs before it is compared.
+	// meanSamples is the number of requests after which the mean is compared with that of other
+	// volumes.
 	meanSamples = 1 << meanShift
-	// relapseWithin: a volume that fails again this soon after a recovery is
-	// probed half as often as before.
+	// relapseWithin: if a volume fails again this soon after a recovery, the time between its
+	// probes doubles.
 	relapseWithin = 5 * time.Minute
 )
 
-// Machine is the state machine of one volume. Its methods are events; each one
-// reports whether it changed the Status. They must not be called concurrently.
+// Machine is the state machine of one volume. Each method is an event and reports whether it
+// changed the Status. The methods must not be called concurrently.
 type Machine struct {
 	opts Options
 
-	// condition is OK, Suspect or Failed; duty is OK, Draining or Removed, as
-	// ordered.
+	// condition is OK, Suspect or Failed, as the I/O determines it. duty is OK, Draining or
+	// Removed, as the operator ordered it.
 	condition, duty State
 	cause           error
 	unreadable      bool
@@ -185,8 +187,8 @@ type Machine struct {
 	good     int
 	// slow is set if at the last Tick a request had been outstanding for SlowAfter.
 	slow bool
-	// horizon is the time of the last probe that ended a failure, recovered the time at which the
-	// volume last became OK.
+	// horizon is the time of the last probe that ended the state Failed, and recovered the time at
+	// which the volume last became OK.
 	horizon, recovered time.Time
 }
 
@@ -206,8 +208,8 @@ func (m *Machine) Status() Status {
 	return s
 }
 
-// Mean returns the mean latency of the volume's recent requests; 0 if there were fewer than
-// meanSamples.
+// Mean returns the mean latency of the volume's recent requests, or 0 if there were fewer than
+// meanSamples requests.
 func (m *Machine) Mean() time.Duration {
 	if m.samples < meanSamples {
 		return 0
@@ -215,8 +217,8 @@ func (m *Machine) Mean() time.Duration {
 	return m.mean
 }
 
-// Horizon returns the time of the last probe that ended a failure, or zero. Requests that started
-// earlier do not count against the volume again: some of them never complete.
+// Horizon returns the time of the last probe that ended the state Failed, or zero. Requests that
+// started before that time do not make the volume fail again: some of them never complete.
 func (m *Machine) Horizon() time.Time { return m.horizon }
 
 // Order sets the duty that the operator ordered: OK, Draining or Removed.
@@ -271,17 +273,17 @@ func (m *Machine) sample(took time.Duration) {
 	m.mean += (took - m.mean) >> meanShift
 }
 
-// Outstanding has the start times of the oldest requests that have not completed.
-// Requests started before Horizon do not count. A zero time means that there is none.
+// Outstanding has the start times of the oldest requests that have not completed. It leaves out
+// requests that started before Horizon. A zero time means that there is no such request.
 type Outstanding struct {
 	// Any is the start of the oldest request, Read the start of the oldest request that
 	// contains a read.
 	Any, Read time.Time
 }
 
-// Tick informs the machine of the time. others is the mean latency of the other volumes, zero if it
-// is not known. A request that hangs makes the volume fail. The volume stays readable unless the
-// request is a read.
+// Tick informs the machine of the time. others is the mean latency of the other volumes, 0 if it is
+// not known. A request that hangs makes the volume fail. The volume stays readable unless a read
+// hangs.
 func (m *Machine) Tick(now time.Time, oldest Outstanding, others time.Duration) (changed bool) {
 	m.slow = !oldest.Any.IsZero() && now.Sub(oldest.Any) >= m.opts.SlowAfter
 	if !oldest.Any.IsZero() {
@@ -303,9 +305,9 @@ func (m *Machine) Tick(now time.Time, oldest Outstanding, others time.Duration) 
 	return false
 }
 
-// ProbeDue reports whether a probe should be started now. If it returns true, no other probe is due
-// until Probed has reported the outcome. A probe writes, syncs and reads back, and brings the
-// volume's superblock and catalogue up to date.
+// ProbeDue reports whether a probe should be started at the time now. If it returns true, it
+// returns false until Probed has reported the outcome. A probe writes the volume's newest
+// superblock and catalogue, syncs, and reads back.
 func (m *Machine) ProbeDue(now time.Time) bool {
 	if m.condition == OK || m.duty == Removed || m.probing || now.Before(m.probeAt) {
 		return false
@@ -331,7 +333,7 @@ func (m *Machine) Probed(now time.Time, took time.Duration, err error) (changed 
 	}
 	m.probeAt = now.Add(m.opts.ProbeEvery)
 	if m.condition == OK || (m.condition == Suspect && m.slow) {
-		// While a request is outstanding, it decides: it completes, or it hangs.
+		// The outstanding request decides the state instead: it completes, or it hangs.
 		return false
 	}
 	m.good++
@@ -357,8 +359,9 @@ func (m *Machine) resetHistory() {
 	m.writeErrors, m.readErrors, m.mean, m.samples, m.slow = 0, 0, 0, 0, false
 }
 
-// Lost reports that the volume missed a change that it must hold, such as a newer catalogue. The
-// volume has failed until a probe has written the newest state to it.
+// Lost reports that the volume does not have a change that it must store, such as a newer
+// catalogue. The volume is failed until a probe has written the newest superblock and catalogue to
+// it.
 func (m *Machine) Lost(now time.Time, cause error) (changed bool) {
 	return m.fail(now, cause, false)
 }
@@ -372,8 +375,8 @@ func (m *Machine) suspect(now time.Time, cause error) bool {
 	return m.change(now, func() { m.condition, m.cause = Suspect, cause })
 }
 
-// fail makes the volume Failed and keeps the first cause. A volume whose reads fail or hang stays
-// unreadable after a later failure.
+// fail makes the volume Failed and keeps the first cause. If the reads of a volume have failed or
+// hung once, it stays unreadable, whatever the cause of a later failure.
 func (m *Machine) fail(now time.Time, cause error, unreadable bool) bool {
 	m.good = 0
 	if m.condition == Failed {

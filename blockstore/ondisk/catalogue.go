@@ -14,8 +14,8 @@ const (
 	MaxCatalogueBytes = 1 << 30
 )
 
-// CatalogueFileBytes is the size of the catalogue file whose areas have room for blobs of
-// roomBytes, which is a multiple of Page.
+// CatalogueFileBytes is the size of a catalogue file whose two areas each have room for a blob of
+// roomBytes bytes. roomBytes is a multiple of Page.
 func CatalogueFileBytes(roomBytes int64) int64 { return 2 * (Page + roomBytes) }
 
 // CatalogueOffset returns the start of area 0 or 1.
@@ -23,9 +23,10 @@ func CatalogueOffset(area int, roomBytes int64) int64 { return int64(area) * (Pa
 
 // CatalogueHeader precedes the blob of a catalogue area.
 type CatalogueHeader struct {
-	// Sequence orders areas, also across volumes.
+	// Sequence orders the catalogue areas of all volumes: the highest valid one is the newest
+	// catalogue.
 	Sequence uint64
-	// BlobBytes is the length of the blob, BlobSum its XXH3-64.
+	// BlobBytes is the length of the blob in bytes, and BlobSum its XXH3-64.
 	BlobBytes int64
 	BlobSum   uint64
 }

@@ -19,29 +19,33 @@
 //
 // # The frame
 //
-// Every record starts with the same 24 bytes, whose position never changes, so that each version
-// recognises the records of every other:
+// Every record starts with the same 24 bytes. Their layout is the same in every version of the format,
+// so that each version recognises the records of every other version:
 //
 //	offset width
 //	     0     8  magic       which record this is: PNSTKSUP, PNSTKCAT, PNSTKSEG, PNSTKSLT
-//	     8     8  checksum    XXH3-64 of the record from here on: a torn or flipped record is
-//	                          never half believed
+//	     8     8  checksum    XXH3-64 of the record from offset 16 on: a record that is torn or
+//	                          has a flipped bit is refused as a whole
 //	    16     4  version     of the format: 1
-//	    20     4  bytes       length of the record, a multiple of 4096; a slot's grows with its layers
+//	    20     4  bytes       length of the record, a multiple of 4096; that of a slot header
+//	                          grows with the number of layers
 //
 // # Superblock (4096 B)
 //
-//	24     8  sequence    the valid copy with the higher one counts; the other is overwritten next
+//	24     8  sequence    the valid copy with the higher sequence counts; the other copy is
+//	                      overwritten next
 //	32    16  node        random at format time: volumes of two nodes are not mixed
-//	48    16  volume      random at format time: ties segments to their volume
-//	64     4  index       of this volume on the node: extents name it, so the order of --data is free
-//	68     4  count       of volumes on the node: a missing one is noticed
-//	72     4  boot        upper 16 bits of every generation given out since the last start;
+//	48    16  volume      random at format time: identifies the volume of a segment
+//	64     4  index       of this volume on the node: extents contain it, so --data may list
+//	                      the volumes in any order
+//	68     4  count       of volumes on the node: a missing volume is detected
+//	72     4  boot        upper 16 bits of every generation assigned since the last start;
 //	                      raised and synced before the first write of a start
 //	76     4  zero
 //	80     8  segment     file bytes of a full segment
 //	88     8  catalogue   room for the blob in each catalogue area
-//	96     4  membership  orders changes of the two sets: the highest one, over all volumes, counts
+//	96     4  membership  version of the two sets below: of all volumes, the sets with the
+//	                      highest version count
 //	100    4  zero
 //	104   32  draining    a bit for each volume that is being drained
 //	136   32  removed     a bit for each volume that was removed: its directory is refused
@@ -49,39 +53,40 @@
 //
 // # Catalogue area header (4096 B, the blob follows)
 //
-//	24     8  sequence    the valid area with the highest one, over all volumes, counts
+//	24     8  sequence    of all volumes, the valid area with the highest sequence counts
 //	32     8  blob        length of the blob
-//	40     8  blob sum    XXH3-64 of the blob: header and blob are one unit, or the area is void
+//	40     8  blob sum    XXH3-64 of the blob: if it does not match, the area is not valid
 //	48        zero to the end
 //
 // # Segment header (4096 B)
 //
-//	24    16  volume      a segment copied from elsewhere is foreign
-//	40     4  segment     its own number: a renamed file is noticed
-//	44     4  slots       how many
-//	48     8  slot bytes  size of each: one size per segment, so a slot's place is a product
-//	56     8  cut         generation when the segment was cut to this size: slot headers with an
-//	                      older one are remains of an earlier cut
+//	24    16  volume      id of the volume: a segment copied from another volume is refused
+//	40     4  segment     number of this segment: a renamed file is detected
+//	44     4  slots       number of slots
+//	48     8  slot bytes  size of each slot: one size per segment, so the offset of a slot is
+//	                      a multiplication
+//	56     8  cut         generation when the segment was cut to this size: a slot header with
+//	                      an older generation is left from an earlier cut
 //	64        zero to the end
 //
 // # Slot header (4096 B for up to 496 layers)
 //
-//	 24     8  generation  of this content; the index must agree, or the slot was reused
-//	 32     8  extent      where it was meant to lie: a misdirected write is noticed
+//	 24     8  generation  of this content; if the index has another, the slot was reused
+//	 32     8  extent      slot to which it was written: a misdirected write is detected
 //	 40     4  namespace
 //	 44     1  class       1 prefix, 2 transfer (dropped once delivered)
 //	 45     1  group       layer group of the namespace's geometry
 //	 46     2  zero
 //	 48     8  epoch       version of the weights
 //	 56    16  id          the block
-//	 72    16  parent      its parent, zero at the root: the index is rebuilt from this
-//	 88    16  geometry    digest: same sizes with another meaning are another geometry
+//	 72    16  parent      previous block, zero at the root: a rebuild of the index needs it
+//	 88    16  geometry    digest of the geometry: equal sizes may have another meaning
 //	104     8  payload     bytes, without padding
-//	112     4  layers      the payload is that many equal parts
-//	116     4  depth       blocks before this one in its chain
-//	120     8  born        generation of the slot that the content was first written to;
+//	112     4  layers      number of equal parts of the payload
+//	116     4  depth       number of blocks before this one in its chain
+//	120     8  born        generation of the slot to which the content was first written;
 //	                       zero if the content was never moved
-//	128  8×L   layer sums  XXH3-64 of each layer, made by the writer: a layer range is verified
-//	                       without reading the rest
+//	128  8×L   layer sums  XXH3-64 of each layer, made by the writer: a range of layers is
+//	                       verified without reading the other layers
 //	           zero to the end
 package ondisk

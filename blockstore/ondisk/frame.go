@@ -22,7 +22,7 @@ const (
 
 // The sentinel errors differ in the reaction that they require of the caller.
 var (
-	// ErrBlank: there is no record of the expected kind. The place is free, or holds something
+	// ErrBlank: there is no record of the expected kind. The position is unused, or holds something
 	// else.
 	ErrBlank = errors.New("no record")
 	// ErrVersion: the record is intact but has another format version. Use a binary of that
@@ -50,8 +50,8 @@ func seal(b []byte, m magic) {
 	binary.LittleEndian.PutUint64(b[checksumOff:], checksum(b))
 }
 
-// unseal checks the frame at the start of b and returns the record, which may be shorter than b.
-// maxBytes bounds the length that a damaged record can claim.
+// unseal checks the frame at the start of b and returns the record, which may be shorter than b. A
+// record whose frame has a length above maxBytes is damaged.
 func unseal(b []byte, m magic, maxBytes int) ([]byte, error) {
 	if len(b) < Page {
 		return nil, fmt.Errorf("ondisk: %s in %d bytes; a record has at least %d: %w", m, len(b), Page, ErrDamaged)
@@ -67,8 +67,8 @@ func unseal(b []byte, m magic, maxBytes int) ([]byte, error) {
 	if got, want := checksum(b), binary.LittleEndian.Uint64(b[checksumOff:]); got != want {
 		return nil, fmt.Errorf("ondisk: %s has checksum %016x, its bytes give %016x: %w", m, want, got, ErrDamaged)
 	}
-	// The version is compared after the checksum, because a flipped bit in the version is damage
-	// and not another version.
+	// The version is compared after the checksum: a flipped bit in the version field is damage, and
+	// not another version.
 	if v := binary.LittleEndian.Uint32(b[versionOff:]); v != Version {
 		return nil, fmt.Errorf("ondisk: %s of format version %d, this binary reads version %d; take the binary that wrote it, or begin with an empty directory: %w", m, v, Version, ErrVersion)
 	}
@@ -79,8 +79,8 @@ func unseal(b []byte, m magic, maxBytes int) ([]byte, error) {
 // compared byte by byte.
 func checksum(b []byte) uint64 { return xxh3.Hash(b[versionOff:]) }
 
-// recordBytes returns the length that the frame at the start of b claims, for records longer than
-// one page; 0 if the claim is invalid.
+// recordBytes returns the length in the frame at the start of b, for records longer than one page.
+// It returns 0 if the length is invalid.
 func recordBytes(b []byte, m magic, maxBytes int) int {
 	if len(b) < frameBytes || string(b[:8]) != string(m) {
 		return 0

@@ -49,9 +49,9 @@ func (l Layout) SlotBytes() int64 { return l.HeaderBytes() + roundUp(l.PayloadBy
 // LayerBytes is the size of one layer.
 func (l Layout) LayerBytes() int64 { return l.PayloadBytes / int64(l.Layers) }
 
-// Range returns the bytes to read for count layers from first on. offset in the slot and bytes are
-// multiples of Page; the first layer starts skip bytes after offset. The caller must have checked 0
-// <= first, 1 <= count, first+count <= Layers.
+// Range returns the bytes to read for count layers from layer first on. offset, in the slot, and
+// bytes are multiples of Page; the first layer starts skip bytes after offset. The caller must have
+// checked that 0 <= first, 1 <= count and first+count <= Layers.
 func (l Layout) Range(first, count int) (offset, bytes, skip int64) {
 	from := l.HeaderBytes() + int64(first)*l.LayerBytes()
 	to := from + int64(count)*l.LayerBytes()

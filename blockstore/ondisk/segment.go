@@ -9,7 +9,7 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// MaxSegmentBytes bounds a segment file: 1 TiB.
+// MaxSegmentBytes is the maximum size of a segment file: 1 TiB.
 const MaxSegmentBytes = 1 << 40
 
 const segmentPrefix = "segment-"

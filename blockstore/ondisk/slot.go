@@ -9,7 +9,7 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Class is the kind of a block's lifetime.
+// Class determines how long a block is stored.
 type Class uint8
 
 const (
@@ -30,8 +30,8 @@ func (c Class) String() string {
 	return fmt.Sprintf("Class(%d)", uint8(c))
 }
 
-// SlotKey is the content that a reader expects in a slot. A slot whose header differs in any field
-// has other content, even if its checksums are right.
+// SlotKey is the content that a reader expects in a slot. If a field of the slot's header differs,
+// the slot has other content, even if its checksums are right.
 type SlotKey struct {
 	Namespace kv.NamespaceID
 	Epoch     kv.Epoch
@@ -51,23 +51,23 @@ type SlotHeader struct {
 	Generation kv.Generation
 	Extent     kv.Extent
 	// Born is the generation of the slot to which the content was first written, or zero if the
-	// content was never moved. Origin returns it for both cases.
+	// content was never moved. The method Origin returns that generation in both cases.
 	Born  kv.Generation
 	Class Class
-	// Parent is zero for the first block of a chain, Depth the number of
-	// blocks before this one.
+	// Parent is the id of the previous block, zero for the first block of a chain. Depth is the
+	// number of blocks before this one.
 	Parent kv.BlockID
 	Depth  uint32
-	// LayerSums is the XXH3-64 of each layer, made by the writer.
+	// LayerSums is the XXH3-64 of each layer, as computed by the writer.
 	LayerSums []uint64
 }
 
 // Ref returns the slot and the generation that the header claims.
 func (h *SlotHeader) Ref() kv.Ref { return kv.Ref{Extent: h.Extent, Generation: h.Generation} }
 
-// Origin returns the generation of the slot to which the content was first written. A move keeps
-// it. Origin orders the versions of a block that was deleted and put again: a deletion covers
-// content up to a generation.
+// Origin returns the generation of the slot to which the content was first written. Moving a block
+// does not change it. It orders the versions of a block that was deleted and put again: a deletion
+// covers content up to a generation.
 func (h *SlotHeader) Origin() kv.Generation {
 	if h.Born != 0 {
 		return h.Born
@@ -78,9 +78,9 @@ func (h *SlotHeader) Origin() kv.Generation {
 // Layout returns the shape of the slot. It fails with ErrLayout.
 func (k SlotKey) Layout() (Layout, error) { return NewLayout(k.PayloadBytes, k.Layers) }
 
-// EncodeTo writes the header to the start of b, which has at least
-// Layout.HeaderBytes, and clears the rest of the header's last page. It fails,
-// with b untouched, if the header could not be decoded again.
+// EncodeTo writes the header to the start of b, which has at least Layout.HeaderBytes bytes, and
+// clears the rest of the header's last page. If DecodeSlotHeader would refuse the header, EncodeTo
+// fails and does not change b.
 func (h *SlotHeader) EncodeTo(b []byte) error {
 	l, err := h.Layout()
 	if err != nil {
@@ -205,8 +205,8 @@ func (h *SlotHeader) String() string {
 // LayerSum is the checksum of one layer: XXH3-64.
 func LayerSum(layer []byte) uint64 { return xxh3.Hash(layer) }
 
-// AppendLayerSums appends the checksum of each of the layers equal parts of
-// payload to dst.
+// AppendLayerSums divides payload into equal parts, as many as layers, and appends the checksum of
+// each part to dst.
 func AppendLayerSums(dst []uint64, payload []byte, layers int) []uint64 {
 	n := len(payload) / layers
 	for i := range layers {

@@ -17,8 +17,8 @@ const (
 	SuperblockName = "superblock"
 	// SuperblockFileBytes is the size of that file.
 	SuperblockFileBytes = 2 * Page
-	// MaxBoot is the largest boot counter: the 16 bits of a kv.Generation
-	// above its 32 bits of sequence.
+	// MaxBoot is the largest boot counter, which has 16 bits: a kv.Generation is the boot counter
+	// above a sequence number of 32 bits.
 	MaxBoot = 1<<16 - 1
 )
 
@@ -42,7 +42,7 @@ func (u UUID) String() string { return hex.EncodeToString(u[:]) }
 
 // Superblock identifies a directory as a volume of a store.
 type Superblock struct {
-	// Sequence orders the two copies.
+	// Sequence orders the two copies of the superblock: the copy with the higher one is newer.
 	Sequence uint64
 	// Node identifies the store, Volume the directory.
 	Node, Volume UUID
@@ -54,8 +54,8 @@ type Superblock struct {
 	SegmentBytes int64
 	// CatalogueBytes is the room for the blob in each catalogue area.
 	CatalogueBytes int64
-	// MembershipVersion orders changes of the two sets: the sets with the highest version of all
-	// volumes are valid. Draining and Removed have one bit for each volume of the node.
+	// MembershipVersion orders changes of the two sets: of all volumes, the sets with the highest
+	// version are valid. Draining and Removed have one bit for each volume of the node.
 	MembershipVersion uint32
 	Draining, Removed [VolumeSetBytes]byte
 }

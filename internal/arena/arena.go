@@ -22,11 +22,11 @@ const hugePages = sys.HugePageSize / Granule
 
 // The sentinel errors differ in the reaction that they require of the caller.
 var (
-	// ErrBusy: the arena is full and the queue of its waiters too. The caller answers Busy to the
-	// client.
+	// ErrBusy: the arena is full, and so is the queue of waiting requests. The caller answers Busy
+	// to the client.
 	ErrBusy = errors.New("arena is full and so is its queue")
-	// ErrTooLarge: the request exceeds the arena. The caller refuses it, or the operator starts
-	// with a larger arena.
+	// ErrTooLarge: the request exceeds the arena. The caller refuses the request, or the operator
+	// starts with a larger arena.
 	ErrTooLarge = errors.New("larger than the arena")
 	// ErrClosed: the arena is closed. The caller stops.
 	ErrClosed = errors.New("arena is closed")
@@ -34,20 +34,21 @@ var (
 	ErrInUse = errors.New("buffers were not released")
 )
 
-// Options are the arguments of New. The zero value of each field but SizeBytes is the default.
+// Options are the arguments of New. SizeBytes is required; the zero value of every other field is
+// its default.
 type Options struct {
 	// SizeBytes is the size of the region, rounded up to a multiple of 2 MiB.
 	SizeBytes int64
-	// HugeTLB tries the reserved huge pages of vm.nr_hugepages first and falls back to transparent
-	// ones when the pool is too small. HugeTLB helps where transparent huge pages are off, and for
-	// a Shared arena.
+	// HugeTLB makes the arena use the huge pages that vm.nr_hugepages reserves. If there are too
+	// few, the arena uses transparent huge pages. HugeTLB helps if transparent huge pages are off,
+	// and for a Shared arena.
 	HugeTLB bool
 	// Shared backs the region with a memfd that another process can map read-only (Send). It needs
 	// Linux 5.1. Without HugeTLB, a Shared region has 4 KiB pages on systems where shmem_enabled is
 	// "never".
 	Shared bool
-	// QueueMax bounds the queue of requests that wait for memory, and separately the queue for the
-	// share; default 1024. With a negative number no request waits.
+	// QueueMax is the maximum length of the queue of requests that wait for memory, and separately
+	// of the queue for the share; default 1024. With a negative number no request waits.
 	QueueMax int
 }
 
@@ -79,23 +80,24 @@ type Arena struct {
 	pages uint32
 
 	mu sync.Mutex
-	// share is the first page of the share.
+	// share is the number of the first page of the share (SetShare).
 	share uint32
 	// free holds the free pages.
 	free *runs.Set
-	// seq counts, for the first page of each Buffer, the loans that began plus the loans that
-	// ended: odd while the Buffer is lent.
+	// seq has, for the first page of each Buffer, the number of loans that began plus the number of
+	// loans that ended. It is odd while the Buffer is on loan.
 	seq []uint32
-	// waiting queues the requests for memory anywhere, sharing those for the share.
+	// waiting is the queue of the requests of Alloc, and sharing the queue of the requests of
+	// AllocShare.
 	waiting, sharing queue
 	closed           bool
 	stats            Stats
-	// takers records where each Buffer was taken, in builds with the tag invariants.
+	// takers records the code that took each Buffer, in builds with the tag invariants.
 	takers takers
 }
 
-// New maps the region and makes it resident: every page exists when New returns, which for a large
-// arena takes seconds. The caller calls Close.
+// New maps the region and makes it resident: every page exists when New returns. For a large arena
+// that takes seconds. The caller must call Close.
 func New(o Options) (*Arena, error) {
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
@@ -123,8 +125,8 @@ func (a *Arena) Kind() Kind { return a.region.kind }
 // Buffer may touch the bytes of that Buffer.
 func (a *Arena) Bytes() []byte { return a.region.mem }
 
-// FD returns the descriptor of the memfd behind a Shared arena, valid until
-// Close; -1 for any other.
+// FD returns the descriptor of the memfd of a Shared arena, valid until Close. For any other arena
+// it returns -1.
 func (a *Arena) FD() int {
 	if a.region.file == nil {
 		return -1
@@ -142,8 +144,8 @@ func (a *Arena) SetShare(sizeBytes int64) {
 	a.serveLocked()
 }
 
-// TryAlloc lends sizeBytes (rounded up to a multiple of Granule) if they are free and no request
-// waits; otherwise it returns ErrBusy.
+// TryAlloc lends sizeBytes, rounded up to a multiple of Granule, if they are free and no request
+// waits. Otherwise it returns ErrBusy.
 func (a *Arena) TryAlloc(sizeBytes int) (Buffer, error) { return a.try(sizeBytes, &a.waiting) }
 
 // TryAllocShare is TryAlloc for memory of the share.
@@ -165,13 +167,13 @@ func (a *Arena) try(sizeBytes int, q *queue) (Buffer, error) {
 }
 
 // Alloc lends sizeBytes, rounded up to a multiple of Granule. It waits, in order of arrival, until
-// that many contiguous bytes are free or ctx is done, and then returns ctx's error. It returns
+// that many contiguous bytes are free. If ctx ends first, it returns ctx's error. It returns
 // ErrBusy at once if the queue is full. The memory contains the bytes of its previous holder.
 func (a *Arena) Alloc(ctx context.Context, sizeBytes int) (Buffer, error) {
 	return a.alloc(ctx, sizeBytes, &a.waiting)
 }
 
-// AllocShare is Alloc for memory of the share. Its requests have a queue of their own: neither
+// AllocShare is Alloc for memory of the share. Its requests have a separate queue, so that neither
 // queue delays the other.
 func (a *Arena) AllocShare(ctx context.Context, sizeBytes int) (Buffer, error) {
 	return a.alloc(ctx, sizeBytes, &a.sharing)
@@ -217,8 +219,8 @@ func (a *Arena) InShare(b Buffer) bool {
 	return b.page+b.pages > a.share
 }
 
-// forget removes a waiter whose context ended from the queue, and frees the Buffer if the waiter
-// was served in the meantime.
+// forget removes from the queue a waiter whose context has ended. If the waiter was served
+// meanwhile, forget frees its Buffer.
 func (a *Arena) forget(w *waiter, q *queue) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -232,8 +234,9 @@ func (a *Arena) forget(w *waiter, q *queue) {
 	a.serveLocked() // the next waiter may need less
 }
 
-// Close unmaps the region. While buffers are lent, it refuses with ErrInUse and lists them: a
-// holder, a device included, would write into unmapped or reused memory. It may be called twice.
+// Close unmaps the region. It refuses with ErrInUse, and lists the buffers, while buffers are on
+// loan: a holder, which may be a device, would write into unmapped or reused memory. Close may be
+// called twice.
 func (a *Arena) Close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -249,19 +252,21 @@ func (a *Arena) Close() error {
 
 // Stats are the state of an arena and its counters since the start.
 type Stats struct {
-	// Kind, SizeBytes and HugeBytes (the part that huge pages back) do not change.
+	// Kind, SizeBytes and HugeBytes do not change. HugeBytes is the part of the region on huge
+	// pages, in bytes.
 	Kind                 Kind
 	SizeBytes, HugeBytes int64
-	// UsedBytes are lent, as the number Buffers of pieces. LongestFreeBytes is the largest request
-	// that would be served now. PeakBytes is the maximum of UsedBytes.
+	// UsedBytes is the size of all lent buffers, and Buffers their number. PeakBytes is the maximum
+	// of UsedBytes so far. LongestFreeBytes is the size of the largest request that could be served
+	// at once.
 	UsedBytes, PeakBytes, LongestFreeBytes int64
 	Buffers                                int
 	// Waiting is the number of requests in the queues.
 	Waiting int
-	// Allocs counts the requests served, Waits the requests that had to queue (served or
-	// Cancelled), Busy the requests refused because the queue was full.
+	// Allocs counts the requests served, Waits the requests that had to wait (whether then served
+	// or Cancelled), and Busy the requests refused because the queue was full.
 	Allocs, Waits, Cancelled, Busy uint64
-	// DoubleReleases counts Release calls on a Buffer that was not lent. Each is a bug of the
+	// DoubleReleases counts calls of Release on a Buffer that was not on loan. Each is a bug of the
 	// caller, but harmless: the second call does nothing.
 	DoubleReleases uint64
 }
@@ -275,7 +280,8 @@ func (a *Arena) Stats() Stats {
 	return s
 }
 
-// pagesForLocked converts a request to granules. It refuses a request that can never be served.
+// pagesForLocked converts the size of a request to granules. It refuses a request that can never be
+// served.
 func (a *Arena) pagesForLocked(sizeBytes int, q *queue) (uint32, error) {
 	limit := a.stats.SizeBytes
 	if q == &a.sharing {
@@ -292,7 +298,7 @@ func (a *Arena) pagesForLocked(sizeBytes int, q *queue) (uint32, error) {
 
 func (a *Arena) longestFreeLocked() int64 { return int64(a.free.Longest()) * Granule }
 
-// tryLocked serves a new request only if no other waits in its queue.
+// tryLocked serves a new request if no other request waits in its queue and the memory is free.
 func (a *Arena) tryLocked(pages uint32, q *queue) (Buffer, bool) {
 	if q.len() > 0 {
 		return Buffer{}, false
@@ -335,16 +341,16 @@ func (a *Arena) freeLocked(b Buffer) {
 	a.free.Add(runs.Run{Start: b.page, N: b.pages})
 }
 
-// serveLocked serves the waiting requests, those for the share first. Requests of the other queue
-// get memory of the share only when no request for the share waits.
+// serveLocked serves the waiting requests, the requests for the share first. The requests of the
+// other queue get memory of the share only if no request for the share waits.
 func (a *Arena) serveLocked() {
 	a.serveQueueLocked(&a.sharing)
 	a.serveQueueLocked(&a.waiting)
 	a.countWaitingLocked()
 }
 
-// serveQueueLocked serves one queue strictly in order: the first request that does not fit delays
-// the rest, because large requests would starve otherwise.
+// serveQueueLocked serves one queue strictly in order. A request that does not fit delays all
+// requests behind it, because large requests would starve otherwise.
 func (a *Arena) serveQueueLocked(q *queue) {
 	for w := q.head(); w != nil; w = q.head() {
 		buf, ok := a.takeLocked(w.pages, q)

@@ -6,18 +6,19 @@ import (
 	"github.com/penstock-kv/penstock/internal/invariants"
 )
 
-// Buffer is a piece of an Arena on loan: a small value, to be passed by value. The caller of Alloc,
-// or the function to which it passed the Buffer, calls Release once. The zero Buffer holds nothing,
-// and releasing it does nothing.
+// Buffer is a piece of an Arena on loan. It is a small value, to be passed by value. The caller of
+// Alloc, or the function to which that caller passed the Buffer, calls Release once. The zero
+// Buffer holds no memory, and releasing it does nothing.
 type Buffer struct {
 	arena       *Arena
 	page, pages uint32
-	// seq is the value of Arena.seq during this loan; with any other value the Buffer is stale.
+	// seq is the value of Arena.seq for the first page during this loan. If Arena.seq has another
+	// value, the loan has ended.
 	seq uint32
 }
 
-// Bytes returns the memory: a multiple of Granule, at least the requested size. Only the holder may
-// use it, until Release.
+// Bytes returns the memory of the Buffer. Its length is a multiple of Granule and at least the
+// requested size. Only the holder of the Buffer may use the memory, until Release.
 func (b Buffer) Bytes() []byte {
 	if b.arena == nil {
 		return nil
@@ -33,15 +34,15 @@ func (b Buffer) Bytes() []byte {
 // process that maps the region.
 func (b Buffer) Offset() int64 { return int64(b.page) * Granule }
 
-// Len returns the length in bytes. It does not touch the arena.
+// Len returns the length in bytes. It takes no lock.
 func (b Buffer) Len() int { return int(b.pages) * Granule }
 
 // Valid reports whether the Buffer came from Alloc. It does not report whether the Buffer is still
-// lent.
+// on loan.
 func (b Buffer) Valid() bool { return b.arena != nil }
 
-// Release returns the piece to the arena. Its bytes must not be touched afterwards, by this process
-// or by a device. A second Release, also of a copy, changes nothing and is counted in
+// Release returns the piece to the arena. Afterwards neither this process nor a device may touch
+// its bytes. A second Release, also of a copy, changes nothing and is counted in
 // Stats.DoubleReleases. With the build tag invariants it panics.
 func (b Buffer) Release() {
 	a := b.arena
@@ -62,7 +63,7 @@ func (b Buffer) Release() {
 	a.serveLocked()
 }
 
-// checkOut panics if the Buffer was released.
+// checkOut panics if the loan of the Buffer has ended.
 func (b Buffer) checkOut() {
 	b.arena.mu.Lock()
 	out := b.arena.seq[b.page] == b.seq

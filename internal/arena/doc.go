@@ -1,10 +1,10 @@
-// Package arena is the memory that block bytes pass through: one region outside the Go heap, backed
-// by huge pages, made resident at start, and lent in contiguous, 4 KiB-aligned pieces. The device
-// reads into a piece and the transfer engine sends from the same piece: the bytes are written to
-// memory once between the disk and the NIC.
+// Package arena is the memory that the bytes of blocks pass through. It is one region outside the
+// Go heap, backed by huge pages, made resident at start, and lent in contiguous pieces that are
+// aligned to 4 KiB. The device reads into a piece, and the transfer engine sends from the same
+// piece. So the bytes are written to memory only once between the disk and the NIC.
 //
-// It is not a cache (the content of a released piece is undefined) and not a general allocator (no
-// piece grows, shrinks or moves). It returns no memory to the system before Close.
+// An arena is not a cache: the content of a released piece is undefined. It is not a general
+// allocator: no piece grows, shrinks or moves. It returns no memory to the system before Close.
 //
 //	             one mapping, start a multiple of 2 MiB, size fixed
 //	┌─────────┬──────┬───────────────┬────┬──────────────────────────┐
@@ -15,17 +15,17 @@
 //	device, rdma  (Buffer.Offset is the address of a piece for another process
 //	               that mapped the same memfd: Send, Receive)
 //
-// Why huge pages: direct I/O into 4 KiB pages has half the bandwidth at three to seven times the
-// CPU (docs/benchmarks.md). Why resident: a resident region cannot fault, or fail for lack of
-// memory, in the middle of a transfer. Kind reports the pages that the kernel really provided.
+// Huge pages are used because direct I/O into 4 KiB pages has half the bandwidth at three to seven
+// times the CPU (docs/benchmarks.md). The region is resident so that a transfer can neither fault
+// nor fail for lack of memory. Kind reports the pages that the kernel really provided.
 //
-// Waiting is fair: requests that do not fit queue in order of arrival, and the first one is served
-// first, so small requests do not starve a large one. The queue is bounded. When the queue is full,
-// Alloc returns ErrBusy at once.
+// Waiting is fair: requests that do not fit wait in order of arrival, and the first one is served
+// first, so small requests do not starve a large one. The length of the queue is limited. When the
+// queue is full, Alloc returns ErrBusy at once.
 //
-// The end of the region can be a share, for requests that should neither delay the others nor be
-// starved by them. These requests have a queue of their own. While one of them waits, memory of the
-// share that is released is not lent to other requests.
+// The end of the region can be a share, for requests that should neither delay other requests nor
+// be starved by them. Requests for the share have a separate queue. While one of them waits,
+// released memory of the share is not lent to other requests.
 //
 // Example:
 //

@@ -14,11 +14,11 @@ import (
 type Kind string
 
 const (
-	// HugeTLB is 2 MiB pages from the reserved pool.
+	// HugeTLB is 2 MiB pages from the pool that the kernel has reserved.
 	HugeTLB Kind = "hugetlb"
 	// THP is transparent huge pages for at least nine tenths of the region.
 	THP Kind = "thp"
-	// Small is 4 KiB pages: expect half of the disk bandwidth.
+	// Small is 4 KiB pages. The disk bandwidth is then about half.
 	Small Kind = "4k"
 )
 
@@ -31,7 +31,7 @@ type region struct {
 }
 
 // mapRegion maps and populates the memory that the options request. If the reserved pool is too
-// small it falls back to transparent huge pages, and then to the pages that the kernel provides.
+// small, it uses transparent huge pages, and if these are off, the pages that the kernel provides.
 func mapRegion(o Options) (region, error) {
 	if o.HugeTLB {
 		if r, err := mapKind(o, true); err == nil {
@@ -76,7 +76,8 @@ func mapKind(o Options, hugetlb bool) (region, error) {
 	return r, nil
 }
 
-// settle requests huge pages, makes every page resident, and keeps users' data out of core dumps.
+// settle requests huge pages, makes every page resident, and excludes the region from core dumps,
+// because it contains users' data.
 func (r *region) settle(hugetlb bool) error {
 	if !hugetlb {
 		// A kernel without transparent huge pages refuses the advice; Kind then reports Small.
@@ -88,8 +89,8 @@ func (r *region) settle(hugetlb bool) error {
 	return sys.DontDump(r.mem)
 }
 
-// populate calls one for parts of mem, with one thread per CPU up to eight. The cores bound the
-// speed of zeroing first, then the memory's bandwidth.
+// populate calls one for parts of mem, on one thread per CPU, at most eight. The speed of zeroing
+// is limited first by the cores, and then by the bandwidth of the memory.
 func populate(mem []byte, one func([]byte) error) error {
 	pages := len(mem) / sys.HugePageSize
 	workers := min(runtime.GOMAXPROCS(0), 8, pages)

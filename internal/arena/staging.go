@@ -9,13 +9,13 @@ import (
 	"github.com/penstock-kv/penstock/internal/sys"
 )
 
-// StagingMaxBytes bounds the size of a Staging.
+// StagingMaxBytes is the maximum size of a Staging, in bytes.
 const StagingMaxBytes = 1 << 30
 
 // A Staging is memory outside of any arena through which another process passes bytes to this one.
-// Its pages are made when they are first used. Its owner maps it read-only, and must expect that
-// the other process changes the bytes at any time. Its size is sealed: neither process can shrink
-// the file, so no access faults.
+// Its pages are allocated when they are first used. The owner of the Staging maps it read-only, and
+// must expect that the other process changes the bytes at any time. The size of its file is sealed:
+// neither process can shrink the file, so no access faults.
 type Staging struct {
 	mem  []byte
 	file *os.File // of the owner, until Send
@@ -52,8 +52,8 @@ func (s *Staging) Send(conn *net.UnixConn, msg []byte) error {
 	return err
 }
 
-// MapStaging maps the Staging of another process, for reading and writing, and closes its
-// descriptor file. It refuses a file that is no Staging, or that its owner could shrink.
+// MapStaging maps the Staging of another process for reading and writing, and closes file, its
+// descriptor. It refuses a file that is not a Staging, or that its owner could shrink.
 func MapStaging(file *os.File) (*Staging, error) {
 	s, err := mapStaging(int(file.Fd()))
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// takers records, by first page, the call stack that took each lent Buffer.
+// takers records the call stack that took each lent Buffer, by the number of its first page.
 type takers struct {
 	by map[uint32]taker
 }
@@ -33,7 +33,7 @@ func (t *takers) note(page, pages uint32) {
 // forget drops the record when the loan ends.
 func (t *takers) forget(page uint32) { delete(t.by, page) }
 
-// report lists the places where the first ten buffers were taken.
+// report lists the places in the code where lent buffers were taken, for the first ten buffers.
 func (t *takers) report() string {
 	var b strings.Builder
 	for i, page := range slices.Sorted(maps.Keys(t.by)) {

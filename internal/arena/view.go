@@ -14,8 +14,8 @@ type View struct {
 	mem []byte
 }
 
-// Send sends msg, which is not empty, and a read-only descriptor of a Shared
-// arena over a unix socket; Receive takes both.
+// Send sends msg, which must not be empty, and a read-only descriptor of a Shared arena over a unix
+// socket. Receive takes both.
 func (a *Arena) Send(conn *net.UnixConn, msg []byte) error {
 	if a.region.file == nil {
 		return errors.New("arena: only a Shared arena can be sent")
@@ -28,8 +28,8 @@ func (a *Arena) Send(conn *net.UnixConn, msg []byte) error {
 }
 
 // Receive fills msg from a unix socket and maps the arena that came with the message. The View is
-// nil if the message came without an arena. Receive refuses an arena of another user, who could
-// change the bytes that are read.
+// nil if no arena came with the message. Receive refuses an arena of another user, because that
+// user could change the bytes.
 func Receive(conn *net.UnixConn, msg []byte) (*View, error) {
 	f, err := ReceiveFile(conn, msg)
 	if err != nil || f == nil {
@@ -42,7 +42,7 @@ func Receive(conn *net.UnixConn, msg []byte) (*View, error) {
 	return v, err
 }
 
-// ReceiveFile is Receive without the mapping. It returns the arena's memfd, for Map.
+// ReceiveFile does as Receive but without the mapping. It returns the memfd of the arena, for Map.
 func ReceiveFile(conn *net.UnixConn, msg []byte) (*os.File, error) {
 	f, err := sys.ReceiveFile(conn, msg)
 	if err != nil || f == nil {
@@ -58,10 +58,11 @@ func ReceiveFile(conn *net.UnixConn, msg []byte) (*os.File, error) {
 	return f, nil
 }
 
-// Map maps the arena whose memfd is fd, as its owner sent it, read-only: a write to the mapping
-// faults. fd may be closed afterwards. Offsets are those of Buffer.Offset. The owner announces in
-// messages which range it lends, and until when; the mapping itself does not keep the owner from
-// changing the bytes. Map checks that the owner cannot shrink the file.
+// Map maps the arena of another process read-only; a write to the mapping faults. fd is the memfd
+// of the arena as its owner sent it, and may be closed afterwards. Offsets in the mapping are those
+// of Buffer.Offset. The owner announces in messages which range it lends, and until when; the
+// mapping itself does not prevent the owner from changing the bytes. Map checks that the owner
+// cannot shrink the file.
 func Map(fd int) (*View, error) {
 	size, err := sys.FileSize(fd)
 	if err != nil {

@@ -45,7 +45,8 @@ type Series struct {
 	X []float64 `json:"x,omitempty"`
 	// Y has the value of each point, or the height in each category; NaN leaves a gap.
 	Y []float64 `json:"y"`
-	// Dashed draws a dashed line, for values that are not measured: a bound, a published value.
+	// Dashed draws a dashed line, for values that were not measured, such as a bound or a published
+	// value.
 	Dashed bool `json:"dashed,omitempty"`
 	// Points draws the points as well as the line.
 	Points bool `json:"points,omitempty"`
@@ -58,7 +59,7 @@ type Chart struct {
 	XLabel string `json:"x_label,omitempty"`
 	YLabel string `json:"y_label,omitempty"`
 	Kind   Kind   `json:"kind"`
-	// Categories name the groups of Bars.
+	// Categories are the names of the groups of Bars.
 	Categories []string `json:"categories,omitempty"`
 	Series     []Series `json:"series"`
 	// LogX and LogY select a logarithmic axis; every value must be above 0.
@@ -125,7 +126,7 @@ func (c Chart) validate(s Series) (int, error) {
 	return drawn, nil
 }
 
-// sideMax bounds a picture, in inches: 40 inches are 3,840 pixels.
+// sideMax is the maximum width and height of a picture, in inches; 40 inches are 3,840 pixels.
 const sideMax = 40.0
 
 // Write draws the chart into w.
@@ -279,7 +280,7 @@ func runs(s Series) []plotter.XYs {
 	return out
 }
 
-// groupWidth is the share of a category's width that its bars take together.
+// groupWidth is the share of a category's width that all its bars take together.
 const groupWidth = 0.8
 
 func (c Chart) addBars(p *plot.Plot) error {

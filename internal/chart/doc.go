@@ -12,8 +12,8 @@
 //	Bars   one group a category, one bar a series side by side
 //
 // A NaN is a gap: it interrupts a line, and leaves out a bar. The colours are those of Okabe and
-// Ito, which people with any colour vision can distinguish. From the seventh series on, they repeat
-// with another dash.
+// Ito, which people with any colour vision can distinguish. From the seventh series on, the colours
+// repeat with another dash pattern.
 //
 // The same Chart gives the same bytes. There is no lock and no state.
 package chart

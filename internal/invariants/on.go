@@ -13,19 +13,19 @@ import (
 // a constant, so "if invariants.Enabled { … }" vanishes from other builds.
 const Enabled = true
 
-// MangleByte is what Mangle writes: a pattern that no valid header begins with
-// and that a hex dump shows at a glance.
+// MangleByte is the byte that Mangle writes. No valid header begins with it, and it is easy to
+// recognise in a hex dump.
 const MangleByte = 0xCC
 
-// Sometimes returns true for about percent of its calls, drawn at random: for
-// checks too slow to run each time. It is always false when Enabled is false.
+// Sometimes returns true for about percent of its calls, chosen at random. It is for checks that
+// are too slow to run each time. It is always false when Enabled is false.
 func Sometimes(percent int) bool {
 	return rand.IntN(100) < percent
 }
 
-// Mangle overwrites buf when Enabled, so that a reader that still holds a
-// buffer after giving it back sees garbage at once and not, once in a while,
-// another block's bytes. The caller must own buf.
+// Mangle overwrites buf when Enabled. A reader that still uses a buffer after giving it back then
+// sees invalid bytes at once, instead of another block's bytes now and then. The caller must own
+// buf.
 func Mangle(buf []byte) {
 	for i := range buf {
 		buf[i] = MangleByte
@@ -49,8 +49,8 @@ type CloseChecker struct {
 	closedAt atomic.Pointer[[]byte]
 }
 
-// Close records that the object was closed. It panics if it already was, and
-// shows the stack of the first time.
+// Close records that the object was closed. It panics if the object was closed already, and shows
+// the stack of the first call.
 func (c *CloseChecker) Close() {
 	stack := debug.Stack()
 	if !c.closedAt.CompareAndSwap(nil, &stack) {
@@ -58,7 +58,7 @@ func (c *CloseChecker) Close() {
 	}
 }
 
-// AssertNotClosed panics if the object was closed, and shows where.
+// AssertNotClosed panics if the object was closed, and shows the stack of that call.
 func (c *CloseChecker) AssertNotClosed() {
 	if stack := c.closedAt.Load(); stack != nil {
 		panic(fmt.Sprintf("invariant violated: used after it was closed at:\n%s", *stack))
@@ -72,9 +72,9 @@ func (c *CloseChecker) AssertClosed() {
 	}
 }
 
-// A Value carries data that only checks read, such as the previous state of a
-// counter that must not go back. It holds a T when Enabled and nothing otherwise;
-// Get then returns the zero T. It is not safe for concurrent use.
+// A Value holds data that only checks read, such as the previous state of a counter that must not
+// decrease. It holds a T when Enabled, and otherwise nothing; Get then returns the zero T. It is
+// not safe for concurrent use.
 type Value[T any] struct {
 	v T
 }

@@ -3,9 +3,9 @@
 // A PUB socket sends the events. On request, a ROUTER socket resends events that a subscriber
 // missed.
 //
-// The package is not a second event log of the node: it keeps no list of blocks. When a
-// subscriber has lost events, all blocks are published again. The package does not receive
-// events of engines and makes no routing decisions.
+// The package is not a second event log of the node: it keeps no list of blocks. When a subscriber
+// has lost events, the package publishes all blocks again. It does not receive events of engines
+// and makes no routing decisions.
 //
 //	node: Events ─────► source ─── Change ──► Wire ── payload ─► ring ──► PUB    ─► subscribers, each at its own position
 //	      ListBlocks ─►   │ one for each node               newest N messages └─► ROUTER ─► replays
@@ -29,9 +29,9 @@
 //	BlockRemoved      93 ac "BlockRemoved" 91 c4 10 … a7 "STORAGE"
 //	AllBlocksCleared  91 b0 "AllBlocksCleared"
 //
-// With Wire.Maps an event is a map of the same fields by name, and its tag has the name
-// "type", as in vLLM since 0.24. The batch stays an array. Arrays have exactly the
-// fields that all versions and consumers of the array form support.
+// With Wire.Maps an event is a map of the same fields by name, and its tag has the name "type", as
+// in vLLM since 0.24. The batch stays an array. In the array form, an event has exactly the fields
+// that all versions of vLLM and all consumers support.
 //
 // # From the node's events to vLLM's events
 //
@@ -47,38 +47,37 @@
 //	volume_state                      nothing
 //	node unreachable                  nothing; the node still has its blocks when it is reachable again
 //
-// An epoch is one version of the weights of a namespace. vLLM's events name no epoch. For
-// subscribers a block is stored as long as one live epoch of its namespace has it. The
-// start of a new epoch clears nothing while the older epochs stay live. The end of an
-// epoch clears the namespace, and the source announces the blocks of the other epochs
-// again.
+// An epoch is one version of the weights of a namespace. vLLM's events contain no epoch. For
+// subscribers a block is stored as long as one live epoch of its namespace has it. The start of a
+// new epoch clears nothing while the older epochs stay live. When an epoch ends, the source (the
+// follower of one node) publishes AllBlocksCleared for the namespace, and then announces the blocks
+// of the other epochs again.
 //
-// A source requests the live epochs from the node at the first event of an unknown epoch. It drops
-// events of epochs that are not live.
+// At the first event of an epoch that a source does not have in its list, it requests the list of
+// live epochs from the node. It drops events of epochs that are not live.
 //
-// An announcement publishes all blocks that the node lists. The node's events continue
-// during the listing, and the source publishes these events after it. The last event about
-// a block is valid, so the final state of each block is right.
+// An announcement publishes all blocks that the node lists. While the source reads that list, the
+// node continues to send events. The source publishes these events after the list. For each block
+// the last event counts, so the final state of each block is right.
 //
 // # Sequence numbers and loss
 //
-// Messages of all topics are numbered from 0 in the order of publication, as in vLLM. A
-// publisher that starts again begins at 0, with an AllBlocksCleared on each topic.
+// Messages of all topics are numbered together, from 0 in the order of publication, as in vLLM. A
+// publisher that was restarted begins at 0, with an AllBlocksCleared on each topic.
 //
-// Publishing never waits. The ring holds the newest messages, bounded in number and in
-// bytes. A subscriber is a position in the ring and has no queue of its own. If the
-// message at its position was overwritten, the subscriber continues with the oldest
-// message. The messages in between are lost: Stats.Lost counts them, and they cannot be
-// replayed. All nodes are announced again when a subscriber joins or loses messages, and
-// when a replay requests messages that are no longer in the ring, but at most once per
-// Options.Resync.
+// Publishing never waits. The ring holds the newest messages, limited in number and in bytes. A
+// subscriber has a position in the ring and no queue of its own. If the message at the position of
+// a subscriber was overwritten, the subscriber continues with the oldest message in the ring. The
+// messages in between are lost: Stats.Lost counts them, and they cannot be replayed. All nodes are
+// announced again when a subscriber joins or loses messages, and when a replay requests messages
+// that are not in the ring any more, but at most once per Options.Resync.
 //
 // # Topics
 //
-// AllBlocksCleared has no namespace. Consumers drop all blocks of the publisher's pod,
-// which is the part of the topic between the first and the second @. If several namespaces
-// of a node share a pod, the clearing of one namespace clears all of them at the consumers,
-// so the source announces the other namespaces again.
+// AllBlocksCleared names no namespace. Consumers drop all blocks of the publisher's pod, which is
+// the part of the topic between the first and the second @. If several namespaces of a node share a
+// pod, clearing one of them clears all of them at the consumers. So the source announces the other
+// namespaces again.
 //
 // Locks: no lock is taken while Publisher.mu or ring.mu is held.
 package kvevents

@@ -28,22 +28,22 @@ type Node struct {
 	Admin  pb.AdminClient
 }
 
-// Options of a Follower. Nodes and Publisher are required.
+// Options are the options of a Follower. Nodes and Publisher are required.
 type Options struct {
 	Nodes []Node
-	// Namespace is the namespace to publish. Empty publishes all namespaces, also those
-	// that are created later.
+	// Namespace is the name of the namespace to publish. If it is empty, all namespaces are
+	// published, also those created later.
 	Namespace string
 	Topic     Topic
 	Wire      Wire
 	Publisher *Publisher
-	// Resync is the least time between two announcements of all blocks for subscribers
-	// that joined or lost messages. 0: no announcements for them.
+	// Resync is the minimum time between two announcements of all blocks for subscribers that
+	// joined or lost messages. 0 means no announcements for them.
 	Resync time.Duration
-	// Heartbeat is the interval of messages without events on each topic. From their
-	// sequence numbers a subscriber sees that it missed the last messages. 0: none.
+	// Heartbeat is the interval of messages without events on each topic. By their sequence numbers
+	// a subscriber detects that it missed the last messages. 0 means no heartbeats.
 	Heartbeat time.Duration
-	// Report is called with events for operators. Several goroutines may call it at once.
+	// Report is called with reports for operators. Several goroutines may call it at the same time.
 	Report func(Report)
 }
 
@@ -52,9 +52,9 @@ type Report struct {
 	// Server is the address of the node. Node is its name.
 	Server string `json:"server"`
 	Node   string `json:"node,omitempty"`
-	// What is the kind of the report: announced, gap, down or back. A report with announced means
-	// that all blocks of the node are published; Namespaces and Blocks count them. Reason is the
-	// cause of a gap, or the reason why the node is down.
+	// What is the kind of the report: announced, gap, down or back. announced means that all blocks
+	// of the node are published; Namespaces and Blocks are their numbers. Reason is the cause of a
+	// gap, or the reason why the node is down.
 	What       string `json:"what"`
 	Namespaces int    `json:"namespaces"`
 	Blocks     int    `json:"blocks"`
@@ -67,7 +67,8 @@ type Follower struct {
 	sources []*source
 
 	mu sync.Mutex
-	// names maps node names to addresses. Names must be unique, because topics have them.
+	// names maps the name of a node to its address. Names must be unique, because they are part of
+	// topics.
 	names map[string]string
 }
 
@@ -84,7 +85,7 @@ func NewFollower(o Options) (*Follower, error) {
 }
 
 // Missed requests an announcement of all blocks, for a subscriber that joined or lost messages. It
-// does not wait. It can be used as PublisherOptions.Missed.
+// does not wait. It has the type of PublisherOptions.Missed.
 func (f *Follower) Missed(net.Addr, uint64) {
 	for _, s := range f.sources {
 		select {
@@ -104,7 +105,7 @@ func (f *Follower) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// claim records the name of a node. It returns an error if another node has the name.
+// claim records the name of a node. It returns an error if another node has the same name.
 func (f *Follower) claim(name, server string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -115,7 +116,7 @@ func (f *Follower) claim(name, server string) error {
 	return nil
 }
 
-// source follows one node. Only the goroutine of run uses its fields, except wake.
+// source follows one node. Only the goroutine of run uses the fields of source, except wake.
 type source struct {
 	Node
 	f    *Follower
@@ -123,16 +124,17 @@ type source struct {
 	// wake has an element if an announcement was requested.
 	wake chan struct{}
 
-	// name is the node's name. start identifies the run of the node to which after
-	// belongs.
+	// name is the node's name. start is the start time of the run of the node to which after
+	// belongs, in Unix milliseconds.
 	name  string
 	start int64
 	// after is the sequence number of the last event.
 	after uint64
-	// down is the reason in the last report that the node is down; empty if it is not.
+	// down is the reason in the last report that the node is down. It is empty if the node is not
+	// down.
 	down string
-	// announced is the time of the last announcement; zero if there was none since the
-	// start or since events were lost.
+	// announced is the time of the last complete announcement. It is zero if there was none since
+	// the start or since events were lost.
 	announced time.Time
 	spaces    map[string]*space
 }
@@ -143,8 +145,8 @@ type space struct {
 	blockTokens int
 	// flat is set if blocks have no parents.
 	flat bool
-	// live are the epochs of the published blocks. Events name no epoch: a block is stored
-	// as long as one of these epochs has it.
+	// live are the epochs whose blocks are published. Events contain no epoch: a block is stored as
+	// long as one of these epochs has it.
 	live []kv.Epoch
 }
 
@@ -180,12 +182,12 @@ func (s *source) run(ctx context.Context) error {
 	}
 }
 
-// refusal is an error of this package for which a retry is of no use.
+// refusal is an error of this package that a retry cannot change.
 type refusal struct{ error }
 
 func (r refusal) Unwrap() error { return r.error }
 
-// refused reports whether a retry after err is of no use.
+// refused reports whether a retry cannot change err.
 func refused(err error) bool {
 	if errors.As(err, &refusal{}) {
 		return true
@@ -204,8 +206,8 @@ func (s *source) report(r Report) {
 	}
 }
 
-// unknown is a sequence number that no event has. To a request for the events after
-// unknown the node returns a gap and all events that it still has.
+// unknown is a sequence number that no event has. If a request asks for the events after unknown,
+// the node returns a gap and all events that it still has.
 const unknown = math.MaxUint64
 
 // follow reads one stream of events to its end.
@@ -238,8 +240,9 @@ func (s *source) follow(ctx context.Context) error {
 		for range events { // receive closes events at its end
 		}
 	}()
-	// gRPC may have connected to a restarted node since the first status. If the run is
-	// still the same, the stream, which was opened in between, belongs to it too.
+	// gRPC may have connected to a restarted node since the first status. The stream was opened
+	// between two statuses, so if both are of the same run of the node, the stream is of that run
+	// too.
 	if again, err := s.Admin.Status(ctx, &pb.StatusRequest{}); err != nil {
 		return err
 	} else if again.GetStartUnixMs() != s.start {
@@ -276,7 +279,7 @@ func receive(ctx context.Context, stream pb.Cache_EventsClient, events chan<- *p
 	}
 }
 
-// pump publishes events, heartbeats, and requested announcements when they are due.
+// pump publishes events and heartbeats, and makes requested announcements when they are due.
 func (s *source) pump(ctx context.Context, events <-chan *pb.Event, ended <-chan error) error {
 	var beat <-chan time.Time
 	if s.opts.Heartbeat > 0 {
@@ -368,9 +371,9 @@ func (s *source) event(ctx context.Context, e *pb.Event) error {
 	return nil
 }
 
-// spaceAt returns the namespace of an event at an epoch. It returns nil if the epoch has
-// ended or the namespace was deleted. At the first event of an unknown epoch it takes over
-// the node's live epochs.
+// spaceAt returns the namespace of an event with the given epoch. It returns nil if the epoch has
+// ended or the namespace was deleted. If the epoch is not in the list of live epochs, it first
+// requests the list from the node.
 func (s *source) spaceAt(ctx context.Context, name string, epoch kv.Epoch, at time.Time) (*space, error) {
 	sp := s.spaces[name]
 	if sp != nil && (slices.Contains(sp.live, epoch) || len(sp.live) > 0 && epoch < sp.live[0]) {
@@ -387,8 +390,8 @@ func (s *source) spaceAt(ctx context.Context, name string, epoch kv.Epoch, at ti
 		return s.add(ns).at(epoch), nil
 	}
 	live := liveEpochs(ns)
-	// An event with a greater epoch than the namespace is of a deleted namespace of the
-	// same name.
+	// An event whose epoch is greater than the newest epoch of the namespace is of a deleted
+	// namespace of the same name.
 	if epoch > live[0] {
 		return nil, nil
 	}
@@ -399,7 +402,7 @@ func (s *source) spaceAt(ctx context.Context, name string, epoch kv.Epoch, at ti
 	return sp.at(epoch), nil
 }
 
-// at returns sp, or nil if the epoch is not live.
+// at returns sp if the epoch is live, and nil otherwise.
 func (sp *space) at(epoch kv.Epoch) *space {
 	if !slices.Contains(sp.live, epoch) {
 		return nil
@@ -407,11 +410,12 @@ func (sp *space) at(epoch kv.Epoch) *space {
 	return sp
 }
 
-// existsBlocks bounds one Exists call, below any sensible limits.chain_blocks of a node.
+// existsBlocks is the maximum number of blocks in one Exists call. It is below any sensible
+// limits.chain_blocks of a node.
 const existsBlocks = 256
 
-// absent returns the ids that no other live epoch has, of blocks that were removed from
-// one epoch.
+// absent returns those of ids that no live epoch other than epoch has. The blocks ids were removed
+// from epoch.
 func (s *source) absent(ctx context.Context, name string, sp *space, epoch kv.Epoch, ids []kv.BlockID) ([]kv.BlockID, error) {
 	for _, e := range sp.live {
 		if e == epoch {
@@ -451,8 +455,8 @@ func (s *source) add(ns *pb.Namespace) *space {
 	return sp
 }
 
-// liveEpochs returns the live epochs of a namespace, the newest first. A node that does
-// not list them has one.
+// liveEpochs returns the live epochs of a namespace, the newest first. A node that does not list
+// its live epochs has only one.
 func liveEpochs(ns *pb.Namespace) []kv.Epoch {
 	if len(ns.GetLive()) == 0 {
 		return []kv.Epoch{kv.Epoch(ns.GetEpoch())}
@@ -464,9 +468,9 @@ func liveEpochs(ns *pb.Namespace) []kv.Epoch {
 	return live
 }
 
-// retire publishes that a namespace has no block of the epochs for which gone returns
-// true. Events name no epoch, so it clears the namespace and announces the blocks of the
-// other epochs again.
+// retire publishes that a namespace has no block of the epochs for which gone returns true. Events
+// contain no epoch, so retire clears the namespace and announces the blocks of its other epochs
+// again.
 func (s *source) retire(ctx context.Context, name string, sp *space, at time.Time, gone func(kv.Epoch) bool) error {
 	n := len(sp.live)
 	if sp.live = slices.DeleteFunc(sp.live, gone); len(sp.live) == n {
@@ -475,9 +479,9 @@ func (s *source) retire(ctx context.Context, name string, sp *space, at time.Tim
 	return s.clear(ctx, name, sp, at)
 }
 
-// clear publishes that a namespace is empty, and then its blocks of the epochs in sp.live.
-// It announces the other namespaces of the same pod again, because consumers drop their
-// blocks too.
+// clear publishes that a namespace is empty, and then the blocks of the epochs in sp.live. It
+// announces the other namespaces of the same pod again, because consumers drop the blocks of the
+// whole pod.
 func (s *source) clear(ctx context.Context, name string, sp *space, at time.Time) error {
 	s.publish(sp, at, Change{Kind: Cleared})
 	if len(sp.live) > 0 {
@@ -539,8 +543,8 @@ func (s *source) announce(ctx context.Context) error {
 // listPage is the number of pieces in one call of ListBlocks.
 const listPage = 4096
 
-// list publishes the blocks of a namespace and returns their number. It omits blocks of
-// epochs that are not in sp.live, because their events follow.
+// list publishes the blocks of a namespace and returns their number. It omits blocks of epochs that
+// are not in sp.live, because the events of such epochs follow.
 func (s *source) list(ctx context.Context, name string, sp *space) (blocks int, err error) {
 	var cursor []byte
 	for {
@@ -565,8 +569,9 @@ func (s *source) list(ctx context.Context, name string, sp *space) (blocks int, 
 	}
 }
 
-// chains returns the Changes for a list of blocks: one Change for a flat namespace, and
-// otherwise one for each chain in the list, as long as possible.
+// chains returns the Changes for a list of blocks. For a flat namespace that is one Change.
+// Otherwise it is one Change for each chain of blocks in the list, where the chains are as long as
+// possible.
 func (sp *space) chains(listed []*pb.Block) ([]Change, error) {
 	type block struct {
 		id, parent kv.BlockID
@@ -624,13 +629,14 @@ func (sp *space) chains(listed []*pb.Block) ([]Change, error) {
 	return changes, nil
 }
 
-// batchBlocks and batchChanges bound one message to some tens of KiB.
+// batchBlocks and batchChanges are the maximum numbers of blocks and changes in one message. They
+// limit a message to some tens of KiB.
 const (
 	batchBlocks  = 1024
 	batchChanges = 512
 )
 
-// publishBlocks publishes changes, in several messages if they exceed the bounds of one.
+// publishBlocks publishes changes, in several messages if they exceed the limits of one message.
 func (s *source) publishBlocks(sp *space, at time.Time, changes ...Change) {
 	var batch []Change
 	var blocks int

@@ -14,27 +14,27 @@ import (
 	"github.com/penstock-kv/penstock/internal/zmtp"
 )
 
-// PublisherOptions are the options of a Publisher. Zero in a field selects the default.
+// PublisherOptions are the options of a Publisher. A zero field selects its default.
 type PublisherOptions struct {
-	// Keep and KeepBytes bound the messages that are kept for slow subscribers and
-	// replays. Defaults 10,000, as in vLLM, and 64 MiB.
+	// Keep and KeepBytes are the maximum number and the maximum size of the messages that are kept
+	// for slow subscribers and replays. Defaults 10,000, as in vLLM, and 64 MiB.
 	Keep      int
 	KeepBytes int64
-	// Peers bounds the connections of each socket. Further connections are closed at once.
-	// Default 256.
+	// Peers is the maximum number of connections of each socket. Further connections are closed at
+	// once. Default 256.
 	Peers int
 	// BareReplays omits the topic in replies to replay requests, as older versions of
 	// vLLM do.
 	BareReplays bool
-	// StallTimeout bounds the time of one write. A connection whose peer reads nothing
-	// for this time is closed. Default 5 min.
+	// StallTimeout is the maximum duration of one write. A connection whose peer reads nothing for
+	// that time is closed. Default 5 min.
 	StallTimeout time.Duration
-	// Linger is the longest time that Close waits until subscribers have received all
+	// Linger is the maximum time for which Close waits until subscribers have received all
 	// published messages. Default 1 s, as in vLLM.
 	Linger time.Duration
-	// Missed, if not nil, is called with 0 when a subscriber joins, and with the number
-	// of lost messages when a peer needs messages that are no longer kept. It must not
-	// wait.
+	// Missed, if not nil, is called in two cases: with 0 when a subscriber joins, and with the
+	// number of lost messages when a peer needs messages that are not kept any more. Missed must
+	// not wait.
 	Missed func(peer net.Addr, lost uint64)
 }
 
@@ -63,14 +63,14 @@ func (o *PublisherOptions) ensureDefaults() {
 type Stats struct {
 	// Messages counts the published messages.
 	Messages uint64 `json:"messages"`
-	// Lost counts the messages that slow subscribers did not receive, and the requested
-	// messages that could not be replayed.
+	// Lost counts the messages that slow subscribers did not receive, and the messages of replay
+	// requests that could not be replayed.
 	Lost uint64 `json:"lost"`
 	// Replays counts the replay requests that were served.
 	Replays uint64 `json:"replays"`
 	// Joined counts the subscribers that joined.
 	Joined uint64 `json:"joined"`
-	// Refused counts the connections that were closed because there were too many or the
+	// Refused counts the connections that were closed because there were too many, or because the
 	// peer violated the protocol.
 	Refused uint64 `json:"refused"`
 }
@@ -102,8 +102,7 @@ func NewPublisher(o PublisherOptions) *Publisher {
 	return &Publisher{opts: o, ring: newRing(o.Keep, o.KeepBytes), conns: make(map[net.Conn]*connection)}
 }
 
-// Publish numbers and sends a message. It never waits. The Publisher owns payload from
-// then on.
+// Publish numbers and sends a message. It never waits. The Publisher owns payload after the call.
 func (p *Publisher) Publish(topic string, payload []byte) { p.ring.publish(topic, payload) }
 
 // Stats returns the counters.
@@ -122,7 +121,7 @@ func (p *Publisher) ListenReplay(ctx context.Context, endpoint string) (string, 
 	return p.listen(ctx, endpoint, p.router())
 }
 
-// socket is the kind of socket behind a listener.
+// socket is the kind of socket that a listener serves.
 type socket struct {
 	kind  string
 	peers []string
@@ -147,8 +146,8 @@ func (p *Publisher) listen(ctx context.Context, endpoint string, s socket) (stri
 	return zmtp.Endpoint(l.Addr()), nil
 }
 
-// serve starts accepting connections from a listener, which Close closes. It returns
-// false if the Publisher is closed.
+// serve starts accepting connections from a listener. Close closes the listener. serve returns
+// false if the Publisher is closed already.
 func (p *Publisher) serve(l net.Listener, s socket) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -187,8 +186,8 @@ func (p *Publisher) accept(l net.Listener, s socket) {
 				return
 			}
 			if p.greeted(c) {
-				// The error that ended a connection is not reported: peers may leave at
-				// any time.
+				// The error that ended a connection is not reported, because peers may leave at any
+				// time.
 				_ = s.serve(z)
 			}
 		})
@@ -212,8 +211,7 @@ func (p *Publisher) add(c net.Conn, kind string) bool {
 	return true
 }
 
-// greeted records that a handshake has ended. It returns false if the Publisher is being
-// closed.
+// greeted records that a handshake is complete. It returns false if the Publisher is being closed.
 func (p *Publisher) greeted(c net.Conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -228,8 +226,8 @@ func (p *Publisher) remove(c net.Conn) {
 	_ = c.Close() // everything was sent, or the peer has left
 }
 
-// Close stops listening, sends the published messages to the subscribers, for at most
-// Linger, and closes all connections. It may be called twice.
+// Close stops listening, sends the published messages to the subscribers for at most Linger, and
+// closes all connections. It may be called twice.
 func (p *Publisher) Close() error {
 	p.mu.Lock()
 	p.closing = true
@@ -252,10 +250,10 @@ func (p *Publisher) Close() error {
 	return errors.Join(errs...)
 }
 
-// sendPage is the number of messages read from the ring at once.
+// sendPage is the maximum number of messages that are read from the ring at a time.
 const sendPage = 64
 
-// subscriber serves one SUB socket. It receives subscriptions, and a second goroutine
+// subscriber serves one SUB socket. It receives the peer's subscriptions, while a second goroutine
 // sends the messages.
 func (p *Publisher) subscriber(c *zmtp.Conn) error {
 	s := &subscriptions{topics: make(map[string]int)}
@@ -284,8 +282,8 @@ func (p *Publisher) subscriber(c *zmtp.Conn) error {
 	}
 }
 
-// follow sends the messages from a position on, until the ring is closed, the peer has
-// left, or a write fails.
+// follow sends the messages from the sequence number from on, until the ring is closed, the peer
+// has left, or a write fails.
 func (p *Publisher) follow(c *zmtp.Conn, s *subscriptions, from uint64, gone <-chan struct{}) error {
 	for {
 		pg := p.ring.read(from, sendPage)
@@ -318,8 +316,8 @@ func (p *Publisher) follow(c *zmtp.Conn, s *subscriptions, from uint64, gone <-c
 	}
 }
 
-// send sends messages, whose frames are returned by frames, and flushes the connection.
-// StallTimeout bounds the time.
+// send sends messages and flushes the connection. The function frames returns the frames of a
+// message, or nil for a message to be skipped. A write takes at most StallTimeout.
 func (p *Publisher) send(c *zmtp.Conn, messages []message, frames func(message) [][]byte) error {
 	if err := p.extend(c); err != nil {
 		return err
@@ -336,7 +334,7 @@ func (p *Publisher) send(c *zmtp.Conn, messages []message, frames func(message) 
 	return c.Flush()
 }
 
-// extend moves the write deadline of a peer, unless the Publisher is being closed.
+// extend sets a new write deadline for a peer, unless the Publisher is being closed.
 func (p *Publisher) extend(c *zmtp.Conn) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -351,10 +349,10 @@ func (p *Publisher) miss(c *zmtp.Conn, n uint64) {
 	p.opts.Missed(c.Net().RemoteAddr(), n)
 }
 
-// sequence returns the frame of a sequence number.
+// sequence encodes a sequence number as a frame.
 func sequence(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }
 
-// endOfReplay, -1, follows the last message of a replay.
+// endOfReplay is the sequence number -1, which follows the last message of a replay.
 const endOfReplay = ^uint64(0)
 
 // replayer serves the replay requests of one peer. A request is [empty] [8 bytes: first
@@ -375,8 +373,8 @@ func (p *Publisher) replayer(c *zmtp.Conn) error {
 	}
 }
 
-// replay sends the kept messages from a position on, up to the last message published
-// before the call, and the end marker.
+// replay sends the kept messages from the sequence number from on, up to the last message published
+// before the call, and then the end marker.
 func (p *Publisher) replay(c *zmtp.Conn, from uint64) error {
 	frames := func(m message) [][]byte {
 		if p.opts.BareReplays {
@@ -397,7 +395,7 @@ func (p *Publisher) replay(c *zmtp.Conn, from uint64) error {
 	return p.send(c, []message{{seq: endOfReplay}}, frames)
 }
 
-// Bounds of the subscriptions of one peer.
+// Limits of the subscriptions of one peer.
 const (
 	topicsMax     = 1024
 	topicBytesMax = 4096
@@ -411,8 +409,8 @@ type subscriptions struct {
 	topics map[string]int // the number of subscriptions to each prefix
 }
 
-// take applies a message of a SUB socket, and reports whether it is the peer's first
-// subscription.
+// take applies a subscription message of a SUB socket. It reports whether the peer had no
+// subscription before.
 func (s *subscriptions) take(m [][]byte) (first bool, err error) {
 	if len(m) != 1 || len(m[0]) == 0 || len(m[0]) > topicBytesMax {
 		return false, errSubscription

@@ -9,17 +9,17 @@ type message struct {
 	payload []byte
 }
 
-// bytes returns the size of the message in the ring's accounting.
+// bytes returns the size of the message that counts towards ring.bytes.
 func (m message) bytes() int64 { return int64(len(m.topic) + len(m.payload)) }
 
-// ring keeps the newest messages and wakes readers that wait for more. Their number and
-// their bytes are bounded. Publishing never waits for a reader.
+// ring keeps the newest messages, and wakes readers that wait for more messages. The number and the
+// bytes of the messages are limited. Publishing never waits for a reader.
 type ring struct {
 	mu  sync.Mutex
 	buf []message
-	// The ring holds the messages [oldest, next).
-	// Invariant: next-oldest ≤ len(buf); bytes ≤ bytesMax, unless the newest message
-	// alone has more.
+	// The ring holds the messages with the sequence numbers [oldest, next), which have bytes bytes.
+	// Invariant: next-oldest ≤ len(buf), and bytes ≤ bytesMax unless the newest message alone has
+	// more.
 	oldest, next    uint64
 	bytes, bytesMax int64
 	more            chan struct{}
@@ -30,8 +30,8 @@ func newRing(messages int, bytesMax int64) *ring {
 	return &ring{buf: make([]message, messages), bytesMax: bytesMax, more: make(chan struct{})}
 }
 
-// publish numbers and stores a message and wakes the readers. The ring owns payload from
-// then on. After close it stores nothing.
+// publish numbers and stores a message and wakes the readers. The ring owns payload after the call.
+// After close it stores nothing.
 func (r *ring) publish(topic string, payload []byte) {
 	m := message{topic: topic, payload: payload}
 	r.mu.Lock()
@@ -54,7 +54,7 @@ func (r *ring) publish(topic string, payload []byte) {
 	r.more = make(chan struct{})
 }
 
-// close wakes the readers for the last time.
+// close makes publish store nothing, and wakes the readers for the last time.
 func (r *ring) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -74,16 +74,16 @@ func (r *ring) place() uint64 {
 // page is the result of one read of a ring.
 type page struct {
 	messages []message
-	// lost is the number of requested messages that are no longer kept.
+	// lost is the number of requested messages that are not kept any more.
 	lost uint64
-	// more is closed when there are more messages or the ring is closed. closed is set if
-	// the ring is closed.
+	// more is closed when there are more messages or the ring is closed. closed is set if the ring
+	// was closed at the time of the read.
 	more   <-chan struct{}
 	closed bool
 }
 
-// read returns up to limit messages from a position on. If the message at the position is
-// no longer kept, it begins with the oldest.
+// read returns up to limit messages from the sequence number from on. If that message is not kept
+// any more, it begins with the oldest message.
 func (r *ring) read(from uint64, limit int) page {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// DefaultTopic has the form kv@POD@MODEL, which llm-d and AIBrix require. Each namespace
-// of each node has a pod of its own.
+// DefaultTopic has the form kv@POD@MODEL, which llm-d and AIBrix require. With it each namespace of
+// each node is a separate pod.
 const DefaultTopic = "kv@{node}/{namespace}@{namespace}"
 
 // Topic is a pattern of topics. {node} stands for the name of the node and {namespace} for
@@ -27,8 +27,8 @@ func (t Topic) Check(nodes int, namespace string) error {
 	return nil
 }
 
-// pod returns the part of a topic that consumers use as the publisher's identity: the part
-// between the first and the second @, or the whole topic without @.
+// pod returns the part of a topic by which consumers identify the publisher: the part between the
+// first and the second @, or the whole topic if there are not two of them.
 func (t Topic) pod() string {
 	if parts := strings.SplitN(string(t), "@", 3); len(parts) == 3 {
 		return parts[1]

@@ -31,23 +31,22 @@ type Change struct {
 	BlockTokens int
 }
 
-// Wire is the encoding of changes. The zero value encodes arrays, as vLLM up to 0.23, with
-// hashes as bytes.
+// Wire is the encoding of changes. The zero value encodes each event as an array, as vLLM up to
+// 0.23 does, with hashes as bytes.
 type Wire struct {
-	// Maps encodes an event as a map of its fields, as vLLM since 0.24.
+	// Maps encodes an event as a map of its fields, as vLLM since 0.24 does.
 	Maps bool
-	// IntHashes sends the last 8 bytes of a hash, big-endian, as an integer, as vLLM with
+	// IntHashes encodes a hash as an integer: its last 8 bytes, big-endian. vLLM does so with
 	// VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES.
 	IntHashes bool
-	// Medium is the medium of the blocks.
+	// Medium is vLLM's name for the storage medium of the blocks.
 	Medium string
 }
 
-// MediumStorage is vLLM's name of the medium for blocks outside of the memory of an
-// engine's host.
+// MediumStorage is the Medium of blocks that are outside of the memory of an engine's host.
 const MediumStorage = "STORAGE"
 
-// AppendBatch appends a batch of changes with their common time.
+// AppendBatch appends a batch of changes. at is the time of all of them.
 func (w Wire) AppendBatch(b []byte, at time.Time, changes ...Change) []byte {
 	b = msgp.AppendArrayHeader(b, 3)
 	b = msgp.AppendFloat64(b, float64(at.UnixMicro())/1e6)

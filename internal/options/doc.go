@@ -1,11 +1,11 @@
-// Package options is the code that Options structs have in common: a field that is zero
-// gets its default, and a number outside of its limits is named in an error. It holds no
+// Package options is the code that Options structs have in common. It sets the default of a field
+// that is zero, and returns an error that names a number outside of its limits. It holds no
 // options, and reads no flags, files or variables: server/config does that.
 //
 //	Options{…} ─► EnsureDefaults ─ SetDefault ─► Validate ─ CheckRanges ─► New
 //
-// The package imports the standard library only and every package of ours may
-// import it.
+// The package imports the standard library only, and every package of this repository may import
+// it.
 package options
 
 import "fmt"

@@ -1,6 +1,6 @@
 // Package runs keeps a set of numbers, such as the free pages of an arena or the free slots of a
-// segment, and finds runs of consecutive ones. It is not a memory allocator: it has no bytes, no
-// owners and no waiting. A Set is not safe for concurrent use.
+// segment, and finds runs of consecutive numbers in the set. It is not a memory allocator: it has
+// no bytes, no owners and no waiting. A Set is not safe for concurrent use.
 //
 //	words    1110 1101 1111 0000 …        one bit for each number
 //	           ╲  ╱      ╲  ╱
@@ -8,8 +8,8 @@
 //	               ╲     ╱                 node's range begins with, the one it ends
 //	              [3|0|5]                  with, and the longest in it
 //
-// The longest run is in the root. A change updates the words that it covers and their ancestors.
-// The search for the first run of a given length goes down the tree once. Both take O(log n) steps
-// of a few instructions, plus one step for each 64 numbers that change. The tree takes 3 bits for
-// each number.
+// The node at the root has the length of the longest run. A change updates the words that it covers
+// and their ancestors. The search for the first run of a given length goes down the tree once. Both
+// take O(log n) steps of a few instructions, plus one step for each 64 numbers that change. The
+// tree takes 3 bits for each number.
 package runs

@@ -13,15 +13,15 @@ type Run struct{ Start, N uint32 }
 type Set struct {
 	limit, size uint32
 	words       []uint64 // bit i of words[i/64]: i is in the set
-	// tree is complete: node i has the children 2i and 2i+1, and each leaf describes one word.
-	// Words of 0 pad the leaves to a power of two.
+	// tree is a complete binary tree: node i has the children 2i and 2i+1, and each leaf describes
+	// one word. Leaves for words of 0 pad the number of leaves to a power of two.
 	tree   []span
 	leaves uint32
 	steps  uint64
 }
 
-// span describes the part of the set in a node's range: the lengths of the run
-// at its beginning, of the run at its end, and of the longest run in it.
+// span describes the set within the range of a node, by three lengths: of the run at the beginning
+// of the range, of the run at its end, and of the longest run in the range.
 type span struct{ prefix, suffix, best uint32 }
 
 // wordBits is the number of bits of a word, which one leaf describes.
@@ -37,12 +37,12 @@ func New(limit uint32) *Set {
 // Size returns how many numbers are in the set.
 func (s *Set) Size() uint32 { return s.size }
 
-// Has reports whether a number is in the set; numbers from the limit on are not.
+// Has reports whether i is in the set. Numbers from the limit on are not.
 func (s *Set) Has(i uint32) bool {
 	return i < s.limit && s.words[i/wordBits]>>(i%wordBits)&1 != 0
 }
 
-// Add adds a run, none of which may be in the set.
+// Add adds the numbers of a run. None of them may be in the set.
 func (s *Set) Add(r Run) {
 	s.size += r.N
 	s.change(r, func(w, mask uint64) uint64 {
@@ -53,7 +53,7 @@ func (s *Set) Add(r Run) {
 	})
 }
 
-// Remove removes a run, all of which must be in the set.
+// Remove removes the numbers of a run. All of them must be in the set.
 func (s *Set) Remove(r Run) {
 	s.size -= r.N
 	s.change(r, func(w, mask uint64) uint64 {
@@ -64,8 +64,8 @@ func (s *Set) Remove(r Run) {
 	})
 }
 
-// change applies f to each word of a run, with the mask of the run's bits in it,
-// and updates the tree.
+// change applies f to each word that a run covers, with a mask of the run's bits in that word. It
+// then updates the tree.
 func (s *Set) change(r Run, f func(w, mask uint64) uint64) {
 	if r.N == 0 {
 		return
@@ -107,7 +107,7 @@ func spanOf(w uint64) span {
 	return sp
 }
 
-// join describes two neighbours, each of width numbers.
+// join describes two neighbouring ranges together. Each has width numbers.
 func join(l, r span, width uint32) span {
 	sp := span{prefix: l.prefix, suffix: r.suffix, best: max(l.best, r.best, l.suffix+r.prefix)}
 	if l.prefix == width {
@@ -122,8 +122,7 @@ func join(l, r span, width uint32) span {
 // Longest returns the length of the longest run.
 func (s *Set) Longest() uint32 { return s.tree[1].best }
 
-// First returns the first n consecutive members from from to to, to excluded. n
-// is at least 1.
+// First returns the first run of n consecutive members in [from, to). n is at least 1.
 func (s *Set) First(n, from, to uint32) (Run, bool) {
 	f := finder{set: s, n: n, from: from, to: min(to, s.limit)}
 	if f.from >= f.to || n > s.Longest() {
@@ -140,13 +139,13 @@ func (s *Set) First(n, from, to uint32) (Run, bool) {
 type finder struct {
 	set         *Set
 	n, from, to uint32
-	// run is the length of the run that ends at the current position.
+	// run is the length of the run of members that ends at the current position.
 	run   uint32
 	start uint32
 }
 
-// node searches a node whose range begins at lo, and reports whether the run was found. The nodes
-// are visited in the order of their ranges.
+// node searches the range of node i, which begins at lo, and reports whether the run was found. The
+// nodes are visited in the order of their ranges.
 func (f *finder) node(i, lo, width uint32) bool {
 	if lo >= f.to || lo+width <= f.from {
 		return false
@@ -194,7 +193,7 @@ func (f *finder) word(w, lo uint32) bool {
 	return false
 }
 
-// From returns how many consecutive members begin at a number, at most limit.
+// From returns how many consecutive members begin at the number start, at most limit.
 func (s *Set) From(start, limit uint32) uint32 {
 	var n uint32
 	for start+n < s.limit && n < limit {

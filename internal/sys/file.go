@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Space returns the size of the file system that holds path, and its free bytes (those available to
-// an unprivileged user).
+// Space returns the size of the file system that holds path, and the bytes of it that are free for
+// an unprivileged user.
 func Space(path string) (totalBytes, freeBytes int64, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
@@ -19,8 +19,8 @@ func Space(path string) (totalBytes, freeBytes int64, err error) {
 	return int64(st.Blocks) * unit, int64(st.Bavail) * unit, nil
 }
 
-// DropCache writes back f and drops its clean pages from the page cache, so that
-// the next buffered read reaches the device. Pages mapped elsewhere stay.
+// DropCache writes back f and drops its clean pages from the page cache, so that the next buffered
+// read reaches the device. Pages that a process has mapped stay in the cache.
 func DropCache(f *os.File) error {
 	if err := f.Sync(); err != nil {
 		return fmt.Errorf("sys: drop cached pages: %w", err)
@@ -31,8 +31,8 @@ func DropCache(f *os.File) error {
 	return nil
 }
 
-// SetCongestion chooses the congestion control of one TCP socket ("cubic"). It fails with ENOENT if
-// the kernel lacks the algorithm, and with EPERM if it does not allow it.
+// SetCongestion sets the congestion control algorithm of one TCP socket, such as "cubic". It fails
+// with ENOENT if the kernel lacks the algorithm, and with EPERM if the kernel does not allow it.
 func SetCongestion(c syscall.RawConn, name string) error {
 	var err error
 	if cerr := c.Control(func(fd uintptr) {

@@ -12,8 +12,8 @@ import (
 
 // Memory is the memory of this process in bytes, from /proc/self/status.
 type Memory struct {
-	// RSSBytes is VmRSS: anonymous, file and shared pages. It does not include reserved huge
-	// pages. HugeTLBBytes is the size of the reserved huge pages.
+	// RSSBytes is VmRSS: anonymous, file and shared pages, without reserved huge pages.
+	// HugeTLBBytes is the size of the reserved huge pages that the process uses.
 	RSSBytes     int64
 	HugeTLBBytes int64
 	// PeakRSSBytes is VmHWM: the maximum of RSSBytes.
@@ -62,7 +62,7 @@ func parseKB(s string) (int64, error) {
 	return n << 10, nil
 }
 
-// HugePages is the reserved pool of 2 MiB pages, in pages.
+// HugePages is the state of the reserved pool of 2 MiB pages, in pages.
 type HugePages struct {
 	Total, Free int64
 }
@@ -90,7 +90,8 @@ func ReadHugePages() (HugePages, error) {
 	return h, nil
 }
 
-// HugeBytes returns how many bytes of the mapping b are on huge pages now, transparent or reserved.
+// HugeBytes returns how many bytes of the mapping b are on huge pages at present, transparent or
+// reserved.
 func HugeBytes(b []byte) (int64, error) {
 	start := address(b)
 	if n, err := scanHuge(start, start+uint64(len(b))); err == nil {
@@ -100,8 +101,8 @@ func HugeBytes(b []byte) (int64, error) {
 	return hugeInSmaps(start, start+uint64(len(b)))
 }
 
-// hugeInSmaps returns the same number as scanHuge. It works on every kernel, but is slower: the
-// kernel walks the page tables of the whole process.
+// hugeInSmaps returns the same number as scanHuge, from /proc/self/smaps. It works on every kernel,
+// but is slower, because the kernel walks the page tables of the whole process.
 func hugeInSmaps(start, end uint64) (int64, error) {
 	f, err := os.Open("/proc/self/smaps")
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// PageSize is the granule of mappings and of direct I/O, in bytes. x86-64 has no other size;
-	// arena refuses arm64 kernels with pages of 16 or 64 KiB.
+	// PageSize is the unit of mappings and of direct I/O, in bytes. x86-64 has no other page size;
+	// package arena refuses arm64 kernels with pages of 16 or 64 KiB.
 	PageSize = 4096
 	// HugePageSize is the size in bytes of the huge pages in use.
 	HugePageSize = 2 << 20
@@ -33,7 +33,7 @@ func MapShared(fd, sizeBytes int) ([]byte, error) {
 	return mapAligned(sizeBytes, fd, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 }
 
-// MapSharedRead is MapShared of another process's memfd: a write to the memory
+// MapSharedRead is MapShared for the memfd of another process, read-only: a write to the memory
 // faults.
 func MapSharedRead(fd, sizeBytes int) ([]byte, error) {
 	return mapAligned(sizeBytes, fd, unix.PROT_READ, unix.MAP_SHARED)
@@ -47,10 +47,10 @@ func Unmap(b []byte) error {
 	return nil
 }
 
-// Memfd returns an anonymous file of sizeBytes in memory. This process maps it with MapShared, and
-// other processes map it after they received it over a unix socket. With hugetlb its pages come
-// from the reserved pool; if the pool is too small, mapping fails. Its size is sealed, so a peer
-// cannot truncate the file and cause a SIGBUS in this process. Freeze adds the other seals.
+// Memfd returns an anonymous file of sizeBytes in memory. This process maps it with MapShared.
+// Other processes receive it over a unix socket and then map it. With hugetlb its pages come from
+// the reserved pool; if the pool is too small, mapping fails. The size of the file is sealed, so a
+// peer cannot truncate the file and cause a SIGBUS in this process. Freeze adds the other seals.
 func Memfd(name string, sizeBytes int64, hugetlb bool) (*os.File, error) {
 	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	if hugetlb {
@@ -70,15 +70,16 @@ func Memfd(name string, sizeBytes int64, hugetlb bool) (*os.File, error) {
 	return f, nil
 }
 
-// sizeSeals fix the size of a memfd. frozenSeals fix its content, except through mappings that
-// exist.
+// sizeSeals fix the size of a memfd. frozenSeals also fix its content, except through mappings that
+// exist already.
 const (
 	sizeSeals   = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 	frozenSeals = sizeSeals | unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
 )
 
-// Freeze forbids new writable mappings of the memfd f; existing ones stay writable. Its seals
-// become final: a process that receives a descriptor of f, or opens f below /proc, can only read.
+// Freeze forbids new writable mappings of the memfd f; existing mappings stay writable. No seal can
+// be added or removed afterwards. A process that receives a descriptor of f, or opens f below
+// /proc, can only read it.
 func Freeze(f *os.File) error {
 	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, frozenSeals); err != nil {
 		return fmt.Errorf("sys: freeze memfd %q: %w", f.Name(), err)
@@ -117,8 +118,8 @@ func DontDump(b []byte) error {
 	return nil
 }
 
-// Populate makes every page of the new (all zero) mapping b present and writable now, so that a
-// lack of memory is an error of this call and not a fault, or SIGBUS, during later I/O.
+// Populate makes every page of the new mapping b, which is all zero, present and writable. So a
+// lack of memory is an error of this call, and not a fault or a SIGBUS during later I/O.
 func Populate(b []byte) error {
 	for {
 		err := unix.Madvise(b, unix.MADV_POPULATE_WRITE)
@@ -136,8 +137,8 @@ func Populate(b []byte) error {
 	}
 }
 
-// PopulateRead enters every page of the mapping b into the page tables now. On kernels before 5.14
-// this happens at the first access.
+// PopulateRead enters every page of the mapping b into the page tables. On kernels before 5.14 it
+// does nothing, and a page is entered at its first access.
 func PopulateRead(b []byte) error {
 	for {
 		err := unix.Madvise(b, unix.MADV_POPULATE_READ)

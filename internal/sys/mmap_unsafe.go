@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mapAligned maps sizeBytes at a multiple of HugePageSize: it reserves one huge page more than
-// needed and unmaps the parts before and after.
+// mapAligned maps sizeBytes at a multiple of HugePageSize. It reserves addresses for one huge page
+// more than needed, and unmaps the parts before and after the mapping.
 func mapAligned(sizeBytes, fd, prot, flags int) ([]byte, error) {
 	room := uintptr(sizeBytes + HugePageSize)
 	reserved, err := unix.MmapPtr(-1, 0, nil, room, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
@@ -34,7 +34,7 @@ func mapAligned(sizeBytes, fd, prot, flags int) ([]byte, error) {
 	return unsafe.Slice((*byte)(p), sizeBytes), nil
 }
 
-// mapReserved maps sizeBytes of the reserved huge page pool; the kernel aligns it.
+// mapReserved maps sizeBytes of the reserved huge page pool. The kernel aligns the mapping.
 func mapReserved(sizeBytes int) ([]byte, error) {
 	p, err := unix.MmapPtr(-1, 0, nil, uintptr(sizeBytes), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_HUGETLB|unix.MAP_HUGE_2MB)

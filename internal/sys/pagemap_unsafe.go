@@ -24,8 +24,8 @@ type scanArg struct {
 // pageRegion is struct page_region of linux/fs.h.
 type pageRegion struct{ start, end, categories uint64 }
 
-// scanHuge adds up the huge pages in [start, end). Unlike smaps, its cost does not depend on the
-// other memory of the process. It needs Linux 6.7; an older kernel returns ENOTTY.
+// scanHuge returns the bytes on huge pages in [start, end). Unlike reading smaps, its cost does not
+// depend on the other memory of the process. It needs Linux 6.7; an older kernel returns ENOTTY.
 func scanHuge(start, end uint64) (sum int64, err error) {
 	pagemap, err := os.Open("/proc/self/pagemap")
 	if err != nil {

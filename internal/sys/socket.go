@@ -24,8 +24,8 @@ func SendFile(conn *net.UnixConn, msg []byte, f *os.File) error {
 	return nil
 }
 
-// ReceiveFile fills msg from a unix socket. It returns the file that came with the message, which
-// the caller must close, or nil if there was none. A message with several files is refused.
+// ReceiveFile fills msg from a unix socket. It returns the file that came with the message, or nil
+// if there was none. The caller must close the file. A message with several files is refused.
 func ReceiveFile(conn *net.UnixConn, msg []byte) (*os.File, error) {
 	return receiveFile(msg, func(msg, oob []byte) (n, oobn, flags int, err error) {
 		n, oobn, flags, _, err = conn.ReadMsgUnix(msg, oob)
@@ -33,8 +33,8 @@ func ReceiveFile(conn *net.UnixConn, msg []byte) (*os.File, error) {
 	})
 }
 
-// ReceiveFileBlocking is ReceiveFile for a file that Blocking returned. It fails with EAGAIN if
-// nothing arrives within the time given to Blocking.
+// ReceiveFileBlocking is ReceiveFile for a socket that Blocking returned. It fails with EAGAIN if
+// nothing arrives within the time that Blocking was given.
 func ReceiveFileBlocking(socket *os.File, msg []byte) (*os.File, error) {
 	raw, err := socket.SyscallConn()
 	if err != nil {
@@ -83,8 +83,8 @@ func receiveFile(msg []byte, receive func(msg, oob []byte) (n, oobn, flags int, 
 	return nil, errors.Join(fmt.Errorf("sys: %d descriptors came, want one", len(files)), closeAll(files))
 }
 
-// maxFiles bounds the descriptors that are accepted with one message. The kernel closes descriptors
-// beyond that.
+// maxFiles is the maximum number of descriptors that are accepted with one message. The kernel
+// closes any further descriptors.
 const maxFiles = 4
 
 func receivedFiles(oob []byte) (files []*os.File, err error) {
@@ -115,8 +115,8 @@ func closeAll(files []*os.File) error {
 	return errors.Join(errs...)
 }
 
-// PeerUID returns the user of the process at the other end of a unix socket, which connected or
-// listens.
+// PeerUID returns the user id of the process at the other end of a unix socket: the process that
+// connected or that listens.
 func PeerUID(conn *net.UnixConn) (uint32, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -134,9 +134,9 @@ func PeerUID(conn *net.UnixConn) (uint32, error) {
 	return cred.Uid, nil
 }
 
-// Blocking returns the socket of conn as a file whose Read and Write block the calling thread for
-// at most patience, and then return EAGAIN. Afterwards only CloseRead and Close of conn may be
-// called. The file has a descriptor of its own.
+// Blocking returns the socket of conn as a file. Read and Write of the file block the calling
+// thread for at most patience, and then return EAGAIN. Afterwards only CloseRead and Close of conn
+// may be called. The file has its own descriptor.
 func Blocking(conn *net.UnixConn, patience time.Duration) (*os.File, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -8,10 +8,10 @@ import (
 	"testing"
 )
 
-// SmallExt4 mounts an ext4 of the given MiB on a loop device for the test and returns the mount
-// point. Without root or loop devices it skips the test with the reason. In CI (CI=true) .ci/run
-// has installed the programs: a missing mkfs.ext4 fails the test, and so does a failed mount if the
-// kernel has loop devices.
+// SmallExt4 mounts an ext4 file system of the given MiB on a loop device for the test, and returns
+// the mount point. Without root or loop devices it skips the test with the reason. In CI (CI=true)
+// .ci/run has installed the programs: there, a missing mkfs.ext4 fails the test, and so does a
+// failed mount if the kernel has loop devices.
 func SmallExt4(t testing.TB, mib int64) string {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -46,10 +46,11 @@ func SmallExt4(t testing.TB, mib int64) string {
 	return mount
 }
 
-// loopControl provides loop devices; a kernel or a container without this file has none.
+// loopControl provides loop devices. A kernel or a container without this file has no loop devices.
 const loopControl = "/dev/loop-control"
 
-// noLoopMount returns the reason why root could not mount, and whether a test may skip for it.
+// noLoopMount returns the reason why root could not mount, and whether the test may be skipped for
+// that reason.
 func noLoopMount(control string, ci bool) (reason string, skip bool) {
 	if _, err := os.Stat(control); err != nil {
 		return "needs loop devices (modprobe loop, or a container that has " + control + ")", true

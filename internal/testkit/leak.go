@@ -14,15 +14,15 @@ import (
 	"time"
 )
 
-// settleMax bounds the wait of a check for goroutines that are about to end. The runtime does not
-// signal the end of a goroutine, so the check polls. A goroutine that ends does so in microseconds
-// once it has a processor; any other is a leak.
+// settleMax is the maximum time for which a check waits for goroutines that are about to end. The
+// runtime does not signal the end of a goroutine, so the check polls. A goroutine that is about to
+// end needs only microseconds on a processor; any other goroutine is a leak.
 const settleMax = 30 * time.Second
 
-// VerifyNone fails t, when t and its subtests have ended, if goroutines or file descriptors exist
-// that did not when VerifyNone was called. Call it first, so that its check runs after every other
-// cleanup. It cannot distinguish tests that run at the same time, so a parallel test must not use
-// it; see Main.
+// VerifyNone fails t if, when t and its subtests have ended, goroutines or file descriptors exist
+// that did not exist when VerifyNone was called. Call it first, so that its check runs after every
+// other cleanup. It cannot distinguish tests that run at the same time, so a parallel test must not
+// use it; see Main.
 func VerifyNone(t testing.TB) {
 	t.Helper()
 	before := take()
@@ -66,8 +66,8 @@ func take() snapshot {
 	return snapshot{goroutines: goroutines(), fds: fds()}
 }
 
-// settle compares the current state with s until nothing is left over or the time is up, and
-// describes the rest.
+// settle compares the current state with s until nothing is left over or the time is up. It
+// describes the goroutines and descriptors that are left over.
 func (s snapshot) settle(max time.Duration) []string {
 	deadline := time.Now().Add(max)
 	for pause := 50 * time.Microsecond; ; pause = min(2*pause, 50*time.Millisecond) {
@@ -145,8 +145,8 @@ func ignored(stack string) bool {
 	return slices.ContainsFunc(processWide[:], func(s string) bool { return strings.Contains(stack, s) })
 }
 
-// OpenBelow returns the files below a directory that the process has open. The kernel
-// refuses to unmount a file system while there are any.
+// OpenBelow returns the files below a directory that the process has open. While there are such
+// files, the kernel refuses to unmount the file system.
 func OpenBelow(t testing.TB, dir string) (names []string) {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(dir)

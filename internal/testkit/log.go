@@ -42,7 +42,7 @@ func (l *Log) String() string {
 	return l.text.String()
 }
 
-// Take returns the output since the last Take and drops it.
+// Take returns the output since the last call of Take and removes it from the Log.
 func (l *Log) Take() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

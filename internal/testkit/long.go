@@ -5,9 +5,9 @@ import (
 	"testing"
 )
 
-// Long skips a test that takes too long for make quick, which runs go test -short. why is
-// the reason for its duration. Without -short the test runs. CI must run all tests, so
-// under CI=true the test fails with -short.
+// Long skips a test that takes too long for make quick, which runs go test -short. why is the
+// reason for the duration. Without -short the test runs. With -short and CI=true the test fails,
+// because CI must run all tests.
 func Long(t testing.TB, why string) {
 	t.Helper()
 	switch skipLong(testing.Short(), os.Getenv("CI") == "true") {

@@ -5,10 +5,10 @@ import (
 	"testing"
 )
 
-// AlignedBuffer returns sizeBytes of zeroed memory that starts at a page and lies outside the Go
-// heap, so that a device may read and write it directly. It is unmapped when t ends, so that a
-// later access by a device faults. The buffer has 4 KiB pages; benchmarks need huge pages and
-// should use internal/arena.
+// AlignedBuffer returns sizeBytes of zeroed memory that starts at a page and is outside the Go
+// heap, so that a device may read and write it directly. The memory is unmapped when t ends, so
+// that a later access by a device faults. The buffer has 4 KiB pages; benchmarks need huge pages
+// and should use internal/arena.
 func AlignedBuffer(t testing.TB, sizeBytes int) []byte {
 	t.Helper()
 	if sizeBytes <= 0 {

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// Module is a Go module outside of the repository that depends on it, as the
-// module of a user does: it cannot import the repository's internal packages.
+// Module is a Go module outside of the repository that depends on the repository, as the module of
+// a user does. It cannot import the internal packages of the repository.
 type Module struct {
 	// Dir holds the module's go.mod. It is removed when the test ends.
 	Dir string
@@ -36,8 +36,8 @@ func OutsideModule(t testing.TB, files map[string]string) *Module {
 	if err != nil {
 		t.Fatalf("testkit: %v", err)
 	}
-	// The module has the repository's requirements, so the go command needs only versions that the
-	// repository's build uses too.
+	// The module has the same requirements as the repository. So the go command needs only versions
+	// that the build of the repository uses too.
 	path, rest, _ := strings.Cut(strings.TrimPrefix(string(gomod), "module "), "\n")
 	m := &Module{Dir: t.TempDir()}
 	m.write(t, "go.mod", "module example.com/outside\n"+rest+"\nrequire "+path+" v0.0.0\nreplace "+path+" => "+root+"\n")

@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// Port returns an address "127.0.0.1:PORT" on which the test may listen, stop, and listen again:
-// the port is reserved until the test ends. Without a reservation the kernel could assign a free
-// port to a connection of another test.
+// Port returns an address "127.0.0.1:PORT" on which the test may listen, stop, and listen again.
+// The port is reserved until the test ends. Otherwise the kernel could assign the port to a
+// connection of another test while the test does not listen.
 //
 // A socket that is bound but does not listen reserves the port. Because of SO_REUSEADDR, which Go's
 // listeners set too, one listener can bind the same port.

@@ -8,14 +8,14 @@ import (
 	"testing"
 )
 
-// TracesEnv names the directory of the shared traces, for checkouts that do not have it beside
-// them.
+// TracesEnv is the environment variable with the directory of the shared traces, for checkouts that
+// are not beside that directory.
 const TracesEnv = "PENSTOCK_TRACES"
 
 // TraceFile returns the path of one of the shared traces, which are too large for the repository.
-// It looks in $PENSTOCK_TRACES, or in shared/traces beside or inside the repository. If no such
-// directory exists the test is skipped. If it exists, or the variable names it, and the file is
-// missing, the test fails.
+// It looks in $PENSTOCK_TRACES, or else in shared/traces beside or inside the repository. If there
+// is no such directory, the test is skipped. If the directory exists, or the variable is set, but
+// the file is missing, the test fails.
 func TraceFile(t testing.TB, name string) string {
 	t.Helper()
 	dir, named := os.LookupEnv(TracesEnv)

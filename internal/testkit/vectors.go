@@ -6,8 +6,9 @@ import (
 	"testing"
 )
 
-// Vectors decodes the entry key of a JSON file of test vectors: inputs and outputs of a reference
-// that was written independently of the code under test. It fails the test if there are none.
+// Vectors decodes the test vectors under key in a JSON file. They are inputs and outputs of a
+// reference that was written independently of the code under test. Vectors fails the test if there
+// are none.
 func Vectors[T any](t testing.TB, path, key string) []T {
 	t.Helper()
 	raw, err := os.ReadFile(path)

@@ -1,7 +1,8 @@
 // Package trace reads recorded inference traffic and yields it as one stream of requests in time
-// order, with the content of every prompt named block by block. It is not a load generator: it has
-// no server, no clock and no bytes of KV. Traces do not contain the text of prompts. Tokens
-// generates prompts in which two blocks are equal exactly where the trace gives them the same id.
+// order. Each prompt is described by the ids of its blocks. The package is not a load generator: it
+// has no server, no clock and no bytes of KV. Traces do not contain the text of prompts.
+// AppendTokens generates prompts in which two blocks are equal exactly if the trace gives them the
+// same id.
 //
 //	file (plain or gzip) ─► lines ─► Format ─► sessions, at most Concurrency open ─► Request, Request, …
 //	                                    │             ordered by time
@@ -10,8 +11,8 @@
 //	                                    ├── DualPath   one trajectory a line: [append, gen] per round, no times
 //	                                    └── Azure      CSV of arrivals and lengths, no prefix information
 //
-// Block ids name content: the common prefix of two requests is the common prefix of their lists of
-// blocks. Ids of different sessions of one file never collide.
+// A block id stands for the content of a block: the common prefix of two requests is the common
+// prefix of their lists of block ids. Sessions of one file never share an id.
 //
 //	r, err := trace.Open("kv_cache_tester_agentic.jsonl.gz", trace.Options{Concurrency: 32})
 //	…

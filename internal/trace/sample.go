@@ -5,14 +5,14 @@ import (
 	_ "embed" // for the sample
 )
 
-// SampleName is the name of the built-in sample's Reader.
+// SampleName is the name that the Reader of the built-in sample has.
 const SampleName = "agentic sample (built in)"
 
 //go:embed sample/agentic_sample.jsonl.gz
 var sample []byte
 
-// Sample reads the trace that is part of the program: 32 sessions of coding agents, 1118 requests
-// (sample/README.md names their source).
+// Sample reads the trace that is built into the program: 32 sessions of coding agents with 1118
+// requests. sample/README.md names the source of the sessions.
 func Sample(o Options) (*Reader, error) {
 	o.Format = Agentic
 	return NewReader(bytes.NewReader(sample), SampleName, o)

@@ -18,9 +18,9 @@ const (
 	// dualPathBlockTokens is arbitrary: the format counts tokens, not blocks.
 	dualPathBlockTokens = 64
 	// dualPathRound is the assumed time between two rounds of a trajectory. The format has no
-	// times; this one only interleaves the sessions.
+	// times. The assumed time only decides how the requests of several sessions are interleaved.
 	dualPathRound = time.Second
-	// maxLocalID bounds the block ids inside one session; see blockID.
+	// maxLocalID is the maximum block id inside one session; see blockID.
 	maxLocalID = 1<<32 - 1
 )
 
@@ -32,8 +32,8 @@ type run struct {
 	first, count uint64
 }
 
-// turn is one request of a session, in compact form: an agentic prompt has thousands of blocks in a
-// handful of runs.
+// turn is one request of a session in compact form: an agentic prompt has thousands of blocks in a
+// few runs of consecutive ids.
 type turn struct {
 	at            time.Duration // since the session's start
 	agent         uint32
@@ -41,7 +41,7 @@ type turn struct {
 	runs          []run
 }
 
-// session is one line of a file of sessions, in time order.
+// session is one line of a file of sessions. Its turns are in time order.
 type session struct {
 	number uint64
 	start  time.Duration // time at which it was opened
@@ -50,8 +50,8 @@ type session struct {
 
 func (s *session) nextAt() time.Duration { return s.start + s.turns[0].at }
 
-// sessions merges the sessions of a file by time. At most limit are open. When one ends, the next
-// line is read, and its session starts at that time.
+// sessions merges the sessions of a file by time. At most limit sessions are open. When a session
+// ends, the next line is read, and its session starts at that time.
 //
 // Invariant: every session in open has a remaining turn.
 type sessions struct {
@@ -132,8 +132,8 @@ func (s *sessions) openOne() error {
 	return nil
 }
 
-// byTime is a heap of open sessions; of sessions with equal times, the one of the earlier line is
-// first.
+// byTime is a heap of open sessions by the time of their next request. Of sessions with equal
+// times, the session of the earlier line is first.
 type byTime []*session
 
 func (h byTime) Len() int { return len(h) }
@@ -206,8 +206,8 @@ func parseAgentic(line []byte) ([]turn, error) {
 		if err != nil {
 			return nil, fmt.Errorf("request %d: %w", i, err)
 		}
-		// A sub-agent's times are relative to its start. It starts with the main agent's request
-		// that precedes it in the session.
+		// The times of a sub-agent are relative to its start. It starts at the time of the main
+		// agent's last request before it in the session.
 		start, known := starts[t.agent]
 		if !known {
 			start = mainAt
@@ -277,8 +277,8 @@ func pairRuns(flat []uint64) (runs []run, blocks uint64, err error) {
 	return runs, blocks, nil
 }
 
-// parseDualPath decodes one trajectory of a DualPath file. The prompt of each round consists of all
-// prompts and answers before it, and of the tokens that the round appends.
+// parseDualPath decodes one trajectory of a DualPath file. The prompt of a round consists of all
+// earlier prompts and answers, and of the tokens that the round appends.
 func parseDualPath(line []byte) ([]turn, error) {
 	var v struct {
 		Rounds [][]int64 `json:"rounds"`

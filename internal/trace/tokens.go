@@ -2,16 +2,16 @@ package trace
 
 import "github.com/penstock-kv/penstock/kv"
 
-// Vocabulary is the number of token ids in generated prompts: 0 to Vocabulary-1, which every real
-// model's vocabulary contains.
+// Vocabulary is the number of token ids in generated prompts. The ids are 0 to Vocabulary-1, which
+// the vocabulary of every real model contains.
 const Vocabulary = 1 << 16
 
-// tailBit marks the generated ids of the ends of prompts. No id of a trace has this bit: Mooncake's
-// ids are small numbers, and those of sessions are session<<32 | local.
+// tailBit marks the block ids that are generated for the ends of prompts. No id of a trace has this
+// bit: the ids of Mooncake are small numbers, and the ids of sessions are session<<32 | local.
 const tailBit = 1 << 63
 
-// AppendBlock appends the first n tokens of the block named id to dst. Equal ids have equal tokens;
-// different ids differ within the first four tokens.
+// AppendBlock appends the first n tokens of the block with the given id to dst. Equal ids have
+// equal tokens; different ids differ within the first four tokens.
 func AppendBlock(dst []kv.Token, id uint64, n int) []kv.Token {
 	for i := 0; i < n; i += 4 {
 		// Word 0 is a permutation of id, so the first four tokens of 16 bits determine the id.
@@ -31,8 +31,9 @@ func mix(z uint64) uint64 {
 	return z ^ z>>31
 }
 
-// AppendTokens appends the request's whole prompt to dst: InputTokens tokens, in which blocks with
-// the same id are equal. Tokens after the last listed block are unique to the request.
+// AppendTokens appends the whole prompt of the request to dst: InputTokens tokens, in which blocks
+// with the same id have the same tokens. Tokens after the last listed block are unique to the
+// request.
 func (r *Request) AppendTokens(dst []kv.Token) []kv.Token {
 	left := r.InputTokens
 	for _, id := range r.Blocks {

@@ -19,13 +19,15 @@ var ErrFormat = errors.New("malformed trace")
 // Limits of the values on one line, so that a damaged file causes an error and does not exhaust the
 // memory.
 const (
-	// MaxInputTokens bounds one prompt; the longest recorded prompt has 0.9 million tokens.
+	// MaxInputTokens is the maximum length of one prompt; the longest recorded prompt has 0.9
+	// million tokens.
 	MaxInputTokens = 1 << 26
-	// MaxOutputTokens bounds one answer.
+	// MaxOutputTokens is the maximum length of one answer.
 	MaxOutputTokens = 1 << 26
-	// maxLineBytes bounds one line: the longest recorded session has 50 KiB.
+	// maxLineBytes is the maximum length of one line in bytes; the longest recorded session has 50
+	// KiB.
 	maxLineBytes = 64 << 20
-	// maxTime bounds one time stamp or pause.
+	// maxTime is the maximum of one time stamp or pause.
 	maxTime = 10 * 365 * 24 * time.Hour
 )
 
@@ -67,18 +69,18 @@ func (f Format) String() string {
 
 // Request is one call of an engine: a prompt and the length of its answer.
 type Request struct {
-	// Index counts the requests of the stream from 0.
+	// Index is the number of the request in the stream, from 0.
 	Index int
 	// Time is the time of the request's arrival since the start of the trace.
 	Time time.Duration
-	// Session is the number of the conversation in the file, from 0; in formats without sessions
-	// each request has its own number. Agent numbers the agents of one session: 0 is the main
-	// agent.
+	// Session is the number of the conversation in the file, from 0. In formats without sessions
+	// each request has its own number. Agent is the number of the agent within the session; 0 is
+	// the main agent.
 	Session uint64
 	Agent   uint32
-	// InputTokens is the length of the prompt, OutputTokens that of the answer.
+	// InputTokens is the length of the prompt in tokens, OutputTokens the length of the answer.
 	InputTokens, OutputTokens int
-	// BlockTokens is the length of every block, except possibly the last.
+	// BlockTokens is the length of every block in tokens, except possibly the last block.
 	BlockTokens int
 	// Blocks are the ids of the prompt's blocks: equal ids mean equal tokens. A last block shorter
 	// than BlockTokens is listed in Mooncake traces and left out in the other formats. The slice is
@@ -86,7 +88,7 @@ type Request struct {
 	Blocks []uint64
 }
 
-// WholeBlocks returns how many of Blocks have their full length, so that a cache can hold them.
+// WholeBlocks returns how many of Blocks have the full length. A cache holds only such blocks.
 func (r *Request) WholeBlocks() int {
 	return min(len(r.Blocks), r.InputTokens/r.BlockTokens)
 }
@@ -95,12 +97,12 @@ func (r *Request) WholeBlocks() int {
 type Options struct {
 	// Format is the file's format; Detect (the default) reads the first line to recognise it.
 	Format Format
-	// Concurrency is the number of sessions of an Agentic or DualPath file that are open at a time:
-	// when one has ended, the next one starts. With 0 all sessions start at time 0, which needs the
-	// whole file in memory (in compact form: about 30 MB for 37 thousand requests of 118 thousand
-	// tokens).
+	// Concurrency is the maximum number of sessions of an Agentic or DualPath file that are open at
+	// a time. When a session has ended, the next one starts. With 0 all sessions start at time 0,
+	// which needs the whole file in memory (in compact form: about 30 MB for 37 thousand requests
+	// of 118 thousand tokens).
 	Concurrency int
-	// MaxRequests ends the stream after that many requests; 0 means no limit.
+	// MaxRequests is the number of requests after which the stream ends; 0 means no limit.
 	MaxRequests int
 }
 
@@ -120,8 +122,8 @@ type source interface {
 	next() (Request, error)
 }
 
-// Open opens a trace file and reads its first line. The file is plain or gzip, which its first
-// bytes show.
+// Open opens a trace file and reads its first line. The file is plain or gzip; Open recognises gzip
+// by the first bytes.
 func Open(path string, o Options) (*Reader, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -184,8 +186,8 @@ func (r *Reader) BlockTokens() int {
 	return agenticBlockTokens
 }
 
-// All yields every request in the order of Time. The stream ends at the first error, which is
-// yielded with an empty Request. It can be iterated over once.
+// All yields every request in the order of Time. At the first error it yields the error with an
+// empty Request and ends. It can be iterated over once.
 func (r *Reader) All() iter.Seq2[Request, error] {
 	return func(yield func(Request, error) bool) {
 		if r.used {
@@ -241,8 +243,8 @@ func newLines(in io.Reader, name string) (*lines, error) {
 	return &lines{name: name, in: b}, nil
 }
 
-// next returns the next line that is not blank, without its end, valid until the
-// next call. It returns io.EOF after the last.
+// next returns the next line that is not blank, without its line end. The line is valid until the
+// next call. next returns io.EOF after the last line.
 func (l *lines) next() ([]byte, error) {
 	for {
 		line, err := l.raw()
@@ -283,7 +285,7 @@ func (l *lines) errorf(format string, args ...any) error {
 	return fmt.Errorf("trace: %s:%d: "+format+" (%w)", append(append([]any{l.name, l.number}, args...), ErrFormat)...)
 }
 
-// detect recognises the format from the first line, which stays unread.
+// detect recognises the format by the first line. The first line is then read again by next.
 func (l *lines) detect() (Format, error) {
 	first, err := l.next()
 	if errors.Is(err, io.EOF) {
@@ -300,7 +302,7 @@ func (l *lines) detect() (Format, error) {
 	return f, nil
 }
 
-// unread makes line the result of the following next.
+// unread makes the following call of next return line.
 func (l *lines) unread(line []byte) {
 	again := append(bytes.Clone(line), '\n')
 	l.in = bufio.NewReaderSize(io.MultiReader(bytes.NewReader(again), l.in), 64<<10)

@@ -1,9 +1,9 @@
-// Package yamlfile reads a YAML file written by people (a scenario, a model profile, a plan)
-// strictly. It keeps the position of each value, so that every error names file and line. It
-// interprets no value and opens no file: its input is bytes.
+// Package yamlfile reads, strictly, a YAML file that a person has written (a scenario, a model
+// profile, a plan). It keeps the position of each value, so that every error names file and line.
+// It interprets no value and opens no file: its input is bytes.
 //
-//	bytes ── Parse ──► File ── Decode(&v) ──► unknown key, wrong type, NaN: file:line: what, and what would do
-//	                     └──── Errorf("wan.gbps", …) ──► the same, of what only the caller can judge
+//	bytes ── Parse ──► File ── Decode(&v) ──► for an unknown key, wrong type or NaN: file:line: error and remedy
+//	                     └──── Errorf("wan.gbps", …) ──► the same, for errors that the caller detects
 //
 // An unknown key, a duplicate key, a second document and a number that is not finite are errors. A
 // file has at most SizeMax bytes, or the size given to ParseAtMost.

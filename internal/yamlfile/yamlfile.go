@@ -17,13 +17,13 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// SizeMax bounds the size of a file in bytes. Files written by hand are smaller.
+// SizeMax is the maximum size of a file in bytes. Files written by hand are smaller.
 const SizeMax = 1 << 20
 
 // Error is an error at one position.
 type Error struct {
 	File string
-	// Line counts from 1; 0 means the whole file.
+	// Line is the number of the line, from 1; 0 means the whole file.
 	Line int
 	// Path is the dotted path of the key, "" for the whole file.
 	Path string
@@ -52,8 +52,8 @@ type File struct {
 // Parse reads the one document of raw, of SizeMax bytes at most. Errors use name for the file.
 func Parse(name string, raw []byte) (*File, error) { return ParseAtMost(name, raw, SizeMax) }
 
-// ParseAtMost is Parse for a file that a program may write, of sizeMax bytes at
-// most.
+// ParseAtMost is Parse with another maximum size, sizeMax bytes, for a file that a program may have
+// written.
 func ParseAtMost(name string, raw []byte, sizeMax int) (*File, error) {
 	if len(raw) > sizeMax {
 		return nil, &Error{File: name, Text: fmt.Sprintf("%d bytes long; at most %d are read", len(raw), sizeMax)}
@@ -89,7 +89,7 @@ func (f *File) Decode(v any) error {
 }
 
 // Errorf returns an error about the key at path, such as "clusters.0.gpus". If the file does not
-// have the key, the error has the line of its nearest parent.
+// have the key, the error has the line of the nearest parent of the key.
 func (f *File) Errorf(path, format string, args ...any) error {
 	return &Error{File: f.name, Line: f.line(path), Path: path, Text: fmt.Sprintf(format, args...)}
 }
@@ -107,7 +107,8 @@ func (f *File) line(path string) int {
 	return 0
 }
 
-// find returns the key's node, or that of its nearest parent and false.
+// find returns the node of the key at path and true. If the key is missing, it returns the node of
+// its nearest parent and false.
 func (f *File) find(path string) (*yaml.Node, bool) {
 	n, at := f.root, f.root
 	if path == "" || n == nil {
@@ -148,7 +149,7 @@ func resolve(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// depthMax bounds the nesting, because an alias may contain itself.
+// depthMax is the maximum nesting. It is needed because an alias may contain itself.
 const depthMax = 32
 
 var unmarshaler = reflect.TypeFor[yaml.Unmarshaler]()

@@ -16,11 +16,11 @@ import (
 // ErrProtocol is wrapped by all errors for data that violates the protocol.
 var ErrProtocol = errors.New("not ZMTP 3")
 
-// Options bound the time and the memory that a peer can use.
+// Options are limits of the time and the memory that a peer can use.
 type Options struct {
-	// HandshakeTimeout bounds the handshake. Default 10 s.
+	// HandshakeTimeout is the maximum duration of the handshake. Default 10 s.
 	HandshakeTimeout time.Duration
-	// MessageBytes bounds the size of a received message. Default 64 KiB.
+	// MessageBytes is the maximum size of a received message, in bytes. Default 64 KiB.
 	MessageBytes int
 }
 
@@ -40,12 +40,12 @@ const (
 	flagCommand = 4
 
 	greetingBytes = 64
-	// framesMax bounds the frames of a received message.
+	// framesMax is the maximum number of frames of a received message.
 	framesMax = 16
 )
 
-// greeting returns the first bytes that each side sends: a signature, version 3.0, the
-// mechanism NULL, and as-server 0.
+// greeting returns the first bytes that each end sends: a signature, version 3.0, the mechanism
+// NULL, and as-server 0.
 func greeting() []byte {
 	g := make([]byte, greetingBytes)
 	g[0], g[9] = 0xff, 0x7f
@@ -54,8 +54,8 @@ func greeting() []byte {
 	return g
 }
 
-// Conn is a connection to a peer after the handshake. One goroutine may call Receive while
-// another calls Send.
+// Conn is a connection to a peer after the handshake. One goroutine may call Receive while another
+// goroutine calls Send.
 type Conn struct {
 	net  net.Conn
 	opts Options
@@ -67,12 +67,13 @@ type Conn struct {
 	peer string
 }
 
-// writeBuffer is the size of the write buffer, which combines small messages into few
-// system calls.
+// writeBuffer is the size of the write buffer, in bytes. The buffer combines small messages into
+// few system calls.
 const writeBuffer = 64 << 10
 
-// Handshake performs the handshake on a new connection. ours is the type of this end's socket (PUB
-// or ROUTER). peers are the allowed types of the peer's socket. After an error the caller closes c.
+// Handshake performs the handshake on a new connection. ours is the type of the socket at this end
+// (PUB or ROUTER), and peers are the allowed types of the peer's socket. After an error the caller
+// closes c.
 func Handshake(c net.Conn, ours string, peers []string, o Options) (*Conn, error) {
 	o.EnsureDefaults()
 	z := &Conn{net: c, opts: o, r: bufio.NewReader(c), w: bufio.NewWriterSize(c, writeBuffer)}
@@ -214,8 +215,8 @@ func (z *Conn) writeFrame(flags byte, body []byte) error {
 	return err
 }
 
-// Receive returns the next message. It returns a subscription of version 3.1 as a message
-// of version 3.0: one frame with 01 or 00 and the topic.
+// Receive returns the next message. It returns a subscription that the peer sends in the form of
+// version 3.1 as a message of version 3.0: one frame with 01 or 00 and the topic.
 func (z *Conn) Receive() ([][]byte, error) {
 	var frames [][]byte
 	left := z.opts.MessageBytes
@@ -247,7 +248,8 @@ func (z *Conn) Receive() ([][]byte, error) {
 	}
 }
 
-// commanded performs a command. For a subscription it returns the message of version 3.0.
+// commanded performs a command. If the command is a subscription, it returns the message of version
+// 3.0 for it.
 func (z *Conn) commanded(body []byte) ([]byte, error) {
 	name, rest, ok := cutName(body)
 	if !ok {

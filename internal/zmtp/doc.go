@@ -1,7 +1,8 @@
 // Package zmtp implements the serving end of ZeroMQ's wire protocol, ZMTP 3.0 (RFC 23), with the
 // NULL mechanism, over TCP and unix sockets. It has the parts that PUB and ROUTER sockets need. It
 // is not a ZeroMQ library: it has no queues and no socket patterns, because the caller decides
-// which messages a slow peer loses. It does not reconnect, because ZeroMQ peers do.
+// which messages a slow peer loses. It does not reconnect, because ZeroMQ peers reconnect
+// themselves.
 //
 //	peer (SUB)                                    this end (PUB)
 //	  │◄── greeting, 64 B: FF 0…0 7F, 3.0, "NULL", 0…0 ──►│
@@ -19,11 +20,10 @@
 // Peers of version 3.1 send subscriptions and heartbeats as commands. Receive returns such
 // a subscription as a message of version 3.0, and replies to heartbeats.
 //
-// Why no module: bindings of libzmq need cgo. The implementation in Go,
-// github.com/go-zeromq/zmq4 v0.17.0 (2024), writes each message to one subscriber after
-// the other under one lock. A subscriber that stops reading therefore blocks all other
-// subscribers, and no new subscriber can join. Its queue is unbounded by default.
+// The package exists because no module suits. Bindings of libzmq need cgo. The implementation in
+// Go, github.com/go-zeromq/zmq4 v0.17.0 (2024), writes each message to one subscriber after the
+// other under one lock. So a subscriber that stops reading blocks all other subscribers, and no new
+// subscriber can join. Its queue has no limit by default.
 //
-// A peer is not trusted: Options bound the time of a handshake and the bytes of one
-// message.
+// A peer is not trusted: Options limits the time of a handshake and the bytes of one message.
 package zmtp

@@ -57,16 +57,16 @@ func (o Op) String() string {
 	return fmt.Sprintf("Op(%d)", uint8(o))
 }
 
-// Request is one contiguous range of one file, to be read into, or written from, one or several
+// Request is one contiguous range of one file. It is read into, or written from, one or several
 // buffers in order.
 type Request struct {
 	Op     Op
 	File   File
 	Offset int64
-	// Bufs are used one after the other. Each starts at a multiple of Align, and its length is a
-	// positive multiple of Align. There are at most MaxVecs. They should come from an arena (off
-	// the Go heap, huge pages); other memory works at half the bandwidth (measured:
-	// docs/benchmarks.md).
+	// Bufs are used one after the other, at most MaxVecs of them. Each starts at a multiple of
+	// Align, and its length is a positive multiple of Align. The buffers should come from an arena
+	// (outside the Go heap, in huge pages); other memory has half the bandwidth
+	// (docs/benchmarks.md).
 	Bufs [][]byte
 	// Err is the outcome, set by Do: nil means that every byte of every buffer was transferred.
 	Err error
@@ -85,8 +85,8 @@ func (r *Request) Len() int64 {
 	return n
 }
 
-// Check returns ErrRequest, ErrAlign or ErrRange, with the offending value, if
-// the request may not be submitted. Every backend calls it first.
+// Check returns ErrRequest, ErrAlign or ErrRange if the request may not be submitted. The error
+// contains the wrong value. Every backend calls Check first.
 func (r *Request) Check() error {
 	if r.File == nil || (r.Op != Read && r.Op != Write) || len(r.Bufs) == 0 || len(r.Bufs) > MaxVecs {
 		return fmt.Errorf("blockio: %v with %d buffers (1 to %d), file %v: %w", r.Op, len(r.Bufs), MaxVecs, r.File, ErrRequest)
@@ -123,11 +123,11 @@ type File interface {
 // that reads and writes them. All methods may be called concurrently.
 type Device interface {
 	// Create makes a file of sizeBytes (a positive multiple of Align) and reserves its space, so
-	// that later writes inside it cannot run out of space. A fresh file reads as zeroes. Create
+	// that later writes inside the file cannot run out of space. A new file reads as zeroes. Create
 	// returns ErrExist if the name is taken. It returns ErrNoSpace, and leaves no file, if there is
-	// not enough space. The file survives a crash after Sync on it has returned; before, a crash
-	// may leave no file, or one with a smaller Size (possibly 0). A name has 1 to 64 characters of
-	// [a-z0-9._-] and does not start with a dot; see CheckName.
+	// not enough space. The file survives a crash after a Sync of the file has returned. Before
+	// that, a crash may leave no file, or one with a smaller Size (possibly 0). A name has 1 to 64
+	// characters of [a-z0-9._-] and does not start with a dot; see CheckName.
 	Create(name string, sizeBytes int64) (File, error)
 	// Open opens a file that Create made. It returns ErrNotExist if there is none. A file may be
 	// open several times; each File is closed separately.
@@ -148,16 +148,16 @@ type Device interface {
 	// transfer and never reports it as success. A read of a hole returns zeroes. The buffers of a
 	// failed read are undefined, and a failed write may have changed any sector of its range.
 	Do(ctx context.Context, batch []Request) error
-	// Sync returns when the content of all completed writes to the given files is durable, with the
-	// files' existence and size, and so is every Remove that returned before. No files means all
-	// open files. ctx is checked before the work starts, not during it. A failed Sync makes no
-	// promise about any write since the last successful Sync.
+	// Sync returns when all completed writes to the given files are durable, with the existence and
+	// the size of these files, and when every Remove that returned before the call is durable. No
+	// files means all open files. ctx is checked before the work starts, not during it. After a
+	// failed Sync, any write since the last successful Sync may not be durable.
 	Sync(ctx context.Context, files ...File) error
 
 	// Lock takes exclusive ownership of the volume for this process, until Close or the end of the
-	// process, and records identity (one line by which a person recognises the process) for others
-	// to read. If another process owns the volume, the error is an *OwnedError. A second Lock by
-	// the same Device is an error as well.
+	// process. It records identity, one line by which an operator recognises the process, where
+	// other processes can read it. If another process owns the volume, the error is an *OwnedError.
+	// A second Lock by the same Device is an error as well.
 	Lock(identity string) error
 	// Stat returns the file system's space.
 	Stat() (SpaceStat, error)
@@ -192,8 +192,8 @@ type Info struct {
 	Backend string
 	// Path is the volume's directory.
 	Path string
-	// Direct is set if the page cache is bypassed. Detail has further information ("SINGLE_ISSUER
-	// ring per worker", "tmpfs: no O_DIRECT").
+	// Direct is set if requests bypass the page cache. Detail has further information about the
+	// mode ("ext4, O_DIRECT", "tmpfs, page cache").
 	Direct bool
 	Detail string
 	// Volatile is set if the files are in memory: a restart of the machine loses them, synced or
@@ -208,6 +208,7 @@ type Stats struct {
 	Syncs, SyncFailures                      uint64
 	// Resumed counts short transfers that were continued.
 	Resumed uint64
-	// InFlightBytes is a gauge; InFlightLimitBytes is the current limit of the adaptive budget.
+	// InFlightBytes is the number of bytes in flight, and InFlightLimitBytes the present limit of
+	// the adaptive budget.
 	InFlightBytes, InFlightLimitBytes int64
 }

@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// BudgetOptions bound the bytes in flight of a device. The zero value works; equal MinBytes and
-// MaxBytes fix the limit.
+// BudgetOptions are the limits of a Budget, the adaptive limit of the bytes in flight of a device.
+// The zero value works. If MinBytes and MaxBytes are equal, the limit is fixed.
 type BudgetOptions struct {
-	// MinBytes is the lower bound of the limit; default 1 MiB. The limit is also at least two of
-	// the largest requests, unless MaxBytes is less.
+	// MinBytes is the lower bound of the limit; default 1 MiB. The limit is also at least twice the
+	// size of the largest request, unless MaxBytes is less.
 	MinBytes int64
-	// MaxBytes is the upper bound; default 256 MiB: 64 reads of 4 MiB keep the deepest NVMe array
-	// busy.
+	// MaxBytes is the upper bound of the limit; default 256 MiB. That is 64 reads of 4 MiB, enough
+	// to keep the deepest NVMe array busy.
 	MaxBytes int64
 	// StartBytes is the first limit; default 8 MiB, clamped to the bounds.
 	StartBytes int64
@@ -44,17 +44,16 @@ func (o *BudgetOptions) Validate() error {
 }
 
 // Budget is a semaphore in bytes whose limit adapts to the device. The limit grows while more bytes
-// in flight increase the throughput. It shrinks when fewer bytes give the same throughput, because
-// the surplus only waits in the device's queue, where it adds latency and cannot be reordered (see
-// tuner for the rule). Waiters are served in order of arrival, so small requests do not starve a
-// large one. All methods may be called concurrently.
+// in flight increase the throughput. It shrinks if fewer bytes give the same throughput: the
+// surplus would only wait in the queue of the device, where it adds latency and cannot be reordered
+// (tuner has the rule). Waiting requests are served in order of arrival, so small requests do not
+// starve a large one. All methods may be called concurrently.
 type Budget struct {
 	mu       sync.Mutex
 	tuner    tuner
 	start    time.Time
 	inFlight int64
-	// waiting holds *waiter in order of arrival. Each is one blocked caller, so the number of
-	// callers bounds its length.
+	// waiting holds a *waiter for each blocked caller, in order of arrival.
 	waiting list.List
 }
 
@@ -72,9 +71,9 @@ func NewBudget(opts BudgetOptions) (*Budget, error) {
 	return &Budget{tuner: newTuner(opts), start: time.Now()}, nil
 }
 
-// Acquire takes n bytes. It waits in order of arrival until they are free or ctx is done. A request
-// larger than the limit is admitted when nothing else is in flight. If ctx is done, Acquire takes
-// nothing and returns ctx's error.
+// Acquire takes n bytes from the budget. It waits, in order of arrival, until they are free or ctx
+// is done. A request larger than the limit is admitted when nothing else is in flight. If ctx is
+// done, Acquire takes nothing and returns ctx's error.
 func (b *Budget) Acquire(ctx context.Context, n int64) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -95,14 +94,14 @@ func (b *Budget) Acquire(ctx context.Context, n int64) error {
 	}
 }
 
-// TryAcquire takes n bytes if they are free without waiting, and reports whether it did.
+// TryAcquire takes n bytes if they are free, without waiting. It reports whether it took them.
 func (b *Budget) TryAcquire(n int64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.takeLocked(n)
 }
 
-// takeLocked takes n bytes for a new request, only if no other request waits.
+// takeLocked takes n bytes for a new request if no other request waits and the bytes are free.
 func (b *Budget) takeLocked(n int64) bool {
 	if b.waiting.Len() > 0 || !b.fitsLocked(n) {
 		return false
@@ -111,8 +110,8 @@ func (b *Budget) takeLocked(n int64) bool {
 	return true
 }
 
-// giveUp removes the waiter from the queue. If the bytes were granted at the same moment, it keeps
-// them.
+// giveUp removes the waiter w from the queue. If the bytes were granted at the same moment, it
+// keeps them and returns nil.
 func (b *Budget) giveUp(ctx context.Context, w *waiter, place *list.Element) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

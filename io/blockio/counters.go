@@ -35,7 +35,7 @@ func (c *Counters) Synced(err error) {
 // Resumed counts one short transfer that was continued.
 func (c *Counters) Resumed() { c.resumed.Add(1) }
 
-// Stats returns the current counters. The caller fills in the gauges.
+// Stats returns the current counters. The caller sets InFlightBytes and InFlightLimitBytes.
 func (c *Counters) Stats() Stats {
 	return Stats{
 		ReadRequests: c.readRequests.Load(), ReadBytes: c.readBytes.Load(), ReadFailures: c.readFailures.Load(),

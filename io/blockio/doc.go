@@ -1,6 +1,6 @@
-// Package blockio is the contract between the block store and its I/O backends: they move aligned
-// buffers to and from the files of one volume, in batches. It is not a file system: it has no paths
-// below the volume, no append, no partial results and no caching.
+// Package blockio is the contract between the block store and its I/O backends. A backend moves
+// aligned buffers to and from the files of one volume, in batches. The package is not a file
+// system: it has no paths below the volume, no append, no partial results and no caching.
 //
 //	blockstore ── Batch{Read f@0 4 MiB, Write g@8 MiB 1 MiB, …} ──► Device ──► one volume directory
 //	               │                                                  │

@@ -12,7 +12,7 @@ type Gate struct {
 	mu     sync.Mutex
 	inside int
 	closed bool
-	// empty is closed when closed && inside == 0; the first Close makes it.
+	// empty is closed when closed is set and inside is 0. The first call of Close creates it.
 	empty chan struct{}
 }
 
@@ -62,9 +62,9 @@ func (g *Gate) Closed() bool {
 	return g.closed
 }
 
-// EnterFiles enters the gate of every request's file, so that no file is closed during the batch.
-// If one refuses, EnterFiles leaves the others again. gateOf returns the gate of a file of the
-// caller's device, or nil for any other file.
+// EnterFiles enters the gate of the file of every request, so that no file is closed during the
+// batch. If one gate refuses, EnterFiles leaves the gates that it has entered. gateOf returns the
+// gate of a file of the caller's device, or nil for any other file.
 func EnterFiles(batch []Request, gateOf func(File) *Gate) error {
 	for i := range batch {
 		err := enterFile(batch[i].File, gateOf)

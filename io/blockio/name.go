@@ -27,8 +27,8 @@ func nameByte(c byte) bool {
 	return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || c == '.' || c == '_' || c == '-'
 }
 
-// CheckSize returns ErrAlign unless sizeBytes is a positive multiple of Align,
-// the condition on a file's size at creation.
+// CheckSize returns ErrAlign unless sizeBytes is a positive multiple of Align, as the size of a new
+// file must be.
 func CheckSize(name string, sizeBytes int64) error {
 	if sizeBytes <= 0 || sizeBytes%Align != 0 {
 		return fmt.Errorf("blockio: create %s with %d bytes, not a positive multiple of %d: %w", name, sizeBytes, Align, ErrAlign)
@@ -36,8 +36,8 @@ func CheckSize(name string, sizeBytes int64) error {
 	return nil
 }
 
-// CheckBatch returns an error, with the request's index, for the first request that may not be
-// submitted.
+// CheckBatch returns an error for the first request that may not be submitted. The error contains
+// the index of the request.
 func CheckBatch(batch []Request) error {
 	if len(batch) > MaxBatch {
 		return fmt.Errorf("blockio: batch of %d requests (at most %d): %w", len(batch), MaxBatch, ErrRequest)

@@ -6,39 +6,41 @@ import "time"
 //
 //	bytes in flight = throughput × mean latency
 //
-// so while callers wait for the budget, a higher limit increases the throughput or, once the device
-// is saturated, only the latency. The tuner measures the throughput X in windows and compares
-// consecutive windows:
+// So while callers wait for the budget, there are two cases. Below saturation of the device, a
+// higher limit increases the throughput. Above, it increases only the latency. The tuner measures
+// the throughput X in windows of time and compares consecutive windows:
 //
 //	base   X₀ at limit B
 //	up     X₁ at 2·B      keep if X₁ ≥ 1.05·X₀, else back to B
 //	down   X₁ at ¾·B      keep if X₁ ≥ 0.98·X₀, else back to B
 //
-// A limit that passed becomes the next base, and the same direction is tried again. When neither
-// direction passes, B is held for 4 windows, then 8, and so on up to 64, before both are tried
-// again; a throughput that differs from X₀ by a quarter ends the hold at once. The test upward
-// demands more than the noise, the test downward tolerates noise: on the flat part of the curve the
-// limit decreases to the knee, but not below two of the largest requests.
+// A limit that passed becomes the next base, and the same direction is tried again. If neither
+// direction passes, the limit stays at B for 4 windows, then 8, and so on up to 64, before both
+// directions are tried again. If the throughput differs from X₀ by a quarter, the next trial begins
+// at once. The trial upward requires a gain above the noise, and the trial downward tolerates a
+// loss within the noise. So on the flat part of the curve the limit decreases to the knee, but not
+// below two of the largest requests.
 //
-// A window counts only if at each completion callers waited or three quarters of the budget were
-// taken. Otherwise the limit did not determine the throughput, and the window has no information
-// about it. The window of a trial upward always counts: that the callers do not fill the doubled
-// limit is a result too.
+// A window counts only if at each of its completions callers waited or three quarters of the budget
+// were taken. Otherwise the limit did not determine the throughput, and the window has no
+// information about the limit. The window of a trial upward always counts: if the callers do not
+// fill the doubled limit, that is a result too.
 const (
 	upGain   = 1.05
 	downLoss = 0.98
 	drift    = 0.25
 
 	// A window lasts at least windowMin and has at least windowCount completions. A device that
-	// completes its queue in batches (virtio does) is thus measured over several batches.
+	// completes its queue in batches, as virtio does, is so measured over several batches.
 	windowCount = 32
 	windowMin   = 20 * time.Millisecond
 
 	holdMin, holdMax = 4, 64
 
-	// The limit admits at least requestsMin of the largest requests. With one request, the device
-	// idles from each completion until its caller has run and submitted the next. That takes long
-	// when the CPUs are busy, and the windows would measure the callers and not the device.
+	// The limit admits at least requestsMin of the largest requests. With only one request, the
+	// device idles from each completion until the caller has run and submitted its next request.
+	// That takes long when the CPUs are busy, and the windows would then measure the callers and
+	// not the device.
 	requestsMin = 2
 )
 
@@ -58,7 +60,7 @@ type tuner struct {
 	base  int64 // the limit that trials are compared with
 
 	phase phase
-	// next is the direction to try after the base window. tried is set if the other direction has
+	// next is the direction to try after the base window. refused is set if the other direction has
 	// just failed.
 	next     phase
 	refused  bool
@@ -66,12 +68,13 @@ type tuner struct {
 	hold     int     // windows left to hold
 	nextHold int     // length of the next hold, in windows
 
-	// from, bytes, largest and count are those of the current window.
+	// from is the start of the current window. count is the number of its completions, bytes their
+	// size, and largest the largest of them.
 	from    time.Duration
 	count   int
 	bytes   int64
 	largest int64
-	// floor is the largest request of the last window.
+	// floor is the size of the largest request of the last window, in bytes.
 	floor int64
 }
 
@@ -87,7 +90,8 @@ func (t *tuner) observe(now time.Duration, bytes int64, used bool) {
 		return
 	}
 	if t.count == 0 {
-		// The window starts with this completion, whose own bytes were moved before the window.
+		// The window starts with this completion. The bytes of this completion were moved before
+		// the window.
 		t.from, t.bytes, t.largest, t.count = now, 0, bytes, 1
 		return
 	}
@@ -126,7 +130,7 @@ func (t *tuner) window(x float64) {
 	}
 }
 
-// try sets the limit of a trial, or refuses the trial if the bounds leave no room.
+// try starts a trial in the given direction, or refuses it if the bounds leave no room.
 func (t *tuner) try(direction phase) {
 	limit := 2 * t.base
 	if direction == phaseDown {
@@ -145,7 +149,8 @@ func (t *tuner) bounded(limit int64) int64 {
 	return min(max(limit, floor), t.opts.MaxBytes)
 }
 
-// judge ends a trial: x becomes the new base, or the old limit is restored.
+// judge ends a trial. If it passed, the tried limit becomes the base and x its throughput.
+// Otherwise the old limit is restored.
 func (t *tuner) judge(passed bool, x float64) {
 	if !passed {
 		t.refuse(t.phase)
@@ -156,8 +161,8 @@ func (t *tuner) judge(passed bool, x float64) {
 	t.try(t.next)
 }
 
-// refuse restores the base limit and tries the other direction, or holds if that has failed as
-// well.
+// refuse restores the base limit. It then tries the other direction, or holds the limit if that
+// direction has failed as well.
 func (t *tuner) refuse(direction phase) {
 	t.limit = t.base
 	t.next = phaseUp

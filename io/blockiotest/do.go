@@ -166,7 +166,8 @@ var doCases = []testCase{
 	}},
 }
 
-// refused checks that r, after a valid request, is refused and that neither request is carried out.
+// refused checks that a batch of a valid request and r is refused, and that neither request is
+// performed.
 func (b *rig) refused(d blockio.Device, f blockio.File, r blockio.Request, want error) {
 	b.Helper()
 	good := blockio.Request{Op: blockio.Write, File: f, Bufs: [][]byte{b.filled(1, 1)}}
@@ -189,7 +190,7 @@ func (b *rig) outcomes(batch []blockio.Request) {
 	}
 }
 
-// churn writes and reads back one worker's 64 pages, in batches of random cuts.
+// churn writes and reads back the 64 pages of one worker, in batches of random requests.
 func (b *rig) churn(d blockio.Device, f blockio.File, worker int, data, got []byte) {
 	rng := rand.New(rand.NewPCG(uint64(worker), 0))
 	base := int64(worker * len(data))
@@ -233,8 +234,8 @@ func split(buf []byte) [][]byte {
 	return out
 }
 
-// off returns the start of buffer i when 256 pages are cut into 64 buffers: each four have 1, 7, 2
-// and 6 pages, 16 in total.
+// off returns the offset of buffer i when 256 pages are divided into 64 buffers. Every four buffers
+// have 1, 7, 2 and 6 pages, 16 in total.
 func off(i int) int {
 	within := [...]int{0, 1, 8, 10}
 	return (i/4*16 + within[i%4]) * blockio.Align

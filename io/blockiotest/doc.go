@@ -1,8 +1,8 @@
-// Package blockiotest is the conformance suite of blockio.Device: each sentence of the contract is
+// Package blockiotest is the conformance suite of blockio.Device. Each sentence of the contract is
 // one case, and uring, posixio, memio and faultio (without rules) pass all of them. A bug found in
 // one backend becomes a case of the suite, for all backends.
 //
-// It does not test speed, nor the state after a crash (memio does that).
+// The suite does not test speed, nor the state after a crash, which the tests of memio cover.
 //
 //	func TestConformance(t *testing.T) {
 //		blockiotest.Run(t, func(t *testing.T) blockiotest.Volume {

@@ -57,8 +57,8 @@ var fileCases = []testCase{
 		if err != nil {
 			b.Fatal(err)
 		}
-		// The size is far more than is free, because other processes may use the file system
-		// meanwhile.
+		// The size exceeds the whole file system and not just the free space, because other
+		// processes may free space meanwhile.
 		size := (before.TotalBytes + 1<<40) / blockio.Align * blockio.Align
 		err = second(d.Create("big", size))
 		b.wantErr(blockio.ErrNoSpace, "create big", err)
@@ -149,7 +149,7 @@ var fileCases = []testCase{
 	}},
 }
 
-// second drops a call's first result.
+// second returns the second result of a call, an error.
 func second[T any](_ T, err error) error { return err }
 
 func (b *rig) wantErr(want error, doing string, got error) {
@@ -167,7 +167,7 @@ func (b *rig) wantText(err error, text string) {
 	}
 }
 
-// names checks List.
+// names checks that List returns the names want.
 func (b *rig) names(d blockio.Device, want ...string) {
 	b.Helper()
 	got, err := d.List()
@@ -186,8 +186,8 @@ func (b *rig) close(f blockio.File) {
 	}
 }
 
-// doneOrClosed runs a batch that a Close may refuse. It fails the case if the
-// batch was admitted and then did not complete.
+// doneOrClosed runs a batch that may be refused because of a concurrent Close. It fails the case if
+// the batch was admitted and did not complete.
 func (b *rig) doneOrClosed(d blockio.Device, batch []blockio.Request) (done bool) {
 	err := d.Do(b.Context(), batch)
 	if errors.Is(err, blockio.ErrClosed) {

@@ -68,8 +68,8 @@ func (b *rig) buffer(pages int) []byte {
 	return testkit.AlignedBuffer(b, pages*blockio.Align)
 }
 
-// filled returns a buffer in which every byte is derived from seed and its position, so that no two
-// pages are equal.
+// filled returns a buffer whose bytes depend on seed and on their position, so that no two pages
+// are equal.
 func (b *rig) filled(pages int, seed uint64) []byte {
 	b.Helper()
 	buf := b.buffer(pages)
@@ -87,7 +87,7 @@ func fill(buf []byte, seed uint64) {
 	}
 }
 
-// do runs a batch and fails the case unless it and each request succeed.
+// do runs a batch and fails the case unless the batch and each of its requests succeed.
 func (b *rig) do(d blockio.Device, batch ...blockio.Request) {
 	b.Helper()
 	if err := d.Do(b.Context(), batch); err != nil {

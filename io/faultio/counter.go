@@ -11,7 +11,7 @@ import (
 
 // Injection is one fault that was injected.
 type Injection struct {
-	// Number counts from 1.
+	// Number is the number of the fault, from 1.
 	Number int
 	// Rule is the rule that injected the fault, in the rules' language.
 	Rule   string
@@ -19,8 +19,8 @@ type Injection struct {
 	Kind   Kind
 	// File is the file's name; for a Sync, the name of its first file, or "".
 	File string
-	// Offset and Bytes are the range of wrong or missing data: for a Flip the byte, for every other
-	// action the request's range.
+	// Offset and Bytes are the range of wrong or missing data: for a Flip the changed byte, for
+	// every other action the whole range of the request.
 	Offset, Bytes int64
 }
 
@@ -50,8 +50,8 @@ func cause(errno syscall.Errno) error {
 	return errno
 }
 
-// Counter records each injected fault until it has been accounted for. Its methods may be called
-// concurrently.
+// Counter records each injected fault until the fault is settled, which means that a test has
+// accounted for it. Its methods may be called concurrently.
 type Counter struct {
 	mu      sync.Mutex
 	all     []Injection
@@ -90,8 +90,8 @@ func (c *Counter) Count(a Action) int {
 	return n
 }
 
-// Surfaced settles the faults whose errors are in err, joined errors included, and returns their
-// number: 0 for an error with another cause.
+// Surfaced settles the faults whose errors are in err, including joined errors. It returns the
+// number of these faults: 0 if err has another cause.
 func (c *Counter) Surfaced(err error) int {
 	n := 0
 	for _, e := range injectedIn(err) {
@@ -118,9 +118,9 @@ func injectedIn(err error) []*Error {
 	return injectedIn(errors.Unwrap(err))
 }
 
-// Repaired settles the faults that touched the given bytes of a file, and returns how many were not
-// settled before. A test calls it for damage that a checksum detected, that was overwritten, or
-// that was never used.
+// Repaired settles the faults that touched the given bytes of a file. It returns the number of
+// faults that it settled. A test calls it for damage that a checksum detected, that was
+// overwritten, or that was never read.
 func (c *Counter) Repaired(file string, offset, bytes int64) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

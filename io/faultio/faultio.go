@@ -13,7 +13,8 @@ import (
 // sectorBytes is the unit of a Torn write.
 const sectorBytes = 512
 
-// Device is a blockio.Device that fails by rules. Its files are those of the wrapped device.
+// Device is a blockio.Device that fails according to rules. Its files are those of the wrapped
+// device.
 type Device struct {
 	blockio.Device // Lock, Stat, List, Info, Close: unchanged
 	program        *program
@@ -22,21 +23,23 @@ type Device struct {
 
 var _ blockio.Device = (*Device)(nil)
 
-// Wrap returns inner with faults; nil means no rules. Closing the result closes inner.
+// Wrap returns a device that injects faults into inner according to rules; nil means no rules.
+// Closing the result closes inner.
 func Wrap(inner blockio.Device, rules *Rules) *Device {
 	counter := newCounter()
 	return &Device{Device: inner, counter: counter, program: newProgram(counter, rules)}
 }
 
-// SetRules replaces the rules, for a test whose setup needs a device without faults. Counts and
-// draws start again; the Counter continues. Calls in progress end by the old rules.
+// SetRules replaces the rules, for a test whose setup needs a device without faults. The counts and
+// random numbers of the rules start again, but the Counter keeps its records. Calls in progress
+// follow the old rules.
 func (d *Device) SetRules(rules *Rules) { d.program.set(rules) }
 
 // Counter returns the record of the faults.
 func (d *Device) Counter() *Counter { return d.counter }
 
-// Stats implements blockio.Device: the counters of the wrapped device, plus the failures that did
-// not reach it.
+// Stats implements blockio.Device. It returns the counters of the wrapped device, plus the injected
+// failures that the wrapped device did not see.
 func (d *Device) Stats() blockio.Stats {
 	s := d.Device.Stats()
 	for _, i := range d.counter.Injected() {
@@ -136,20 +139,21 @@ func (d *Device) Do(ctx context.Context, batch []blockio.Request) error {
 	return nil
 }
 
-// plan is the decision on one request.
+// plan is the fault, if any, for one request.
 type plan struct {
 	verdict
 	call call
-	// send is the request to the wrapped device; without buffers, nothing is sent.
+	// send is the request to the wrapped device. If it has no buffers, nothing is sent.
 	send blockio.Request
-	// at is the byte, from the request's start, that a Flip changes, and bit the bit in that byte.
+	// at is the offset of the byte that a Flip changes, from the start of the request, and bit is
+	// the bit in that byte.
 	at  int64
 	bit byte
-	// changed is set if a torn write differs from the requested one.
+	// changed is set if a torn write differs from the requested write.
 	changed bool
 }
 
-// plan evaluates the rules for every request; nil if no rule applies to any.
+// plan evaluates the rules for every request. It returns nil if no rule applies to any request.
 func (d *Device) plan(batch []blockio.Request) (plans []plan, delay time.Duration) {
 	plans = make([]plan, len(batch))
 	faults := 0
@@ -173,7 +177,7 @@ func (d *Device) plan(batch []blockio.Request) (plans []plan, delay time.Duratio
 }
 
 // prepare changes the requests that will be sent. It returns an error if the wrapped device refuses
-// work; nothing has been written then.
+// a batch; nothing has been written then.
 func (d *Device) prepare(ctx context.Context, plans []plan) error {
 	for i := range plans {
 		p := &plans[i]
@@ -222,7 +226,7 @@ func (p *plan) copied() []byte {
 	return out
 }
 
-// tear replaces a write by one in which some sectors keep the file's content.
+// tear replaces a write by one in which some sectors keep the content that the file has.
 func (d *Device) tear(ctx context.Context, p *plan) error {
 	old := aligned(int(p.call.bytes))
 	read := []blockio.Request{{Op: blockio.Read, File: p.send.File, Offset: p.send.Offset, Bufs: [][]byte{old}}}
@@ -254,7 +258,7 @@ func (p *plan) mix(whole, old []byte) []byte {
 	return out
 }
 
-// finish sets the request's outcome, damages the data of a read, and records the fault. If the
+// finish sets the outcome of the request, damages the data of a read, and records the fault. If the
 // request failed for another reason, the fault had no effect and is not recorded.
 func (p *plan) finish(prog *program, r *blockio.Request) {
 	r.Err = p.send.Err
@@ -275,8 +279,8 @@ func (p *plan) finish(prog *program, r *blockio.Request) {
 	}
 }
 
-// mangle overwrites the buffers of a read that a rule made fail, because the contract leaves them
-// undefined.
+// mangle overwrites the buffers of a read that failed because of a rule: the contract leaves their
+// content undefined.
 func (p *plan) mangle(r *blockio.Request) {
 	if p.call.kind != Read || r.Err == nil {
 		return
@@ -302,7 +306,8 @@ func (p *plan) flipped(prog *program, r *blockio.Request) {
 	prog.counter.add(i)
 }
 
-// torn records a torn write, or makes a torn read. A fault that changed no byte is not recorded.
+// torn records a torn write, or damages the data of a read. A fault that changed no byte is not
+// recorded.
 func (p *plan) torn(prog *program, r *blockio.Request) {
 	if p.call.kind == Read {
 		p.send.Bufs = r.Bufs
@@ -318,8 +323,8 @@ func (p *plan) torn(prog *program, r *blockio.Request) {
 	}
 }
 
-// firstHalf returns the first half of the bytes, rounded down to whole pages: for a single page,
-// nothing.
+// firstHalf returns the first half of the bytes, rounded down to whole pages. Of a single page it
+// returns nothing.
 func firstHalf(bufs [][]byte) [][]byte {
 	total := 0
 	for _, b := range bufs {

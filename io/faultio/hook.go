@@ -6,13 +6,13 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// Hook returns the rules as a blockio.ResultHook, for use below posixio and uring, and the record
-// of its faults. Only Err, Short and Delay are possible below a device; a rule with another action
-// is an error.
+// Hook returns the rules as a blockio.ResultHook, for use below posixio and uring, and a Counter of
+// the injected faults. Only Err, Short and Delay are possible below a device; a rule with another
+// action is an error.
 //
-// A Short reports half of the bytes that the kernel moved, without rounding; an Err hides that the
-// kernel moved bytes. The caller settles surfaced faults with Counter.Surfaced, and faults that
-// the device repaired with Counter.Repaired.
+// A Short reports half of the bytes that the kernel moved, without rounding. An Err reports an
+// error although the kernel moved bytes. The caller settles faults that surfaced as errors with
+// Counter.Surfaced, and faults that the device repaired with Counter.Repaired.
 func Hook(rules *Rules) (blockio.ResultHook, *Counter, error) {
 	for _, r := range rules.list {
 		if r.action != Err && r.action != Short && r.action != Delay {

@@ -12,15 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bounds on the input of Parse, so that no text exhausts the memory or the stack.
+// Limits of the input of Parse, so that no input exhausts the memory or the stack.
 const (
 	depthMax = 32
 	delayMax = time.Hour
 	errnoMax = 4095 // the highest errno of Linux
 )
 
-// Parse reads rules, in the language of the package comment. An error has the position, in bytes
-// from the start, and the expected words.
+// Parse reads rules in the language that the package comment describes. An error contains the
+// position, in bytes from the start, and the expected words.
 func Parse(text string) (*Rules, error) {
 	p := &parser{text: text}
 	rules := &Rules{}
@@ -41,7 +41,7 @@ func Parse(text string) (*Rules, error) {
 	}
 }
 
-// MustParse is Parse for texts that are constants of a test: it panics on an error.
+// MustParse is Parse for constant texts in tests. It panics on an error.
 func MustParse(text string) *Rules {
 	rules, err := Parse(text)
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// program is a set of rules with its state: counts and draws.
+// program is a set of rules with their state: counts and random numbers.
 type program struct {
 	counter *Counter
 
@@ -40,10 +40,10 @@ func (p *program) set(rules *Rules) {
 	}
 }
 
-// verdict is the decision on one call.
+// verdict is the effect of the rules on one call.
 type verdict struct {
 	delay time.Duration
-	// rule is the rule that decides; nil if none applies.
+	// rule is the rule that has an effect, apart from Delay rules; nil if there is none.
 	rule *running
 	// draw is a random number for the position of the damage.
 	draw uint64

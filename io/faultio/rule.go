@@ -59,14 +59,13 @@ func (k Kind) String() string {
 	return fmt.Sprintf("Kind(%d)", uint8(k))
 }
 
-// Rules are a parsed text: the possible faults, in order. They are immutable; each Wrap, SetRules
-// or Hook starts with new counts and draws.
+// Rules are a parsed text: a list of possible faults. They are immutable. Each Wrap, SetRules or
+// Hook starts with new counts and random numbers.
 type Rules struct {
 	list []rule
 }
 
-// String returns the rules in their language, one per line. Parsing the result gives the same
-// rules.
+// String returns the rules in their language, one per line. Parsing the result returns equal rules.
 func (r *Rules) String() string {
 	var b strings.Builder
 	for _, x := range r.list {
@@ -108,8 +107,8 @@ type call struct {
 
 func (c *call) transfer() bool { return c.kind == Read || c.kind == Write }
 
-// predicate selects calls. start returns the test in its initial state. The test is not safe for
-// concurrent use.
+// predicate selects calls. start returns a function that tests calls, in its initial state. That
+// function is not safe for concurrent use.
 type predicate interface {
 	String() string
 	start() func(*call) bool

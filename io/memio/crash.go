@@ -8,13 +8,13 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// Crash fails the power of the volume, at once, and returns a Device over one of the possible
-// states of the volume (see the package's fault model), chosen by seed. Afterwards this Device and
-// every other Device of the volume return ErrPowerLost; they may still be closed. Calls in progress
-// complete either before the failure or with ErrPowerLost.
+// Crash makes the power of the volume fail at once. It returns a Device with one of the possible
+// states of the volume after the failure (see the package's fault model), chosen by seed.
+// Afterwards this Device and every other Device of the volume return ErrPowerLost; they may still
+// be closed. Calls in progress complete either before the failure or with ErrPowerLost.
 //
-// A volume crashes once. To try several seeds on one state, crash a Clone for each seed. Crash
-// panics on a volume that has crashed before.
+// A volume can crash only once. To try several seeds on one state, crash a Clone for each seed.
+// Crash panics on a volume that has crashed before.
 func (d *Device) Crash(seed uint64) *Device {
 	m := d.medium
 	m.mu.Lock()
@@ -31,8 +31,8 @@ func (d *Device) Crash(seed uint64) *Device {
 	return attach(survivor)
 }
 
-// survival decides which content survives a crash. It visits everything in a fixed order, so that a
-// seed always has the same result.
+// survival decides which content survives a crash. It visits files and pages in a fixed order, so
+// that a seed always has the same result.
 type survival struct {
 	rng *rand.Rand
 }
@@ -49,7 +49,7 @@ func (s *survival) operate(names map[string]*inode, removed []*inode, survivor *
 	}
 }
 
-// admit adds the remains of ino, if any, to the survivor.
+// admit adds the part of ino that survives, if any, to the survivor.
 func (s *survival) admit(ino *inode, survivor *medium) {
 	ino.mu.Lock()
 	defer ino.mu.Unlock()
@@ -72,9 +72,9 @@ func (s *survival) admit(ino *inode, survivor *medium) {
 	survivor.usedBytes += left.size
 }
 
-// fate is the outcome of one file's unsynced writes. Losing all of them and keeping all of them are
-// drawn often: they are the most frequent outcomes in practice, and a draw per page would never
-// produce them.
+// fate is the outcome of all unsynced writes of one file. Losing all of them and keeping all of
+// them are drawn often: they are the most frequent outcomes in practice, and separate draws for
+// each page would almost never produce them.
 type fate int
 
 const (
@@ -115,10 +115,10 @@ func (s *survival) survive(f fate, versions []*page) *page {
 
 func (s *survival) coin() bool { return s.rng.IntN(2) == 0 }
 
-// PowerOffAfter allows n more mutations (writes, creates, removes, syncs; each request of a batch
-// is one) and fails the power at the next mutation. That mutation and all later calls return
-// ErrPowerLost; the mutation may have been done in part. Crash returns the surviving state. A
-// negative n cancels the power failure.
+// PowerOffAfter allows n more mutations, and makes the power fail at the next one. A mutation is a
+// write, create, remove or sync; each request of a batch counts. The failing mutation and all later
+// calls return ErrPowerLost; the failing mutation may have been done in part. Crash returns the
+// state after the failure. A negative n cancels the power failure.
 func (d *Device) PowerOffAfter(n int64) {
 	if n < 0 {
 		n = noFuse
@@ -126,10 +126,11 @@ func (d *Device) PowerOffAfter(n int64) {
 	d.medium.left.Store(n)
 }
 
-// Mutations returns the number of mutations of the volume since New, Clone or Crash: the number of
-// points at which its power can fail.
+// Mutations returns the number of mutations of the volume since New, Clone or Crash. At each of
+// them the power can fail.
 func (d *Device) Mutations() int64 { return d.medium.mutations.Load() }
 
-// Clone returns a Device over a copy of the volume with its current state, unsynced state included,
-// unlocked and without a pending PowerOffAfter. The copies share memory until they differ.
+// Clone returns a Device over a copy of the volume in its present state, including unsynced writes.
+// The copy is not locked and has no pending PowerOffAfter. Volume and copy share memory until they
+// differ.
 func (d *Device) Clone() *Device { return attach(d.medium.clone()) }

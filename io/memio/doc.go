@@ -1,13 +1,13 @@
 // Package memio is a blockio.Device in memory whose power can fail. Tests of the packages above
 // blockio run on it, with thousands of crashes per second.
 //
-// It is not fast storage for production, and does not simulate time: every operation completes at
-// once.
+// The package is not fast storage for production, and does not simulate time: every operation
+// completes at once.
 //
 // # Fault model
 //
 // A cache may lose data but must never return wrong bytes. memio produces the worst states that the
-// contract of blockio.Device allows, and no others:
+// contract of blockio.Device allows, and no other states:
 //
 //   - A write that no later Sync of its file covered may survive a crash, vanish, or tear: each of
 //     its 512-byte sectors is decided separately. A sector written several times since the last
@@ -19,7 +19,7 @@
 //   - The lock is released, because its owner is dead.
 //   - No data decays, moves or flips: faultio injects such faults.
 //
-// Each choice is drawn from the seed given to Crash, so the same seed repeats a crash.
+// Each choice is drawn from the seed that Crash receives, so the same seed repeats a crash.
 //
 //	d := memio.New(memio.Options{})
 //	…            write, sync, write
@@ -29,8 +29,9 @@
 //	page 12:  │ old     ││ a b a…  │ b b b…  │ (current)    │   one sector, one draw
 //	          └─────────┘└─────────────────────────────────┘
 //
-// PowerOffAfter(n) fails the power at the n-th mutation from now, possibly in the middle of a
-// batch. A test counts the mutations of a run with Mutations, and repeats the run for every n.
+// After PowerOffAfter(n) the power fails at the mutation that follows n further mutations, possibly
+// in the middle of a batch. A test counts the mutations of a run with Mutations, and repeats the
+// run for every n.
 //
 // Pages that hold zeroes take no memory, so a preallocated or zero-filled
 // segment costs nothing.

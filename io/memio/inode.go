@@ -22,12 +22,12 @@ type inode struct {
 	size int64
 
 	mu sync.RWMutex
-	// settled is set after a Sync has made the file's existence durable.
+	// settled is set when a Sync has made the creation of the file durable.
 	settled bool
 	// pages is the content that a read returns, by page number; an absent page has zeroes.
 	pages map[int64]*page
-	// earlier holds the former contents of each page written since the last Sync: first the durable
-	// content, then every version except the present one.
+	// earlier has the former contents of each page written since the last Sync: first the durable
+	// content, then every later content except the present one.
 	earlier map[int64][]*page
 }
 
@@ -68,7 +68,7 @@ func (ino *inode) write(offset int64, bufs [][]byte, versionsMax int) {
 func (ino *inode) putLocked(n int64, p *page, versionsMax int) {
 	versions := append(ino.earlier[n], ino.pages[n])
 	if len(versions) > versionsMax {
-		// The durable version, the first one, is always kept.
+		// The first version, which is the durable one, is always kept.
 		versions = append(versions[:1], versions[2:]...)
 	}
 	ino.earlier[n] = versions
@@ -83,7 +83,8 @@ func (ino *inode) setLocked(n int64, p *page) {
 	ino.pages[n] = p
 }
 
-// checkUnchangedLocked panics if a writer changed its buffers while the device owned them.
+// checkUnchangedLocked panics if the caller of a write changed the buffers while the device owned
+// them.
 func (ino *inode) checkUnchangedLocked(offset int64, bufs [][]byte) {
 	n := offset / blockio.Align
 	for _, buf := range bufs {
@@ -98,7 +99,7 @@ func (ino *inode) checkUnchangedLocked(offset int64, bufs [][]byte) {
 	}
 }
 
-// newPage copies b, or returns nil if it is all zeroes.
+// newPage returns a copy of b, or nil if b has only zeroes.
 func newPage(b []byte) *page {
 	p := page(b)
 	if p == (page{}) {
@@ -107,7 +108,7 @@ func newPage(b []byte) *page {
 	return &p
 }
 
-// settle makes the present content and the existence durable.
+// settle makes the creation and the present content of the file durable.
 func (ino *inode) settle() {
 	ino.mu.Lock()
 	defer ino.mu.Unlock()

@@ -9,21 +9,22 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// ErrPowerLost is returned by every operation after the power failed, and by those in progress at
-// the failure. Crash returns the surviving volume.
+// ErrPowerLost is returned by every operation after the power has failed, and by operations in
+// progress at that moment. Crash returns the volume as it is after the failure.
 var ErrPowerLost = errors.New("the power of this memory device is off")
 
 // medium is the disk that several Devices of one volume share.
 type medium struct {
 	opts Options
 
-	// left is the number of mutations that may still happen before the power fails. It is negative
-	// after the failure, and noFuse if no failure is planned.
+	// left is the number of mutations (writes, creates, removes, syncs) that may still happen
+	// before the power fails. It is negative after the failure, and noFuse or nearly that if no
+	// failure is planned.
 	left      atomic.Int64
 	mutations atomic.Int64
 
-	// mu is held for reading by operations on content, and for writing by those on names, locks and
-	// power.
+	// mu is held for reading by operations on content, and for writing by operations on names, on
+	// locks and on the power.
 	mu        sync.RWMutex
 	lost      bool
 	names     map[string]*inode
@@ -33,7 +34,7 @@ type medium struct {
 	identity  string
 }
 
-// noFuse is larger than any test's number of mutations.
+// noFuse is larger than the number of mutations of any test.
 const noFuse = int64(1) << 62
 
 func newMedium(opts Options) *medium {
@@ -42,8 +43,8 @@ func newMedium(opts Options) *medium {
 	return m
 }
 
-// countMutation counts one mutation. It returns ErrPowerLost if the power fails at this mutation; the
-// caller then leaves the mutation partly done.
+// countMutation counts one mutation. It returns ErrPowerLost if the power fails at this mutation.
+// The caller then performs the mutation only in part.
 func (m *medium) countMutation() error {
 	m.mutations.Add(1)
 	if m.left.Add(-1) < 0 {
@@ -110,8 +111,7 @@ func (m *medium) remove(name string) error {
 	return m.countMutation()
 }
 
-// sync makes the inodes' present content and existence durable, and every
-// removal so far final.
+// sync makes the creation and the present content of the inodes durable, and all removals so far.
 func (m *medium) sync(inodes []*inode) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -14,16 +14,16 @@ import (
 
 // Options are the options of a memory volume. The zero value works.
 type Options struct {
-	// CapacityBytes bounds the sum of the files' sizes; default 1 TiB. Pages of zeroes take no
+	// CapacityBytes is the maximum sum of the files' sizes; default 1 TiB. Pages of zeroes take no
 	// memory.
 	CapacityBytes int64
 	// Path is the name of the volume in errors and in Info; default "mem".
 	Path string
-	// Seed determines the order of the requests of each batch, which the contract leaves open. It
-	// decides which requests PowerOffAfter cuts off. Default 0.
+	// Seed determines the order of the requests of each batch, which the contract leaves open. So
+	// it also decides which requests PowerOffAfter cuts off. Default 0.
 	Seed uint64
-	// VersionsMax bounds the unsynced versions of a page that are kept for a crash, besides the
-	// present one; default 8.
+	// VersionsMax is the maximum number of unsynced versions of a page that are kept for a crash,
+	// in addition to the present one; default 8.
 	VersionsMax int
 }
 
@@ -62,7 +62,7 @@ type Device struct {
 var _ blockio.Device = (*Device)(nil)
 
 // New creates an empty volume and opens it. It panics if opts are out of range, because they are
-// constants of a test.
+// constants in a test.
 func New(opts Options) *Device {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -276,7 +276,7 @@ func (d *Device) sync(ctx context.Context, files []blockio.File) error {
 	return nil
 }
 
-// inodes returns the inodes of the files, or of all open files if there are none.
+// inodes returns the inodes of the given files or, if none are given, of all open files.
 func (d *Device) inodes(files []blockio.File) ([]*inode, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -329,8 +329,8 @@ func (d *Device) Info() blockio.Info {
 	return blockio.Info{Backend: "mem", Path: d.medium.opts.Path, Detail: "in memory; ends with the process"}
 }
 
-// Stats implements blockio.Device. The gauges are zero: no request stays in flight, and there is no
-// budget.
+// Stats implements blockio.Device. InFlightBytes and InFlightLimitBytes are zero: no request stays in
+// flight, and there is no budget.
 func (d *Device) Stats() blockio.Stats { return d.counters.Stats() }
 
 // Close implements blockio.Device. The volume remains: see Reopen.

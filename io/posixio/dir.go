@@ -12,9 +12,9 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// Dir is a volume's directory: its files, names, lock and durability. It implements blockio.Device
-// except Do, Info, Stats and the transfer of bytes. A backend embeds Dir and calls Admit before and
-// Done after its transfers.
+// Dir is the directory of a volume: its files, names, lock and durability. It implements
+// blockio.Device except Do, Info, Stats and the transfer of bytes. A backend embeds Dir, and calls
+// Admit before its transfers and Done after them.
 type Dir struct {
 	path   string
 	fd     int    // of the directory
@@ -26,7 +26,7 @@ type Dir struct {
 	gate     blockio.Gate
 	closing  sync.Once
 	counters blockio.Counters
-	// entries is dirty while a create or remove is not durable.
+	// entries is dirty while a Create or Remove is not durable yet.
 	entries flusher
 
 	// naming serialises creates, opens, removes and closes of files, and Lock.
@@ -82,10 +82,11 @@ func (d *Dir) Volatile() bool { return d.fs == tmpfs || d.fs == ramfs }
 // Detail returns the name of the file system and, if the page cache is used, the reason.
 func (d *Dir) Detail() string { return d.detail }
 
-// Counters returns the counters that Done and Sync update. The backend counts Resumed.
+// Counters returns the counters that Done and Sync update. The backend itself calls
+// Counters.Resumed.
 func (d *Dir) Counters() *blockio.Counters { return &d.counters }
 
-// Admit checks a batch and keeps its files and the volume open until Done. After an error nothing
+// Admit checks a batch, and keeps its files and the volume open until Done. After an error nothing
 // may be submitted, and Done must not be called.
 func (d *Dir) Admit(batch []blockio.Request) error {
 	if err := d.enter("do", "a batch"); err != nil {
@@ -104,8 +105,8 @@ func (d *Dir) Admit(batch []blockio.Request) error {
 	return err
 }
 
-// Done ends an Admit, after no transfer of the batch is in flight. If completed is set, it counts
-// the outcomes; otherwise the batch was not submitted.
+// Done ends an Admit when no transfer of the batch is in flight any more. If completed is set, Done
+// counts the outcomes; otherwise the batch was not submitted.
 func (d *Dir) Done(batch []blockio.Request, completed bool) {
 	for i := range batch {
 		if !completed {
@@ -120,7 +121,7 @@ func (d *Dir) Done(batch []blockio.Request, completed bool) {
 	d.gate.Leave()
 }
 
-// gateOf returns the gate of a file of this volume, else nil.
+// gateOf returns the gate of a file of this volume, and nil for any other file.
 func (d *Dir) gateOf(f blockio.File) *blockio.Gate {
 	if f, ok := f.(*File); ok && f.dir == d {
 		return &f.gate
@@ -266,8 +267,8 @@ func (d *Dir) Stat() (blockio.SpaceStat, error) {
 	return s, nil
 }
 
-// Close refuses new work, waits for work in flight, closes the files and releases the lock. It may
-// be called twice; every call waits.
+// Close refuses new calls, waits for calls in flight, closes the files and releases the lock. It
+// may be called twice; every call waits.
 func (d *Dir) Close() (err error) {
 	d.gate.Close()
 	d.closing.Do(func() { err = d.closeAll() })

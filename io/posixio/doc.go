@@ -1,9 +1,10 @@
-// Package posixio is the blockio.Device that runs on any Linux: preadv and pwritev with O_DIRECT,
-// called by the goroutine that needs the bytes. Penstock falls back to it where io_uring is refused
-// (containers' default seccomp profile, gVisor), and it is the baseline that io_uring must exceed.
+// Package posixio is the blockio.Device that runs on any Linux. It uses preadv and pwritev with
+// O_DIRECT, called by the goroutine that needs the bytes. Penstock falls back to posixio where
+// io_uring is refused (by containers' default seccomp profile, by gVisor). It is also the baseline
+// that io_uring must exceed.
 //
-// It caches nothing. If the file system refuses O_DIRECT, I/O goes through the page cache, and Info
-// reports that.
+// The package caches nothing. If the file system refuses O_DIRECT, I/O goes through the page cache,
+// and Info reports that.
 //
 //	Do ─► spans ─► budget (bytes in flight) ─► the caller's goroutine: preadv / pwritev
 //	        │         │                          ▲ the last span of the batch
@@ -17,14 +18,15 @@
 //
 // Dir has everything of a volume except the transfers, and io/uring shares it.
 //
-// A short transfer is continued from the last whole 4096 bytes, EINTR and EAGAIN are retried, and a
-// transfer without progress is an error. A file's space is reserved with fallocate, or where that
-// is not supported by writing zeroes.
+// A short transfer is continued from the last whole 4096 bytes. EINTR and EAGAIN are retried. A
+// transfer without progress is an error. The space of a file is reserved with fallocate, or by
+// writing zeroes if the file system does not support fallocate.
 //
-// A read does not change its file's access time (O_NOATIME): on ext4 such a change makes the read
-// wait for the journal, and so for a drive whose writes hang.
+// A read does not change the access time of its file (O_NOATIME). On ext4 such a change makes the
+// read wait for the journal, and so for a drive whose writes hang.
 //
-// Lock order: Dir.naming (held over the system calls that change names, which are rare; Do never
-// takes it), then Dir.mu, which guards the table of open files. flusher.mu is held during one
-// fdatasync, so that callers that wait for the same file share the call; no lock is taken under it.
+// Lock order: Dir.naming, then Dir.mu. Dir.naming is held during the system calls that change
+// names, which are rare; Do never takes it. Dir.mu guards the table of open files. flusher.mu is
+// held during one fdatasync, so that callers that wait for the same file share the call; no lock is
+// taken under it.
 package posixio

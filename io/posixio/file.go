@@ -10,12 +10,12 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// inode is a file of the directory while it is open, once or several times.
+// inode is a file of the directory that is open, once or several times.
 type inode struct {
 	name string
 	fd   int
 	size int64
-	// content is dirty while a completed write is not durable.
+	// content is dirty while a completed write is not durable yet.
 	content flusher
 	opens   int // guarded by Dir.mu
 }
@@ -35,8 +35,8 @@ func (f *File) Name() string { return f.ino.name }
 // Size implements blockio.File.
 func (f *File) Size() int64 { return f.ino.size }
 
-// FD returns the descriptor, for the backend's transfers; it is valid between
-// Dir.Admit and Dir.Done of a batch that uses the file.
+// FD returns the file descriptor, for the transfers of a backend. It is valid between Dir.Admit and
+// Dir.Done of a batch that uses the file.
 func (f *File) FD() int { return f.ino.fd }
 
 // Close implements blockio.File.
@@ -72,7 +72,7 @@ func (d *Dir) forget(f *File) (last bool) {
 // admitFile adds a newly opened descriptor to the tables.
 func (d *Dir) admitFile(name string, fd int, size int64) *File {
 	ino := &inode{name: name, fd: fd, size: size, opens: 1}
-	// Earlier openings may have left writes that were not synced.
+	// Writes through an earlier opening of the file may not have been synced.
 	ino.content.mark()
 	f := &File{dir: d, ino: ino}
 	d.mu.Lock()
@@ -123,9 +123,10 @@ func (d *Dir) openat(name string, flags int) (int, error) {
 	}
 }
 
-// keepAccessTime prevents that reads of a file opened with flags change its access time. ext4 writes a new access time
-// to its journal during the read, so reads would wait for a drive whose writes hang. The kernel refuses O_NOATIME to a
-// process that does not own the file (open(2)); the file works without it.
+// keepAccessTime prevents that reads of a file opened with flags change its access time. ext4
+// writes a new access time to its journal during the read, so reads would wait for a drive whose
+// writes hang. The kernel refuses O_NOATIME to a process that does not own the file (open(2)). The
+// file works without O_NOATIME.
 func keepAccessTime(fd, flags int) {
 	_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags|unix.O_NOATIME)
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// lockName is the file whose flock is the ownership of the volume. The file stays after release:
-// removing it could invalidate the lock of a process that has just opened it.
+// lockName is the file whose flock gives the ownership of the volume. The file is not removed at
+// release: that could invalidate the lock of a process that has just opened the file.
 const lockName = "LOCK"
 
 // Lock implements blockio.Device with flock. The kernel releases the lock when the process ends for
@@ -53,8 +53,8 @@ func (d *Dir) take(fd int, identity string) error {
 }
 
 // writeOwner records the owner of the lock. It overwrites the identity of an earlier owner, so that
-// no new block is needed. On a full volume without that block the owner stays unnamed: the lock is
-// valid all the same, and reads must continue.
+// the file needs no new disk block. If the volume is full and the file has no block, the owner is
+// not recorded. The lock is valid nevertheless, because reads must continue on a full volume.
 func (d *Dir) writeOwner(fd int, line string) error {
 	n, err := unix.Pwrite(fd, []byte(line), 0)
 	keep := int64(len(line))
@@ -92,8 +92,8 @@ func (d *Dir) unlock() error {
 	}
 	fd := d.lockFD
 	d.lockFD = -1
-	// An error is ignored: a stale name has no effect while no process holds the lock. The file
-	// keeps its block, for the next owner's name.
+	// An error is ignored: an old identity has no effect while no process holds the lock. The file
+	// keeps its disk block for the identity of the next owner.
 	_, _ = unix.Pwrite(fd, []byte("\n"), 0)
 	return unix.Close(fd)
 }

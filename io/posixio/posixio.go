@@ -11,17 +11,17 @@ import (
 
 // Options are the options of a Device. The zero value works.
 type Options struct {
-	// Workers bounds the concurrent system calls; default 16. The budget bounds the bytes in
-	// flight, so more workers do not help an NVMe drive.
+	// Workers is the maximum number of concurrent system calls; default 16. More workers do not
+	// make an NVMe drive faster, because Budget limits the bytes in flight.
 	Workers int
-	// Buffered uses the page cache instead of O_DIRECT, for comparisons and for tests. It is
-	// slower, and the kernel's memory grows with the data read.
+	// Buffered makes the device use the page cache instead of O_DIRECT, for comparisons and for
+	// tests. That is slower, and the kernel's memory grows with the data read.
 	Buffered bool
-	// ReadOnly opens the volume for inspection. No test by writing is made, so the volume may be on
-	// a file system that is mounted read-only. Create, Remove, Lock and writes are refused with
-	// blockio.ErrRequest. Reads use the page cache.
+	// ReadOnly opens the volume for inspection. Open then writes nothing to test O_DIRECT, so the
+	// volume may be on a file system that is mounted read-only. Create, Remove, Lock and writes are
+	// refused with blockio.ErrRequest. Reads use the page cache.
 	ReadOnly bool
-	// Budget bounds the bytes in flight.
+	// Budget limits the bytes in flight.
 	Budget blockio.BudgetOptions
 	// Hook changes the results of system calls, for tests.
 	Hook blockio.ResultHook
@@ -48,7 +48,7 @@ type Device struct {
 	*Dir
 	opts   Options
 	budget *blockio.Budget
-	// turns bounds the concurrent system calls: one element each.
+	// turns has an element for each system call in progress. Its capacity is Workers.
 	turns chan struct{}
 }
 
@@ -79,7 +79,8 @@ func (o *Options) openDir(path string) (*Dir, error) {
 }
 
 // Do implements blockio.Device. Adjacent requests become one system call. The caller's goroutine
-// makes the last call, which often is the only one; other goroutines make the others.
+// makes the last system call of the batch, which often is the only one. Other goroutines make the
+// other calls.
 func (d *Device) Do(ctx context.Context, batch []blockio.Request) error {
 	if err := d.Admit(batch); err != nil {
 		return err
@@ -94,8 +95,8 @@ func (d *Device) Do(ctx context.Context, batch []blockio.Request) error {
 	return err
 }
 
-// firstBytes waits for the budget of the first span. Then the whole batch is admitted, and ctx has
-// no more effect.
+// firstBytes waits for the budget of the first span. When it has returned nil, the whole batch is
+// admitted, and ctx has no more effect.
 func (d *Device) firstBytes(ctx context.Context, first span) error {
 	err := ctx.Err()
 	if err == nil && len(first) > 0 {
@@ -107,8 +108,9 @@ func (d *Device) firstBytes(ctx context.Context, first span) error {
 	return nil
 }
 
-// run performs the first span, whose bytes are already taken, and the rest. Each span takes its
-// bytes separately, so that a batch larger than the budget is not in flight as a whole.
+// run performs the span s, whose bytes are already taken from the budget, and the spans of rest.
+// The bytes of each span are taken separately, so that a batch larger than the budget is never in
+// flight as a whole.
 func (d *Device) run(s span, rest *spans) {
 	var wg sync.WaitGroup
 	for {
@@ -127,8 +129,8 @@ func (d *Device) run(s span, rest *spans) {
 	wg.Wait()
 }
 
-// perform transfers one span and releases its turn and its bytes. If a call for several requests
-// fails, each request is tried alone, so that only those with a fault fail.
+// perform transfers one span and releases its turn and its bytes. If a system call for several
+// requests fails, each request is tried alone, so that only the faulty requests fail.
 func (d *Device) perform(s span) {
 	if len(s) == 1 || d.transfer(s[0].Op, s[0].File, s[0].Offset, s.bufs()) != nil {
 		for i := range s {

@@ -11,11 +11,11 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// zeroBytes is the size of one write of zeroes where fallocate is refused.
+// zeroBytes is the size, in bytes, of one write of zeroes where fallocate is refused.
 const zeroBytes = 1 << 20
 
 // reserve sets the size of the empty file and reserves its space. It checks the free space first,
-// so that an impossible request does not fill the file system before it fails.
+// so that a request that cannot succeed does not fill the file system before it fails.
 func (d *Dir) reserve(fd int, sizeBytes int64) error {
 	s, err := d.space()
 	if err != nil {
@@ -61,8 +61,8 @@ func (d *Dir) space() (blockio.SpaceStat, error) {
 	return blockio.SpaceStat{TotalBytes: int64(st.Blocks) * unit, FreeBytes: int64(st.Bavail) * unit}, nil
 }
 
-// probe decides whether to use O_DIRECT. It writes and reads a file that has no name, or whose name
-// is removed at once.
+// probe decides whether to use O_DIRECT. It writes and reads a file without a name, or a file whose
+// name is removed at once.
 func (d *Dir) probe(buffered bool) error {
 	if buffered {
 		d.detail = d.fs + ", page cache, as requested"
@@ -74,7 +74,8 @@ func (d *Dir) probe(buffered bool) error {
 		return nil
 	}
 	if full(err) {
-		// Existing files can still be read. If O_DIRECT does not work, opening a file reports it.
+		// The volume is full, but existing files can still be read. If O_DIRECT does not work,
+		// opening a file returns an error.
 		d.direct, d.detail = true, d.fs+", O_DIRECT (not tried: the volume is full)"
 		return nil
 	}
@@ -90,8 +91,8 @@ func (d *Dir) probe(buffered bool) error {
 	return nil
 }
 
-// probeFile opens an unnamed file. Where the file system has no unnamed files (NFS, FUSE), it
-// creates one, with a name that List does not return, and unlinks it.
+// probeFile opens an unnamed file. If the file system has no unnamed files (NFS, FUSE), it creates a
+// file with a name that List does not return, and unlinks it.
 func (d *Dir) probeFile(flags int) (int, error) {
 	flags |= unix.O_RDWR | unix.O_CLOEXEC
 	fd, err := unix.Openat(d.fd, ".", flags|unix.O_TMPFILE, 0o600)

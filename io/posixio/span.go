@@ -2,12 +2,12 @@ package posixio
 
 import "github.com/penstock-kv/penstock/io/blockio"
 
-// spanBytesMax bounds the bytes of joined requests. Longer calls gain nothing, and parallel calls
-// do.
+// spanBytesMax is the maximum size, in bytes, of requests that are joined into one system call.
+// Longer calls are not faster, and parallel calls are.
 const spanBytesMax = 4 << 20
 
-// span has one or several requests for one system call: the same operation on the same file, each
-// starting where the one before ends.
+// span has the requests for one system call: the same operation on the same file, where each
+// request starts at the offset at which the previous one ends.
 type span []blockio.Request
 
 func (s span) bytes() int64 {
@@ -32,8 +32,8 @@ type spans struct {
 	bytesMax int64
 }
 
-// newSpans joins requests up to the budget's limit, so that a span does not take more than the
-// whole budget.
+// newSpans divides batch into spans. A span is no larger than limitBytes, the limit of the budget,
+// so that it fits the budget.
 func newSpans(batch []blockio.Request, limitBytes int64) *spans {
 	return &spans{rest: batch, bytesMax: min(spanBytesMax, limitBytes)}
 }

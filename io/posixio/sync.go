@@ -12,8 +12,8 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// flushMax is the number of files that one Sync flushes at a time: enough for a journal to commit
-// them together.
+// flushMax is the number of files that one Sync flushes at a time. It is large enough for a journal
+// to commit several files together.
 const flushMax = 4
 
 // flusher makes a file or directory durable when it is dirty. Concurrent callers share one sync.
@@ -22,12 +22,12 @@ type flusher struct {
 	mu    sync.Mutex
 }
 
-// mark records that a change is not durable. The change must be complete before.
+// mark records that a change is not durable yet. The change must be complete before the call.
 func (s *flusher) mark() { s.dirty.Store(true) }
 
 // flush returns when all changes marked before the call are durable. A caller that arrives during
-// another flush waits for that flush. Afterwards nothing is dirty, or the marks came too late for
-// that flush and the caller flushes again.
+// another flush waits for that flush. If changes were marked too late for that flush, the caller
+// then flushes again.
 func (s *flusher) flush(sync func() error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -80,7 +80,7 @@ func (d *Dir) sync(ctx context.Context, files []blockio.File) error {
 	return nil
 }
 
-// hold prevents that the files, or all open files if there are none, are closed.
+// hold keeps the files open until they are released. Without files, it holds all open files.
 func (d *Dir) hold(files []blockio.File) ([]*File, error) {
 	var held []*File
 	if len(files) == 0 {

@@ -35,7 +35,8 @@ func (t *transfer) run(bufs [][]byte, offset int64) (moved int64, err error) {
 		if moved+n >= want {
 			return want, nil
 		}
-		// O_DIRECT can continue at whole pages only, so the bytes beyond are moved again.
+		// O_DIRECT can continue at whole pages only, so the bytes after the last whole page are
+		// moved again.
 		whole := n &^ (blockio.Align - 1)
 		switch {
 		case whole > 0:
@@ -80,8 +81,8 @@ func (t *transfer) system(bufs [][]byte, offset int64) (int, error) {
 	return unix.Pwritev(t.fd, bufs, offset)
 }
 
-// stuck returns the error of a transfer that moves nothing without an error: the file is shorter
-// than it was at opening, or a driver is broken.
+// stuck returns the error of a transfer that moves no byte although no call fails. The file is
+// shorter than at its opening, or a driver is broken.
 func (t *transfer) stuck() error {
 	if t.op == blockio.Read {
 		return io.ErrUnexpectedEOF

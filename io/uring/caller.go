@@ -15,27 +15,27 @@ import (
 	"github.com/penstock-kv/penstock/internal/invariants"
 )
 
-// caller is a ring that one goroutine at a time uses: the goroutine submits its batch and sleeps in
+// caller is a ring that one goroutine at a time uses. The goroutine submits its batch and sleeps in
 // the kernel until the last completion.
 type caller struct {
 	ring *ring
 	env  *env
 	// registered is set if env.regions are registered with the ring.
 	registered bool
-	// ops is the table of requests of the running batch. todo has the indices of the requests to be
-	// submitted, the next one last.
+	// ops is the table of requests of the batch in progress. todo has the indices of the requests
+	// that are not submitted yet, the next one last.
 	ops  []op
 	todo []uint32
 	// inFlight counts the entries submitted to the kernel or queued for it.
 	inFlight uint32
-	// batch numbers the batches, in the upper half of user_data. A completion of another batch
-	// would be a bug of the kernel or of this package.
+	// batch is the number of the batch, which is the upper half of user_data. A completion with the
+	// number of another batch would be a bug of the kernel or of this package.
 	batch uint32
-	// queued has the ops of the entries queued since the kernel last accepted all of them, in
-	// order.
+	// queued has the ops of the queued entries, in order. It is cleared when the kernel has
+	// accepted all entries.
 	queued []uint32
-	// broken is the error with which the kernel refused the ring permanently, or nil. A broken ring
-	// does not enter the kernel again.
+	// broken is the error with which the kernel refused the ring permanently, or nil. If it is set,
+	// the goroutine does not enter the kernel again.
 	broken error
 }
 
@@ -63,8 +63,8 @@ func (c *caller) run() {
 	forget(c.ops)
 }
 
-// submit queues ops while there are free entries and the budget allows it; a broken ring takes
-// none.
+// submit queues ops while there are free entries and the budget allows it. If the ring is broken,
+// it fails all remaining ops instead.
 func (c *caller) submit() {
 	if c.ring.unsubmitted() == 0 {
 		c.queued = c.queued[:0]
@@ -76,8 +76,8 @@ func (c *caller) submit() {
 			c.ops[i].end(c.broken, c.env)
 			continue
 		}
-		// With nothing in flight, only other batches can free budget; otherwise completions of this
-		// batch will.
+		// If nothing of this batch is in flight, only other batches can release budget, so admit
+		// waits. Otherwise completions of this batch will release budget.
 		if !c.ops[i].admit(c.env, c.inFlight == 0) {
 			return
 		}
@@ -93,10 +93,10 @@ func (c *caller) submit() {
 	}
 }
 
-// wait enters the kernel. A shortage of resources in the kernel passes once completions are reaped.
-// After any other error the ring is broken: the entries that the kernel has not accepted fail now.
-// The accepted ones are awaited without entering the kernel again (which would submit the rest),
-// because the kernel uses their buffers.
+// wait enters the kernel. A shortage of resources in the kernel ends when completions are reaped.
+// After any other error the ring is broken, and the entries that the kernel has not accepted fail
+// at once. The accepted entries are awaited, because the kernel uses their buffers. That is done
+// without entering the kernel, which would submit the other entries.
 func (c *caller) wait() {
 	if c.broken != nil {
 		pause(true)
@@ -113,7 +113,8 @@ func (c *caller) wait() {
 	}
 }
 
-// abandon fails the ops whose entries the kernel has not accepted: the last ones.
+// abandon fails the ops whose entries the kernel has not accepted. These are the last entries of
+// queued.
 func (c *caller) abandon() {
 	left := int(c.ring.unsubmitted())
 	for _, i := range c.queued[len(c.queued)-left:] {
@@ -123,8 +124,8 @@ func (c *caller) abandon() {
 	c.queued = c.queued[:0]
 }
 
-// waitFor returns the number of completions to wait for: all for the last step, half for an earlier
-// one, so that the device does not idle between steps.
+// waitFor returns the number of completions to wait for: all if every op is submitted, and
+// otherwise half, so that the device does not idle before the next submission.
 func (c *caller) waitFor() uint32 {
 	if len(c.todo) == 0 {
 		return c.inFlight
@@ -156,8 +157,8 @@ func pause(idle bool) {
 	runtime.Gosched()
 }
 
-// pool lends callers, the last used one first, because its memory is in the caches. It creates
-// callers as needed, up to its bound.
+// pool lends callers. It lends the last used caller first, because its memory is in the CPU caches.
+// It creates callers as needed, up to a maximum number.
 type pool struct {
 	make func() (*caller, error)
 	// tickets has one element for each caller that may be lent.
@@ -208,7 +209,7 @@ func (p *pool) pop() *caller {
 	return c
 }
 
-// put returns a caller; a broken one is closed.
+// put returns a caller to the pool. It closes a broken caller instead.
 func (p *pool) put(c *caller) {
 	if c.broken != nil {
 		c.ring.close()

@@ -20,7 +20,7 @@ type Device struct {
 var _ blockio.Device = (*Device)(nil)
 
 // Open opens the existing directory dir as a volume. blockio.ErrUnsupported means that io_uring
-// cannot be used on this system; its text has the reason, and posixio works instead.
+// cannot be used on this system; the text of the error has the reason. posixio then works instead.
 func Open(dir string, o Options) (blockio.Device, error) {
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {

@@ -1,9 +1,9 @@
 // Package uring is the preferred blockio.Device on Linux: io_uring with O_DIRECT, through
-// github.com/pawelgaczynski/giouring. Package posixio does the same with preadv and pwritev where
-// io_uring is refused, and shares its directory code.
+// github.com/pawelgaczynski/giouring. Package posixio is the replacement where io_uring is refused;
+// it uses preadv and pwritev. Both packages share the code for directories.
 //
-// It does not serve sockets, and has no kernel polling thread (SQPOLL halves the bandwidth on few
-// cores). The module giouring needs a linker flag:
+// The package does not serve sockets, and uses no kernel polling thread, because SQPOLL halves the
+// bandwidth on few cores. The module giouring needs a linker flag:
 //
 //	go build -tags uring -ldflags=-checklinkname=0
 //
@@ -35,7 +35,7 @@
 //
 // # Waiting
 //
-// The two ways to wait, measured in docs/benchmarks.md:
+// A goroutine can wait for its completions in two ways, which docs/benchmarks.md compares:
 //
 //   - WaitCaller: the goroutine takes a ring from the pool, submits its batch and sleeps in the
 //     kernel until the last completion. No other goroutine takes part, so the speed is the same
@@ -45,18 +45,18 @@
 //     its goroutine through the scheduler.
 //
 // The user_data of an entry is a number, never a pointer: an index into a table of requests with a
-// sequence number. The table keeps the request, and with it the buffers, alive until the
-// completion. The ring owns a buffer from Do's admission until Do returns. Do returns only after
-// the last completion, also if ctx ends: after an early return the caller could reuse memory that
-// the device still writes.
+// sequence number. The table keeps the request, and so the buffers, alive until the completion. The
+// ring owns a buffer from the admission in Do until Do returns. Do returns only after the last
+// completion, even if ctx ends. After an early return the caller could reuse memory to which the
+// device still writes.
 //
-// A short completion is continued from where it stopped. EAGAIN, EINTR and ECANCELED are retried a
-// bounded number of times.
+// A short completion is continued from the byte at which it stopped. EAGAIN, EINTR and ECANCELED
+// are retried a limited number of times.
 //
 // Only ring_unsafe.go calls giouring, and it avoids the module's defects. defects_unsafe_test.go
 // shows each defect and how it is avoided.
 //
-// Lock order: sharedRing.mu (the submission queue), then the budget's. sharedRing.mu is held during
-// the submitting system call, and never during a wait. pool.mu guards a list and is not held during
-// calls.
+// Lock order: sharedRing.mu, which guards the submission queue, then the mutex of the budget.
+// sharedRing.mu is held during the system call that submits, and never during a wait. pool.mu
+// guards a list and is not held during calls.
 package uring

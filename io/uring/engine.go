@@ -17,12 +17,12 @@ import (
 type engine struct {
 	opts Options
 	env  env
-	// source is a ring that only holds the registration of the regions, which other
-	// rings clone. It is nil if there are no regions, if they cannot be registered, or
-	// if the kernel cannot clone registrations (before 6.12).
+	// source is a ring that only holds the registration of the regions, which other rings clone. It
+	// is nil if there are no regions, if the regions cannot be registered, or if the kernel cannot
+	// clone registrations (before 6.12).
 	source *ring
-	// Without source, own counts the rings that tried to register the regions
-	// themselves, and ownDone those that succeeded.
+	// If source is nil, own counts the rings that tried to register the regions themselves, and
+	// ownDone the rings that succeeded.
 	own, ownDone atomic.Int32
 
 	callers *pool
@@ -64,7 +64,7 @@ func newEngine(o Options, count *blockio.Counters) (*engine, error) {
 	return e, nil
 }
 
-// regionMax is the longest buffer that the kernel registers, 1 GiB.
+// regionMax is the maximum length of a buffer that the kernel registers: 1 GiB.
 const regionMax = 1 << 30
 
 // chunks cuts regions into buffers of at most regionMax.
@@ -88,11 +88,11 @@ func (e *engine) newCaller() (*caller, error) {
 	return &caller{ring: r, env: &e.env, registered: e.register(r)}, nil
 }
 
-// ownMax bounds the rings of a device that register the regions themselves if the kernel cannot
-// clone registrations. The kernel keeps 16 bytes for each page of 4 KiB of such a registration, so
-// 64 rings would take a quarter of the arena for each volume. The pool lends the last used ring
-// first, so the first rings run most batches. For the other rings the kernel pins the pages of each
-// request.
+// ownMax is the maximum number of rings of a device that register the regions themselves if the
+// kernel cannot clone registrations. For such a registration the kernel keeps 16 bytes for each
+// page of 4 KiB. With 64 rings that would be a quarter of the arena's size for each volume. The
+// pool lends the last used ring first, so the first rings run most batches. For requests on the
+// other rings the kernel pins the pages each time.
 const ownMax = 4
 
 // newSource makes the ring that holds the registration. It returns nil if the regions cannot be
@@ -122,8 +122,8 @@ func (e *engine) closeSource() {
 }
 
 // register registers the regions with r and reports whether that succeeded. It clones the
-// registration of source. If the kernel cannot clone, only the first ownMax rings
-// register the regions.
+// registration of source. If there is no source, only the first ownMax rings register the regions
+// themselves.
 func (e *engine) register(r *ring) bool {
 	switch {
 	case len(e.env.regions) == 0:
@@ -148,7 +148,8 @@ func (e *engine) do(ctx context.Context, batch []blockio.Request) error {
 	}
 	active := e.active.Add(1)
 	defer e.active.Add(-1)
-	// The kernel has only the addresses of the buffers.
+	// The kernel has only the addresses of the buffers, so the Go runtime must not free them
+	// before.
 	defer runtime.KeepAlive(batch)
 	if e.useShared(active) {
 		return e.doShared(ctx, batch)
@@ -156,8 +157,8 @@ func (e *engine) do(ctx context.Context, batch []blockio.Request) error {
 	return e.doCaller(ctx, batch)
 }
 
-// useShared reports whether a batch uses the shared ring, given the number of batches in
-// flight. If the kernel has refused the shared ring, the pool is used, which replaces
+// useShared reports whether a batch uses the shared ring. active is the number of batches in
+// flight. If the kernel has refused the shared ring, the pool is used instead, which replaces
 // broken rings.
 func (e *engine) useShared(active int64) bool {
 	if e.shared == nil || e.shared.refused.Load() {
@@ -166,8 +167,9 @@ func (e *engine) useShared(active int64) bool {
 	return e.opts.Wait == WaitShared || active > int64(e.opts.AutoThreshold)
 }
 
-// doCaller takes a ring before it takes bytes of the budget. A batch that has bytes must be able to
-// proceed; otherwise two batches could each wait for a resource of the other.
+// doCaller takes a ring before it takes bytes of the budget. The order matters: a batch that holds
+// bytes must be able to proceed, because otherwise two batches could each wait for a resource of
+// the other.
 func (e *engine) doCaller(ctx context.Context, batch []blockio.Request) error {
 	c, err := e.callers.get(ctx)
 	if err != nil {
@@ -194,7 +196,8 @@ func (e *engine) doShared(ctx context.Context, reqs []blockio.Request) error {
 	return nil
 }
 
-// batchesMax is the number of tables kept: the usual number of goroutines in doShared.
+// batchesMax is the number of unused request tables that are kept, about the usual number of
+// goroutines in doShared.
 const batchesMax = 64
 
 func (e *engine) takeBatch() *batch {
@@ -213,8 +216,8 @@ func (e *engine) keepBatch(b *batch) {
 	}
 }
 
-// start initialises ops for reqs and waits for the budget of the first. Then the whole batch is
-// admitted, and ctx has no more effect.
+// start initialises ops for reqs and waits for the budget of the first op. When it has returned
+// nil, the whole batch is admitted, and ctx has no more effect.
 func (e *engine) start(ctx context.Context, ops []op, reqs []blockio.Request) error {
 	for i := range ops {
 		ops[i].start(&reqs[i], reqs[i].File.(*posixio.File).FD())

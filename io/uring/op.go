@@ -16,11 +16,11 @@ import (
 )
 
 const (
-	// spanMax is the longest transfer that Linux makes at once (MAX_RW_COUNT), rounded down to the
-	// alignment; the rest is resumed.
+	// spanMax is the longest transfer that Linux makes in one request (MAX_RW_COUNT), rounded down
+	// to the alignment. The remaining bytes are submitted again.
 	spanMax = (1<<31 - 1) &^ (blockio.Align - 1)
-	// triesMax bounds the submissions of one request without progress. The kernel returns EAGAIN
-	// only for short shortages.
+	// triesMax is the maximum number of submissions of one request without progress. The kernel
+	// returns EAGAIN only for shortages that end soon.
 	triesMax = 16
 )
 
@@ -28,7 +28,7 @@ const (
 type op struct {
 	req *blockio.Request
 	fd  int
-	// want is the request's length, done the bytes transferred so far.
+	// want is the length of the request in bytes, and done the bytes transferred so far.
 	want, done int64
 	// tries counts submissions since the last progress.
 	tries int
@@ -43,8 +43,9 @@ func (o *op) start(r *blockio.Request, fd int) {
 	o.req, o.fd, o.want, o.done, o.tries, o.admitted = r, fd, r.Len(), 0, 0, false
 }
 
-// admit takes the op's bytes from the budget. Each request takes its bytes separately, so a batch
-// larger than the budget is submitted in parts. admit waits only if wait is set.
+// admit takes the bytes of the op from the budget. Each request takes its bytes separately, so a
+// batch larger than the budget is submitted in parts. If the bytes are not free, admit waits only
+// if wait is set.
 func (o *op) admit(v *env, wait bool) bool {
 	if o.admitted || v.budget.TryAcquire(o.want) {
 		o.admitted = true
@@ -56,7 +57,7 @@ func (o *op) admit(v *env, wait bool) bool {
 	return o.admitted
 }
 
-// resize returns n ops in the memory of ops, if it suffices.
+// resize returns n ops. It reuses the memory of ops if that suffices.
 func resize(ops []op, n int) []op {
 	if n > cap(ops) {
 		ops = append(ops[:cap(ops)], make([]op, n-cap(ops))...)
@@ -64,7 +65,8 @@ func resize(ops []op, n int) []op {
 	return ops[:n]
 }
 
-// forget clears the references of ops, because an idle table would keep a batch alive otherwise.
+// forget clears the references to requests and buffers. Otherwise an unused table would keep them
+// alive.
 func forget(ops []op) {
 	for i := range ops {
 		ops[i].req = nil
@@ -81,8 +83,8 @@ type env struct {
 	hook blockio.ResultHook
 }
 
-// prepare fills e with the rest of o. registered is set if the device's regions are registered with
-// the ring.
+// prepare fills e with the part of o that has not been transferred. registered is set if the
+// device's regions are registered with the ring.
 func (o *op) prepare(e *giouring.SubmissionQueueEntry, v *env, registered bool) {
 	n := min(o.want-o.done, spanMax)
 	write, at := o.req.Op == blockio.Write, o.req.Offset+o.done
@@ -103,7 +105,7 @@ func (o *op) prepare(e *giouring.SubmissionQueueEntry, v *env, registered bool) 
 	o.tries++
 }
 
-// remaining appends the iovecs of n bytes of bufs after the first skip.
+// remaining appends the iovecs of n bytes of bufs, beginning after the first skip bytes.
 func remaining(vecs []unix.Iovec, bufs [][]byte, skip, n int64) []unix.Iovec {
 	for _, b := range bufs {
 		if skip >= int64(len(b)) {
@@ -122,7 +124,7 @@ func remaining(vecs []unix.Iovec, bufs [][]byte, skip, n int64) []unix.Iovec {
 }
 
 // complete processes the result of one completion. It returns true if o is finished, with its
-// outcome in the request; otherwise the rest must be submitted.
+// outcome in the request. Otherwise the remaining bytes must be submitted.
 func (o *op) complete(res int32, v *env) (over bool) {
 	n, err := outcome(res)
 	if v.hook != nil {
@@ -134,7 +136,7 @@ func (o *op) complete(res int32, v *env) (over bool) {
 		}
 		return o.end(err, v)
 	}
-	// O_DIRECT can continue at a multiple of Align only, so the bytes beyond are moved again.
+	// O_DIRECT can continue at a multiple of Align only, so the bytes after that are moved again.
 	moved := int64(n) &^ (blockio.Align - 1)
 	if moved > 0 {
 		o.tries = 0
@@ -149,8 +151,8 @@ func (o *op) complete(res int32, v *env) (over bool) {
 	return false
 }
 
-// noProgress returns the error of a transfer that moves nothing without an error: another process
-// truncated the file, or a driver is broken.
+// noProgress returns the error of a transfer that moves no byte although no call fails. Another
+// process truncated the file, or a driver is broken.
 func noProgress(op blockio.Op) error {
 	if op == blockio.Read {
 		return io.ErrUnexpectedEOF
@@ -166,8 +168,8 @@ func outcome(res int32) (int, error) {
 	return int(res), nil
 }
 
-// passing reports whether the same request may succeed when submitted again. The kernel returns
-// ECANCELED for requests whose submitting thread ended.
+// passing reports whether the same request may succeed when it is submitted again. The kernel
+// returns ECANCELED for requests whose submitting thread has ended.
 func passing(err error) bool {
 	return errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) || errors.Is(err, unix.ECANCELED)
 }

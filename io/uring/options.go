@@ -6,7 +6,7 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// Wait is the way in which a goroutine in Do waits for its completions.
+// Wait determines how a goroutine in Do waits for its completions.
 type Wait uint8
 
 const (
@@ -39,23 +39,23 @@ type Options struct {
 	// AutoThreshold is the number of batches in flight above which WaitAuto uses
 	// the shared ring; default 8.
 	AutoThreshold int
-	// Rings is the size of WaitCaller's pool, and so the number of batches in flight.
-	// Further batches wait. Default 64.
+	// Rings is the maximum number of rings in the pool of WaitCaller, and so of its batches in
+	// flight. Further batches wait. Default 64.
 	Rings int
-	// Entries is the number of submission entries of each ring of the pool, a power of two; a
+	// Entries is the number of submission entries of each ring of the pool, a power of two. A
 	// longer batch is submitted in several steps. Default 128.
 	Entries int
-	// SharedEntries is the number of requests in flight on the shared ring, a
-	// power of two; default 1024.
+	// SharedEntries is the maximum number of requests in flight on the shared ring, a power of two;
+	// default 1024.
 	SharedEntries int
-	// Regions are the memory of most requests (the arena's Bytes). They must be outside the Go heap
-	// and mapped until Close. The rings register them, so the kernel need not pin pages at each
-	// request, which takes a tenth of the CPU at 64 KiB and a quarter at 1 MiB. All rings share one
-	// registration. Linux before 6.12 cannot share a registration, so four rings have their own. If
-	// the registration fails (RLIMIT_MEMLOCK), the kernel pins pages at each request. Info.Detail
-	// names which of the three applies.
+	// Regions are the memory that most requests use (the arena's Bytes). They must be outside the
+	// Go heap, and mapped until Close. The rings register the regions, so that the kernel need not
+	// pin pages at each request, which takes a tenth of the CPU at 64 KiB and a quarter at 1 MiB.
+	// All rings share one registration. Linux before 6.12 cannot share a registration; there, four
+	// rings register the regions themselves. If the registration fails (RLIMIT_MEMLOCK), the kernel
+	// pins pages at each request. Info.Detail names which of these three cases applies.
 	Regions [][]byte
-	// Budget bounds the bytes in flight; see blockio.BudgetOptions.
+	// Budget limits the bytes in flight; see blockio.BudgetOptions.
 	Budget blockio.BudgetOptions
 	// Hook is for tests: it changes the kernel's results.
 	Hook blockio.ResultHook
@@ -73,7 +73,7 @@ func (o *Options) EnsureDefaults() {
 	}
 }
 
-// entriesMax is the kernel's limit of a submission queue.
+// entriesMax is the kernel's maximum number of entries in a submission queue.
 const entriesMax = 32768
 
 // Validate reports the first invalid option. EnsureDefaults must have run before.

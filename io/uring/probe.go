@@ -14,8 +14,8 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// Probe reports whether io_uring works in dir, by writing and reading a page of an unnamed file
-// there through a ring. If it does not work, reason has the cause and a remedy.
+// Probe reports whether io_uring works in dir. It writes and reads a page of an unnamed file there
+// through a ring. If that does not work, reason has the cause and a remedy.
 func Probe(dir string) (ok bool, reason string) {
 	if err := probe(dir); err != nil {
 		return false, err.Error()
@@ -55,7 +55,7 @@ func probe(dir string) error {
 	return nil
 }
 
-// scratch opens a file without a name in dir, with O_DIRECT where possible.
+// scratch opens a file without a name in dir, with O_DIRECT if the file system supports it.
 func scratch(dir string) (int, error) {
 	const flags = unix.O_RDWR | unix.O_CLOEXEC | unix.O_TMPFILE
 	fd, err := unix.Open(dir, flags|unix.O_DIRECT, 0o600)
@@ -94,8 +94,8 @@ func transfer(r *ring, write bool, fd int, page []byte) error {
 	return err
 }
 
-// explain adds blockio.ErrUnsupported to the kernel's refusal of a ring, and names what may have
-// refused it.
+// explain adds blockio.ErrUnsupported to the error with which the kernel refused a ring, and names
+// the likely reason for the refusal.
 func explain(err error) error {
 	switch {
 	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES):

@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ring is the shim around giouring: it has the calls of io_uring that this package needs, and
-// avoids the module's defects. One goroutine at a time uses it.
+// ring adapts a giouring.Ring. It has the calls of io_uring that this package needs, and avoids the
+// defects of giouring. One goroutine at a time uses it.
 type ring struct {
 	g        *giouring.Ring
 	features uint32
 	closed   bool
-	// enterHook, in tests, replaces a call that enters the kernel by an error; nil lets the call
-	// happen.
+	// enterHook, in tests, is called before the kernel is entered. If it returns an error, that
+	// error replaces the call.
 	enterHook func() error
 }
 
@@ -40,13 +40,13 @@ var (
 	_ [32]byte                               = [unsafe.Sizeof(cloneBuffers{})]byte{}
 )
 
-// featuresNeeded are the features on which the code relies: completions are not dropped, and iovecs
-// may be reused after they are submitted.
+// featuresNeeded are the features of io_uring on which the code relies: completions are not
+// dropped, and iovecs may be reused after they are submitted.
 const featuresNeeded = giouring.FeatNoDrop | giouring.FeatSubmitStable
 
-// newRing sets up a ring with the given number of entries. Its completion queue is twice as long
-// (the kernel's default). With SUBMIT_ALL the kernel submits the rest of a batch when one entry is
-// malformed. No other flag is set: none improved the bandwidth, and flags that bind a ring to a
+// newRing sets up a ring with the given number of entries. Its completion queue is twice as long,
+// which is the default of the kernel. With SUBMIT_ALL the kernel also submits the entries after a
+// malformed one. No other flag is set: none improved the bandwidth, and flags that bind a ring to a
 // thread do not fit goroutines.
 func newRing(entries int) (*ring, error) {
 	p := params{flags: giouring.SetupSubmitAll}
@@ -81,8 +81,8 @@ func (r *ring) close() {
 // fd returns the descriptor of the ring.
 func (r *ring) fd() int { return r.g.RingFd() }
 
-// next returns a free submission entry, all zero, or nil if the queue is full. giouring's Prepare
-// functions do not reset rw_flags and other fields from the entry's last use.
+// next returns a free submission entry, all zero, or nil if the queue is full. The entry is cleared
+// because giouring's Prepare functions do not reset rw_flags and other fields of its last use.
 func (r *ring) next() *giouring.SubmissionQueueEntry {
 	e := r.g.GetSQE()
 	if e != nil {
@@ -91,13 +91,13 @@ func (r *ring) next() *giouring.SubmissionQueueEntry {
 	return e
 }
 
-// unsubmitted returns the number of entries that the kernel has not accepted yet: the last ones
-// that next returned.
+// unsubmitted returns the number of entries that the kernel has not accepted yet. These are the
+// last entries that next returned.
 func (r *ring) unsubmitted() uint32 { return r.g.SQReady() }
 
 // enter submits the entries that next returned since the last enter, and waits until wait
-// completions can be reaped. It may return with fewer completions, so the caller counts them. It
-// retries after EINTR. EAGAIN and EBUSY mean that completions must be reaped first.
+// completions are available. It may return with fewer completions, so the caller must count them.
+// It retries after EINTR. EAGAIN and EBUSY mean that completions must be reaped first.
 func (r *ring) enter(wait uint32) error {
 	for {
 		err := r.enterOnce(wait)
@@ -120,10 +120,10 @@ func (r *ring) enterOnce(wait uint32) error {
 	return err
 }
 
-// reap passes every completion in the queue to done, in order, and returns their number.
-// It frees each place in the queue before it calls done, because done may let another
-// goroutine submit, and the queue must not overflow. If the queue has overflowed, the
-// peek makes the kernel deliver the completions that it kept.
+// reap passes every completion in the queue to done, in order, and returns their number. It frees
+// the queue entry of a completion before it calls done, because done may let another goroutine
+// submit, and the queue must not overflow. If the queue has overflowed, PeekBatchCQE makes the
+// kernel deliver the completions that it has kept.
 func (r *ring) reap(done func(userData uint64, res int32)) (n uint32) {
 	var one [1]*giouring.CompletionQueueEvent
 	for r.g.PeekBatchCQE(one[:]) == 1 {
@@ -135,8 +135,8 @@ func (r *ring) reap(done func(userData uint64, res int32)) (n uint32) {
 	return n
 }
 
-// register is io_uring_register on the ring's descriptor. It is used because giouring's methods
-// return the error as a large number, or pass wrong widths.
+// register calls io_uring_register for the ring. It replaces the methods of giouring, which return
+// an error as a large number or pass arguments of the wrong width.
 func (r *ring) register(opcode uint32, arg unsafe.Pointer, n int) error {
 	if _, errno := r.g.Register(r.fd(), opcode, arg, uint32(n)); errno != 0 {
 		return os.NewSyscallError("io_uring_register", errno)
@@ -144,8 +144,8 @@ func (r *ring) register(opcode uint32, arg unsafe.Pointer, n int) error {
 	return nil
 }
 
-// registerBuffers registers regions for read and write on fixed buffers, under their index in
-// regions. They must stay mapped until the ring is closed.
+// registerBuffers registers regions, so that requests can refer to a region by its index in regions
+// (fixed buffers). The regions must stay mapped until the ring is closed.
 func (r *ring) registerBuffers(regions [][]byte) error {
 	vecs := make([]unix.Iovec, len(regions))
 	for i, b := range regions {
@@ -166,15 +166,15 @@ type cloneBuffers struct {
 	_                                            [3]uint32
 }
 
-// cloneBuffers registers the regions of another ring with this ring too, without pinning and
-// accounting their pages again.
+// cloneBuffers registers with this ring the regions that another ring has registered. The kernel
+// does not pin and account their pages again.
 func (r *ring) cloneBuffers(source *ring) error {
 	arg := cloneBuffers{sourceFD: uint32(source.fd())}
 	return r.register(registerCloneBuffers, unsafe.Pointer(&arg), 1)
 }
 
-// prepareSpan fills e with one read or write of b at offset; buffer is the index
-// of the registered region that holds b, or -1.
+// prepareSpan fills e with one read or write of b at offset. buffer is the index of the registered
+// region that contains b, or -1.
 func prepareSpan(e *giouring.SubmissionQueueEntry, write bool, fd int, b []byte, offset int64, buffer int) {
 	// Safety: the table of requests keeps b reachable until the completion.
 	addr := uintptr(unsafe.Pointer(unsafe.SliceData(b)))

@@ -15,8 +15,8 @@ import (
 	"github.com/penstock-kv/penstock/internal/invariants"
 )
 
-// sharedRing is one ring to which all goroutines submit. Its descriptor is in the runtime's poller.
-// One goroutine, the reaper, waits for the poller and wakes the others.
+// sharedRing is one ring to which all goroutines submit. The Go runtime's poller watches its
+// descriptor. One goroutine, the reaper, waits for the poller and wakes the other goroutines.
 //
 //	goroutine ── slot ── entry ──► submission queue ──► kernel
 //	    ▲ last completion of its batch                    │
@@ -24,22 +24,22 @@ import (
 type sharedRing struct {
 	env        *env
 	registered bool
-	// slots is the table of requests; free holds the indices not in use.
-	// Invariant: an index is in free, or its slot is in flight, or its goroutine
-	// or the reaper is about to submit it.
+	// slots is the table of requests, and free has the indices of the unused slots. Invariant: an
+	// index is in free, or its slot is in flight, or its goroutine or the reaper is about to submit
+	// it.
 	slots []slot
 	free  chan uint32
 	// polled is a second descriptor of the ring, registered with the poller. stopped is closed when
 	// the reaper has returned.
 	polled  *os.File
 	stopped chan struct{}
-	// again has the slots that the reaper will submit again. Only the reaper uses it.
+	// again has the slots that the reaper will submit again. Only the reaper uses again.
 	again []uint32
 
 	mu   sync.Mutex
 	ring *ring
-	// broken is the error with which the kernel refused the ring permanently, or nil; refused is
-	// set with it, and can be read without the lock.
+	// broken is the error with which the kernel refused the ring permanently, or nil. refused is
+	// set together with broken, and can be read without the lock.
 	broken  error
 	refused atomic.Bool
 	// queued has the slots of entries that the kernel may not have accepted yet.
@@ -50,14 +50,14 @@ type sharedRing struct {
 type slot struct {
 	op    *op
 	batch *batch
-	// turn counts the uses of the slot; it is the upper half of user_data. The submitter stores
+	// turn counts the uses of the slot, and is the upper half of user_data. The submitter stores
 	// turn after the other fields and before the submission. The reaper loads turn after the
-	// completion and before the other fields. This is the happens-before edge between the two,
-	// which the kernel does not provide.
+	// completion and before the other fields. This gives the happens-before edge between submitter
+	// and reaper, which the kernel does not provide for the Go memory model.
 	turn atomic.Uint32
 }
 
-// batch is the part of one Do on the shared ring.
+// batch is the state of one call of Do on the shared ring.
 type batch struct {
 	ops  []op
 	left atomic.Int64
@@ -71,8 +71,8 @@ func (b *batch) start(n int) {
 	b.left.Store(int64(n))
 }
 
-// newShared sets up the ring and starts its reaper. register registers the regions with the ring,
-// if possible.
+// newShared sets up the ring and starts its reaper. register tries to register the regions with the
+// ring, and reports success.
 func newShared(entries int, v *env, register func(*ring) bool) (*sharedRing, error) {
 	r, err := newRing(entries)
 	if err != nil {
@@ -126,15 +126,15 @@ func polled(ringFD int) (*os.File, error) {
 // run performs the ops of b. It returns when each has its outcome and none is in flight.
 func (s *sharedRing) run(b *batch) {
 	for n := 0; n < len(b.ops); {
-		// Entries of this batch are in the kernel while it waits for budget.
+		// While admit waits for budget, entries of this batch may be in flight.
 		b.ops[n].admit(s.env, true)
 		n += s.submit(b, b.ops[n:], <-s.free)
 	}
 	<-b.last
 }
 
-// submit submits the first of ops, which is admitted, in the given slot, and as many of the
-// following ops as there are free slots and budget. It returns the number submitted.
+// submit submits ops[0], which is admitted, in the slot first. It also submits as many of the
+// following ops as there are free slots and free budget. It returns the number of submitted ops.
 func (s *sharedRing) submit(b *batch, ops []op, first uint32) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -168,8 +168,8 @@ func (s *sharedRing) placeLocked(b *batch, o *op, i uint32) {
 	s.handLocked(i)
 }
 
-// handLocked queues the entry of slot i; a broken ring fails it. The queue has as many entries as
-// there are slots, so it is never full.
+// handLocked queues the entry of slot i. If the ring is broken, it fails the op instead. The queue
+// has as many entries as there are slots, so it is never full.
 func (s *sharedRing) handLocked(i uint32) {
 	sl := &s.slots[i]
 	if s.broken != nil {
@@ -186,9 +186,9 @@ func (s *sharedRing) handLocked(i uint32) {
 	s.queued = append(s.queued, i)
 }
 
-// enterLocked makes the kernel accept all entries. A shortage of resources in the kernel passes.
-// After any other error the ring is broken: the entries that the kernel has not accepted fail, and
-// the ring does not enter the kernel again. Requests in flight complete as usual.
+// enterLocked enters the kernel until it has accepted all entries. A shortage of resources in the
+// kernel is temporary. After any other error the ring is broken: the entries that the kernel has
+// not accepted fail, and the kernel is not entered again. Requests in flight complete as usual.
 func (s *sharedRing) enterLocked() {
 	for s.broken == nil && s.ring.unsubmitted() > 0 {
 		err := s.ring.enter(0)

@@ -28,8 +28,8 @@ var (
 	ErrSession = errors.New("local session unknown")
 	// ErrLoan: the number is in use. Choose a number that was not used before.
 	ErrLoan = errors.New("loan number in use")
-	// ErrFull: the session has its maximum of loans, or the sessions have their maximum of staging
-	// memory. Return some loans, or write over the data plane.
+	// ErrFull: the session has LoansMax loans, or the staging memory of all sessions has reached
+	// StagingBytesMax. Return some loans, or write over the data plane.
 	ErrFull = errors.New("limit reached")
 	// ErrInUse: another process listens at the socket. Choose another path.
 	ErrInUse = errors.New("socket in use")
@@ -40,15 +40,15 @@ var (
 type Options struct {
 	// Path is the path of the unix socket. A socket file left by an ended process is replaced.
 	Path string
-	// Arena is the lent arena. It must be Shared.
+	// Arena is the arena to lend. It must be Shared.
 	Arena *arena.Arena
-	// SessionsMax bounds the connected engines. Default 256.
+	// SessionsMax is the maximum number of connected engines. Default 256.
 	SessionsMax int
-	// LoansMax bounds the open loans of one session. Default 65,536. storage.Options.LoanBytesMax
-	// bounds their memory.
+	// LoansMax is the maximum number of open loans of one session. Default 65,536.
+	// storage.Options.LoanBytesMax limits the size of their memory.
 	LoansMax int
-	// StagingBytesMax bounds the staging memory of all sessions, in bytes. Default: a quarter
-	// of the arena's size.
+	// StagingBytesMax is the maximum size of the staging memory of all sessions together, in bytes.
+	// Default: a quarter of the arena's size.
 	StagingBytesMax int64
 	// UID is the user whose processes may connect. Default: the user of this process.
 	UID *uint32
@@ -98,7 +98,7 @@ type Listener struct {
 
 	mu     sync.Mutex
 	closed bool
-	// conns are the open connections, also those without a session.
+	// conns are the open connections, including connections without a session.
 	conns    map[*net.UnixConn]struct{}
 	sessions map[api.LocalID]*Session
 	// connected counts all connections. refused counts the connections that got no session.
@@ -123,7 +123,8 @@ func Listen(opts Options) (*Listener, error) {
 	if l.unix, err = bind(opts.Path); err != nil {
 		return nil, fmt.Errorf("handoff: %w", err)
 	}
-	// Until the mode is set, another user could connect. serve refuses such a connection.
+	// Until the mode is set, a process of another user could connect. serve refuses such a
+	// connection.
 	if err := os.Chmod(opts.Path, 0o600); err != nil {
 		return nil, errors.Join(fmt.Errorf("handoff: %w", err), l.unix.Close())
 	}
@@ -158,15 +159,15 @@ func (l *Listener) ID() api.LocalID { return l.id }
 // Path returns the path of the socket.
 func (l *Listener) Path() string { return l.opts.Path }
 
-// The staging memory of a session is at most stagingBytes. It is less if fewer than stagingShare
-// sessions would fit StagingBytesMax.
+// The staging memory of a session has at most stagingBytes bytes. It is smaller if StagingBytesMax
+// has no room for stagingShare sessions of that size.
 const (
 	stagingBytes = 8 << 20
 	stagingShare = 8
 )
 
-// StagingBytes returns the size of a session's staging memory, a multiple of 2 MiB. 0 means that
-// sessions get none.
+// StagingBytes returns the size of a session's staging memory in bytes, a multiple of 2 MiB. 0
+// means that sessions get no staging memory.
 func (l *Listener) StagingBytes() int64 {
 	size := min(stagingBytes, l.opts.StagingBytesMax/stagingShare)
 	size = max(size/sys.HugePageSize, 1) * sys.HugePageSize
@@ -177,8 +178,8 @@ func (l *Listener) StagingBytes() int64 {
 }
 
 // A Handler performs a call that an engine sent over the socket. msg is an api.Call, which the
-// Handler may keep. It appends the api.Reply to dst. ctx ends with the engine's connection and with
-// the Listener. The first use of ctx.Done starts a goroutine.
+// Handler may keep. The Handler appends the api.Reply to dst and returns the result. ctx ends with
+// the engine's connection and with the Listener. The first call of ctx.Done starts a goroutine.
 type Handler func(ctx context.Context, session api.LocalID, msg, dst []byte) []byte
 
 // Serve accepts connections until Close.
@@ -209,8 +210,8 @@ func (l *Listener) Serve(handle Handler) error {
 	}
 }
 
-// waitOut reports whether accept should be tried again. It logs an error such as a lack of
-// descriptors and waits, because such an error may pass.
+// waitOut reports whether to repeat accept after err. If the error is a temporary shortage, such as
+// of file descriptors, it logs the error and waits first.
 func (l *Listener) waitOut(err error) bool {
 	shortages := []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED}
 	if !slices.ContainsFunc(shortages, func(e error) bool { return errors.Is(err, e) }) {
@@ -227,7 +228,7 @@ func (l *Listener) waitOut(err error) bool {
 	}
 }
 
-// acceptAgain is the pause after a failed accept.
+// acceptAgain is the pause between a failed accept and the next one.
 const acceptAgain = 100 * time.Millisecond
 
 // enter records a connection, so that Close can end it.
@@ -251,8 +252,8 @@ func (l *Listener) leave(conn *net.UnixConn) {
 	l.serving.Done()
 }
 
-// helloWithin bounds the time to send the hello of 56 bytes to a new socket. The socket has room
-// for it, so the limit matters only if the kernel behaves differently.
+// helloWithin is the maximum time for sending the hello of 56 bytes to a new connection. The socket
+// buffer has room for the hello, so the send normally does not wait at all.
 const helloWithin = 5 * time.Second
 
 // serve sends the hello to a connection and serves its session until it ends.
@@ -294,11 +295,12 @@ func (l *Listener) serve(conn *net.UnixConn, handle Handler) error {
 	return l.converse(conn, s, handle)
 }
 
-// readBufferBytes is enough for a typical request.
+// readBufferBytes is the size of the read buffer of a connection. It is enough for a typical
+// request.
 const readBufferBytes = 16 << 10
 
-// replyWithin bounds the time for which an engine may leave a reply unread. Then its session and
-// its loans end.
+// replyWithin is the maximum time for which an engine may leave a reply unread. Then its session
+// and its loans end.
 const replyWithin = 30 * time.Second
 
 // converse handles an engine's calls until the connection ends or the engine violates the protocol.
@@ -343,8 +345,9 @@ func (l *Listener) converse(conn *net.UnixConn, s *Session, handle Handler) erro
 	}
 }
 
-// callContext is the context of one call. It ends with the connection. The connection is watched
-// only from the first use of Done on. Most calls do not use Done, and so need no goroutine.
+// callContext is the context of one call. It ends with the connection. Only the first call of Done
+// starts the goroutine that watches the connection. Most calls do not use Done, and so need no
+// goroutine.
 type callContext struct {
 	context.Context
 	in     *bufio.Reader
@@ -367,8 +370,8 @@ func (c *callContext) Done() <-chan struct{} {
 	return c.Context.Done()
 }
 
-// watch waits for the engine's next message, or for the end of the stream, which cancels the
-// context.
+// watch waits for the engine's next message or for the end of the stream. The end of the stream
+// cancels the context.
 func (c *callContext) watch(watched chan struct{}) {
 	defer close(watched)
 	if _, err := c.in.Peek(1); err != nil {
@@ -376,8 +379,8 @@ func (c *callContext) watch(watched chan struct{}) {
 	}
 }
 
-// end is called when the call has been handled. in may be read again after the returned channel is
-// closed.
+// end is called when the call has been handled. The caller may read from in again when the returned
+// channel is closed.
 func (c *callContext) end() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -389,7 +392,7 @@ func (c *callContext) end() <-chan struct{} {
 	return c.watched
 }
 
-// keptReplyBytes bounds a reply buffer that is reused.
+// keptReplyBytes is the maximum size of a reply buffer that is kept for reuse.
 const keptReplyBytes = 64 << 10
 
 // reply sends a frame. It returns false if the engine has disconnected or does not read.
@@ -402,8 +405,8 @@ func reply(conn *net.UnixConn, frame []byte) bool {
 	return err == nil
 }
 
-// stage gives staging memory to a session and replies to the engine. A refusal is a reply. An error
-// ends the session.
+// stage gives staging memory to a session and replies to the engine. If there is none, the reply
+// says so, and the session continues. An error ends the session.
 func (l *Listener) stage(conn *net.UnixConn, s *Session) error {
 	refused := l.newStaging(s)
 	answer, text := api.Reply{}, ""
@@ -471,7 +474,7 @@ func (l *Listener) end(s *Session) {
 	l.mu.Unlock()
 }
 
-// Session returns the session of the given number. Error: ErrSession.
+// Session returns the session with the given id. Error: ErrSession.
 func (l *Listener) Session(id []byte) (*Session, error) {
 	if len(id) != len(api.LocalID{}) {
 		return nil, fmt.Errorf("handoff: the session's id has %d bytes: %w", len(id), ErrSession)
@@ -487,12 +490,12 @@ func (l *Listener) Session(id []byte) (*Session, error) {
 
 // Stats has counters and the current state of a Listener.
 type Stats struct {
-	// Sessions counts the open sessions, Loans their loans.
+	// Sessions is the number of open sessions, and Loans the number of their loans.
 	Sessions, Loans int
 	// StagingBytes is the staging memory of all sessions.
 	StagingBytes int64
 	// Connections counts all accepted connections. Refused counts the connections of other users
-	// and those above SessionsMax.
+	// and the connections above SessionsMax.
 	Connections, Refused uint64
 }
 

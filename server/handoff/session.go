@@ -8,12 +8,12 @@ import (
 	"github.com/penstock-kv/penstock/internal/arena"
 )
 
-// Session is one engine's connection with its loans. Its methods may be called concurrently.
+// Session is the connection of one engine, with its loans. Its methods may be called concurrently.
 type Session struct {
 	id  api.LocalID
 	max int
-	// staging is the memory from which Write calls of the session are copied. It is nil until the
-	// engine requests it. Only the connection's goroutine, which handles the calls, uses it.
+	// staging is the memory in which the engine puts the bytes of Write calls. It is nil until the
+	// engine requests it. Only the goroutine that handles the calls of the connection uses it.
 	staging *arena.Staging
 
 	mu    sync.Mutex
@@ -31,8 +31,9 @@ func (s *Session) Staging() []byte {
 	return s.staging.Bytes()
 }
 
-// Open begins a loan under a number that the engine chose. The engine returns the loan. If the call
-// fails afterwards, the caller of Open calls End. Errors: ErrSession, ErrLoan, ErrFull.
+// Open begins a loan under a number that the engine chose. The engine ends the loan by returning
+// it. If the call for which the loan was opened fails, the caller of Open calls End. Errors:
+// ErrSession, ErrLoan, ErrFull.
 func (s *Session) Open(number uint64) (*Loan, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -79,7 +80,7 @@ func (s *Session) count() int {
 	return len(s.loans)
 }
 
-// Loan holds the memory that one Read has lent.
+// Loan holds the memory that the node has lent for one Read.
 type Loan struct {
 	session *Session
 	number  uint64
@@ -89,8 +90,8 @@ type Loan struct {
 	held  []func()
 }
 
-// Add adds memory to the loan. release is called once: when the loan ends, or at once if it has
-// ended.
+// Add adds memory to the loan. release is called once: when the loan ends, or at once if the loan
+// has ended already.
 func (l *Loan) Add(release func()) {
 	l.session.mu.Lock()
 	ended := l.ended
@@ -103,7 +104,7 @@ func (l *Loan) Add(release func()) {
 	}
 }
 
-// End releases what the loan holds. It may be called twice.
+// End releases the memory of the loan. It may be called twice.
 func (l *Loan) End() {
 	s := l.session
 	s.mu.Lock()

@@ -1,7 +1,7 @@
-// Package netoracle collects the state of the network for package netcost: the places of the
-// machines, the bandwidth and latency of each tier of the fabric, and the share of each tier that
-// other traffic uses now. It polls its sources and merges their readings. It makes no decisions and
-// has no information about requests.
+// Package netoracle collects the state of the network for package netcost: the place of each
+// machine (pod, rack, host), the bandwidth and latency of each tier of the fabric, and the share of
+// each tier that other traffic uses. It polls its sources and merges their readings. It makes no
+// decisions and has no information about requests.
 //
 //	File        YAML: tiers, places, congestion ── read when it has changed ─┐  the later source
 //	Kubernetes  labels of nodes: zone, rack, host ── every minute ───────────┼─► goes before ─► State ─► Watch
@@ -9,16 +9,16 @@
 //
 // # A source that fails
 //
-// A source that fails keeps its last values: the tier map changes rarely, and netcost's order of
-// tiers tolerates congestion that is a minute old (NetKV, section VI-F). State has the time of each
-// source's last answer and the error since then. The metrics have both too, and the log has the
-// beginning and the end of a failure. A source whose answer is out of range has failed: no part of
-// that answer is used.
+// If a source fails, its last values stay in use. That is acceptable, because the tiers of machines
+// change rarely, and the order of tiers in netcost tolerates congestion that is a minute old (NetKV
+// paper, section VI-F). State has the time of each source's last answer and the error of its last
+// poll. The metrics have both too, and the log has the beginning and the end of a failure. A source
+// whose answer is out of range has failed: no part of that answer is used.
 //
 // # Bounds
 //
 // An answer has at most 64 MiB, a request has a timeout, and each source has one request in flight.
-// Congestion above CongestionMax is reduced to CongestionMax, so that a full tier still has a
+// Congestion above CongestionMax is lowered to CongestionMax, so that a full tier still has a
 // finite cost.
 //
 // # The file
@@ -32,6 +32,6 @@
 //	places:
 //	  node-a: {pod: a, rack: a1, host: node-a}      # host: default the node's own name
 //
-// Oracle.mu is the only lock. It is not held while a source is polled, but it is held during calls
-// of the watcher: locks of the watcher come after it.
+// Oracle.mu is the only lock. It is not held while a source is polled. It is held during calls of
+// the function given to Watch, so that function may take its own locks only after Oracle.mu.
 package netoracle

@@ -15,7 +15,7 @@ import (
 type File struct {
 	path  string
 	every time.Duration
-	// stamp is the stamp of the file that was read, last its reading.
+	// stamp identifies the version of the file that was read last, and last is its content.
 	stamp stamp
 	last  Reading
 }
@@ -88,8 +88,7 @@ type place struct {
 	Host string `yaml:"host"`
 }
 
-// ParseFile returns the file's content as a Reading. Errors use name for the file and have the
-// line.
+// ParseFile returns the file's content as a Reading. Its errors contain name and the line.
 func ParseFile(name string, raw []byte) (Reading, error) {
 	f, err := yamlfile.ParseAtMost(name, raw, maxAnswerBytes)
 	if err != nil {

@@ -11,8 +11,9 @@ import (
 	"strings"
 )
 
-// getJSON gets a URL and decodes the answer. tokenFile, unless empty, is the file with the bearer
-// token. It is read for each request, because the token may have been replaced.
+// getJSON gets a URL and decodes the answer into into. tokenFile, unless empty, is the path of the
+// file with the bearer token. The file is read for each request, because the token may have been
+// replaced.
 func getJSON(ctx context.Context, client *http.Client, url, accept, tokenFile string, into any) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -57,5 +58,5 @@ func excerpt(b []byte) string {
 	return s
 }
 
-// errNoURL is the error of both HTTP sources without a URL.
+// errNoURL is the error of an HTTP source for which no URL was configured.
 var errNoURL = errors.New("netoracle: no URL")

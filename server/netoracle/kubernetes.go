@@ -26,13 +26,13 @@ const (
 // KubernetesOptions are the options of a Kubernetes source. The zero value suits a pod whose
 // service account may list nodes.
 type KubernetesOptions struct {
-	// Server is the API server's URL. TokenFile and CAFile are the credentials. Empty: the API
-	// server and the service account of the pod.
+	// Server is the URL of the API server. TokenFile and CAFile are the paths of the credentials.
+	// Defaults: the API server and the service account of the pod in which this process runs.
 	Server, TokenFile, CAFile string
-	// Pod, Rack and Host are the labels that have a node's place. Defaults
+	// Pod, Rack and Host are the names of the node labels that contain a node's place. Defaults
 	// topology.kubernetes.io/zone, topology.kubernetes.io/rack and kubernetes.io/hostname.
 	Pod, Rack, Host string
-	// Every is the interval between two lists of the nodes. Default 1 min.
+	// Every is the interval between two requests for the list of nodes. Default 1 min.
 	Every time.Duration
 }
 
@@ -91,7 +91,7 @@ func (k *Kubernetes) Name() string { return "kubernetes" }
 // Every implements Source.
 func (k *Kubernetes) Every() time.Duration { return k.o.Every }
 
-// nodeList is the requested part of a list of nodes: only metadata.
+// nodeList is the part of a list of nodes that Read requests: only metadata.
 type nodeList struct {
 	Metadata struct {
 		Continue string `json:"continue"`
@@ -104,14 +104,14 @@ type nodeList struct {
 	} `json:"items"`
 }
 
-// metadataOnly requests a list without spec and status.
+// metadataOnly is the media type of a list of nodes without spec and status.
 const metadataOnly = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 
-// nodesPage is the number of nodes per request, nodesPages the maximum number of requests.
+// nodesPage is the number of nodes per request, and nodesPages the maximum number of requests.
 const nodesPage, nodesPages = 500, 200
 
-// Read implements Source. A node without the pod label has no place. If no node has the label, Read
-// fails, because the label's name must be wrong.
+// Read implements Source. A node without the label Pod has no place. If no node has the label, Read
+// fails, because the configured name of the label must be wrong.
 func (k *Kubernetes) Read(ctx context.Context) (Reading, error) {
 	r := Reading{Places: map[string]netcost.Place{}}
 	nodes, next := 0, ""

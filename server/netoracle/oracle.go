@@ -15,13 +15,13 @@ import (
 	"github.com/penstock-kv/penstock/dualpath/netcost"
 )
 
-// CongestionMax is the maximum congestion that is passed on.
+// CongestionMax is the highest congestion in a State. clean lowers higher values to it.
 const CongestionMax = 0.99
 
-// maxAnswerBytes bounds the size of an answer.
+// maxAnswerBytes is the maximum size of a source's answer, in bytes.
 const maxAnswerBytes = 64 << 20
 
-// Reading is the answer of a source. Fields that the source does not provide are nil.
+// Reading is the answer of a source. Fields that the source does not provide are nil or zero.
 type Reading struct {
 	Fabric     *netcost.Fabric
 	Places     map[string]netcost.Place
@@ -47,7 +47,8 @@ type State struct {
 	Known      bool
 	Places     map[string]netcost.Place
 	Congestion netcost.Congestion
-	// Measured is the time of the oldest congestion value; zero if there is none.
+	// Measured is the time at which the oldest congestion value was measured; zero if there is
+	// none.
 	Measured time.Time
 	Sources  []SourceState
 }
@@ -57,7 +58,8 @@ type SourceState struct {
 	Name string
 	// Answered is the time of the last answer; zero if there was none.
 	Answered time.Time
-	// Err is the error of the last poll, or nil. Failures counts the polls since the last answer.
+	// Err is the error of the last poll, or nil. Failures is the number of failed polls since the
+	// last answer.
 	Err      error
 	Failures int
 }
@@ -67,9 +69,10 @@ func (s *SourceState) Age(now time.Time) time.Duration { return now.Sub(s.Answer
 
 // Options are the options of an Oracle.
 type Options struct {
-	// Sources are the sources. If two have the same field, the later one is used.
+	// Sources are the sources to poll. If two sources provide the same field, the field of the
+	// later source is used.
 	Sources []Source
-	// Timeout bounds one request. Default 5 s.
+	// Timeout is the maximum duration of one poll. Default 5 s.
 	Timeout time.Duration
 	Logger  *slog.Logger
 	// Registry is the registry for the metrics; nil means no metrics.
@@ -88,8 +91,8 @@ type Oracle struct {
 	watch    func(State)
 }
 
-// New returns an oracle that has polled each source once. It continues polling until Close. A
-// failing source is no error and is polled again.
+// New returns an oracle that has polled each source once. The oracle continues to poll until Close.
+// If a source fails, New returns no error, and the oracle polls the source again.
 func New(opts Options) (*Oracle, error) {
 	if len(opts.Sources) == 0 {
 		return nil, errors.New("netoracle: no source; name a file, Kubernetes or Prometheus")
@@ -130,8 +133,8 @@ func (o *Oracle) Close() {
 	o.done.Wait()
 }
 
-// Watch calls f with the state, now and after each answer of a source. The calls do not overlap. f
-// must not block and must not call the oracle. A second Watch replaces f.
+// Watch calls f with the present state, and again after each answer of a source. The calls do not
+// overlap. f must not block and must not call the oracle. A second call of Watch replaces f.
 func (o *Oracle) Watch(f func(State)) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -197,7 +200,8 @@ func (o *Oracle) ask(ctx context.Context, i int) {
 	}
 }
 
-// clean refuses a reading that is out of range, and limits its congestion to CongestionMax.
+// clean refuses a reading with a value that is out of range, and lowers congestion above
+// CongestionMax to CongestionMax.
 func (r *Reading) clean() error {
 	if r.Fabric != nil {
 		if err := r.Fabric.Validate(); err != nil {

@@ -20,17 +20,17 @@ type PrometheusOptions struct {
 	URL string
 	// TokenFile, unless empty, is the file with a bearer token.
 	TokenFile string
-	// Queries has an expression for each measured tier: the share of its links that traffic other
-	// than the planner's transfers uses, 0 to 1, as one number. Transfers with a class of their own
-	// (DSCP, queue) can be excluded in the expression. If they cannot, set
-	// netcost.Model.CongestionHasOwn.
+	// Queries has a PromQL expression for each measured tier. Its value is the share, 0 to 1, of
+	// the tier's links that traffic other than the planner's transfers uses. The expression can
+	// exclude transfers that have a traffic class of their own (DSCP, queue). If it cannot exclude
+	// them, set netcost.Model.CongestionHasOwn.
 	Queries map[netcost.Tier]string
-	// Every is the interval between queries. Default 1 s (NetKV, section V-B); with a minute the
-	// loss is small.
+	// Every is the interval between queries. Default 1 s (NetKV paper, section V-B). With an
+	// interval of one minute, placement is only slightly worse.
 	Every time.Duration
 }
 
-// Prometheus measures congestion by instant queries.
+// Prometheus reads the congestion of each tier by instant queries.
 type Prometheus struct{ o PrometheusOptions }
 
 var _ Source = (*Prometheus)(nil)
@@ -94,7 +94,7 @@ type answer struct {
 	} `json:"data"`
 }
 
-// query returns the result of a query, which must be one number, and its time.
+// query returns the result of a query, which must be one number, and the time of that number.
 func (p *Prometheus) query(ctx context.Context, q string) (float64, time.Time, error) {
 	var a answer
 	err := getJSON(ctx, http.DefaultClient, p.o.URL+"/api/v1/query?"+url.Values{"query": {q}}.Encode(), "application/json", p.o.TokenFile, &a)

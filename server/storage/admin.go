@@ -40,9 +40,9 @@ func (n *Node) heldBy(id kv.NamespaceID, epoch kv.Epoch) Removed {
 
 // DeleteBlocks makes a block and its descendants unmatchable in every live epoch. The deletion is
 // durable, so a rebuild of the index does not restore the blocks. Their slots are freed in the
-// background. DeleteBlocks returns the number and the size of the deleted pieces. With dryRun it
-// changes nothing. It returns trie.ErrAbsent if the index does not have the block. Even then, copies
-// of the block in free slots are deleted.
+// background. DeleteBlocks returns the number and the size of the deleted pieces. If dryRun is set,
+// it changes nothing. If the index does not have the block, it returns trie.ErrAbsent, but still
+// records the deletion, so that a rebuild does not restore copies of the block in free slots.
 func (n *Node) DeleteBlocks(namespace string, id kv.BlockID, dryRun bool) (Removed, error) {
 	ns, err := n.Namespace(namespace)
 	if err != nil {
@@ -53,18 +53,18 @@ func (n *Node) DeleteBlocks(namespace string, id kv.BlockID, dryRun bool) (Remov
 	if err != nil && !errors.Is(err, trie.ErrAbsent) || dryRun {
 		return below, err
 	}
-	// The index changes first, so that the tombstone covers every descendant added until then. If
-	// the catalogue cannot be written, the caller can repeat the call.
+	// The index changes first. So the tombstone covers every descendant that was added until then.
+	// If the catalogue cannot be written, the caller can repeat the call.
 	err = n.index.Delete(ns.ID, id)
 	n.publishChanges()
-	// These are the live epochs after the deletion: an epoch that began meanwhile needs a
-	// tombstone, an epoch that was retired needs none.
+	// The tombstones are for the epochs that are live after the deletion: an epoch that began
+	// meanwhile needs a tombstone, and an epoch that was retired meanwhile needs none.
 	if now, err := n.index.NamespaceByID(ns.ID); err == nil {
 		ns = now
 	}
 	count := n.noteDeleted(ns.ID, ns.Live(), id, rootGroups(ns)...)
 	n.wakeReclaim()
-	// The caller's context is not used, because the end of the caller does not undo the deletion.
+	// The caller's context is not used, because the deletion remains when the caller ends.
 	if err := n.writeDeleted(n.stopped, count); err != nil {
 		return Removed{}, fmt.Errorf("storage: block %v is deleted, but the deletion could not be written to the volumes; repeat the call, or a rebuild of the index may restore the block: %w", id, err)
 	}
@@ -75,8 +75,8 @@ func (n *Node) DeleteBlocks(namespace string, id kv.BlockID, dryRun bool) (Remov
 }
 
 // Evict removes blocks in the policy's order until at least bytes of slots are free, or until no
-// further block may be removed. With dryRun it changes nothing and returns the upper bound: what
-// the namespace, or the node, occupies.
+// further block may be removed. If dryRun is set, it changes nothing and returns the upper bound:
+// the number and size of the pieces of the namespace or, without one, of the node.
 func (n *Node) Evict(namespace string, bytes int64, dryRun bool) (Removed, error) {
 	if bytes <= 0 {
 		return Removed{}, fmt.Errorf("%w: cannot evict %d bytes; give a positive number", ErrRequest, bytes)
@@ -102,7 +102,8 @@ func (n *Node) Evict(namespace string, bytes int64, dryRun bool) (Removed, error
 	return Removed{Blocks: blocks, Bytes: blocks * slot}, nil
 }
 
-// Delivered drops transfer blocks of an epoch, 0 for the newest, that have reached their reader.
+// Delivered drops transfer blocks that have reached their reader. epoch is their epoch, 0 for the
+// newest.
 func (n *Node) Delivered(namespace string, epoch kv.Epoch, ids []kv.BlockID) (Removed, error) {
 	ns, err := n.Namespace(namespace)
 	if err != nil {
@@ -145,7 +146,7 @@ type VerifiedPiece struct {
 	Group int
 	State PieceState // Delivered means intact
 	Err   error
-	// LayerSums are the sums in the slot's header if the piece is intact.
+	// LayerSums are the checksums in the slot's header, set if the piece is intact.
 	LayerSums []uint64
 }
 
@@ -158,7 +159,7 @@ func (n *Node) Verify(ctx context.Context, namespace string, epoch kv.Epoch, ids
 	}
 	var out []VerifiedPiece
 	for _, id := range ids {
-		// StatBlock runs for each block, because the live epochs may have changed.
+		// StatBlock is called for each block, because the live epochs may change in between.
 		ns, infos, err := n.StatBlock(namespace, id)
 		infos = slices.DeleteFunc(infos, func(i trie.Info) bool { return epoch != 0 && i.Epoch != epoch })
 		if errors.Is(err, trie.ErrAbsent) || err == nil && len(infos) == 0 {
@@ -230,12 +231,13 @@ type Stats struct {
 	Index trie.Stats
 	Store blockstore.Stats
 	Arena arena.Stats
-	// HotBytes is the size of the hot set, the pieces in memory that were read last. HotQueries
-	// counts the lookups of pieces in the hot set, HotHits the lookups that found the piece.
+	// HotBytes is the size of the hot set (hotSet). HotQueries counts the lookups of pieces in the
+	// hot set, and HotHits the lookups that found the piece.
 	HotBytes            int64
 	HotHits, HotQueries uint64
 	Reservations        int
-	// LoanBytes is the arena memory lent to readers on this host, Loans the number of lent pieces.
+	// LoanBytes is the size of the arena memory lent to readers on this host, and Loans the number
+	// of lent pieces.
 	LoanBytes int64
 	Loans     int
 }

@@ -13,9 +13,10 @@ import (
 const (
 	// tick is the interval at which expired leases and reservations are removed.
 	tick = 250 * time.Millisecond
-	// scrubStepBytes is how much the scrubber reads between two checks whether it must stop.
+	// scrubStepBytes is the number of bytes that the scrubber reads before it checks whether to
+	// stop.
 	scrubStepBytes = 16 << 20
-	// scrubPause is the time between two passes.
+	// scrubPause is the time between two passes of the scrubber over all slots.
 	scrubPause = 10 * time.Minute
 )
 
@@ -60,8 +61,8 @@ func (n *Node) expireLoop() {
 	})
 }
 
-// syncLoop implements durability batch. It syncs the data first and then the index that refers to
-// it.
+// syncLoop implements durability batch. It syncs the data, and then the index that refers to the
+// data.
 func (n *Node) syncLoop() {
 	n.every(n.opts.SyncEvery, func() {
 		if n.unsynced.Swap(false) {
@@ -78,8 +79,8 @@ func (n *Node) Sync(ctx context.Context) error {
 	m := n.opts.Metrics
 	m.Syncs.Inc()
 	defer func() { m.SyncSeconds.Observe(time.Since(start).Seconds()) }()
-	// The index is synced even if a volume was not. It may then refer to slots of that
-	// volume that are not durable; a read verifies the slot.
+	// The index is synced even if a volume could not be synced. It may then refer to slots of that
+	// volume that are not durable. That is safe, because a read verifies the slot.
 	err := n.store.Sync(ctx)
 	if ctx.Err() == nil {
 		err = errors.Join(err, n.index.Sync())
@@ -108,8 +109,8 @@ func (n *Node) reclaimLoop() {
 		case <-n.stopped.Done():
 			return
 		case <-n.reclaim:
-			// The deletions are durable before the slots are free, because a rebuild would find the
-			// headers of the slots.
+			// The deletions must be durable before the slots are freed: a rebuild of the index
+			// would find the headers of the freed slots.
 			n.logIf("write deletions", ignoreCancel(n.writePending(n.stopped)))
 			n.logIf("settle epochs", ignoreCancel(n.settleEpochs(n.stopped)))
 			n.logIf("reclaim", ignoreCancel(n.reclaimAll(n.stopped)))

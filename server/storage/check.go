@@ -19,15 +19,15 @@ const (
 	IndexInvariants = "prefix-closed"
 )
 
-// checkBatchBytes is the size of one device batch of a check with Verify.
+// checkBatchBytes is the size, in bytes, of one device batch of a check with Verify.
 const checkBatchBytes = 16 << 20
 
 // CheckOptions are the options of Check.
 type CheckOptions struct {
-	// Store is open and not Ready, so no node serves from it. Check makes it ready.
+	// Store is open, and Ready was not called, so no node serves from it. Check calls Ready.
 	Store *blockstore.Store
 	Index *trie.Trie
-	// Verify, if not nil, is memory for reading every piece. Check then compares the header and the
+	// Verify, if not nil, is an arena into which Check reads every piece, to compare header and
 	// layers with the index.
 	Verify *arena.Arena
 	// Progress, if not nil, is called with the number of verified pieces and the number of all
@@ -40,8 +40,8 @@ type CheckReport struct {
 	// Pieces counts the pieces in the index. Verified counts the pieces that were read and are
 	// intact.
 	Pieces, Verified, VerifiedBytes int64
-	// Stale counts the entries whose slot was lost in a crash. The next start drops them. They
-	// break no invariant.
+	// Stale counts the index entries whose slot was lost in a crash. The next start drops them.
+	// They violate no invariant.
 	Stale int64
 	// Findings are the broken invariants.
 	Findings []blockstore.Finding

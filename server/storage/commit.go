@@ -34,20 +34,20 @@ type StoredPiece struct {
 // committing is the state of one piece of a Commit.
 type committing struct {
 	StoredPiece
-	// slot is the content of the slot. It lies in mem, which is the reservation's
-	// memory or a copy made by copySlot.
+	// slot is the content of the slot. It is in mem, which is the reservation's memory or a copy
+	// made by copySlot.
 	slot []byte
 	mem  *hold
 	sums []uint64
 	ref  kv.Ref
-	// live: the slot is committed.
+	// live is set if the slot is committed in the store.
 	live bool
 }
 
-// Commit stores the pieces that the writer has written to the reservation's memory, and
-// ends the reservation. It first calls closed once. When closed has returned, all bytes
-// of the writer have arrived and no further write can change the memory. Each piece has
-// its own outcome. Errors: ErrReservation, ErrRequest, and the error of ctx.
+// Commit stores the pieces that the writer has written to the reservation's memory, and ends the
+// reservation. It first calls closed once, which must return only when all bytes of the writer have
+// arrived and no further write can change the memory. Each piece has its own outcome. Errors:
+// ErrReservation, ErrRequest, and the error of ctx.
 func (n *Node) Commit(ctx context.Context, id ReservationID, pieces []PieceSums, closed func(context.Context) error) ([]StoredPiece, error) {
 	start := time.Now()
 	r, err := n.take(id)
@@ -155,17 +155,17 @@ func firstDifference(a, b []uint64) int {
 	return -1
 }
 
-// placementTries bounds the tries to write a piece, each on another volume.
+// placementTries is the maximum number of attempts to write a piece, each on another volume.
 const placementTries = 3
 
 // errHung: a volume did not complete a write within WriteWait. The device may still read the memory
 // of the write.
 var errHung = errors.New("the volume does not respond")
 
-// writeSlots reserves slots for the pieces, writes them, with durability sync syncs
-// them, and commits the slots. It writes a piece to another volume, if there is one, when
-// the first volume returned an error or did not complete the write within WriteWait. It
-// refuses a piece whose ancestor in this call was refused.
+// writeSlots reserves slots for the pieces, writes the pieces, and commits the slots. With
+// durability sync it syncs before the commit. If a volume returns an error or does not complete a
+// write within WriteWait, the piece is written to another volume, if there is one. A piece is
+// refused if an ancestor of it in this call was refused.
 func (n *Node) writeSlots(ctx context.Context, r *Reservation, all []committing) error {
 	defer func() {
 		for i := range all {
@@ -186,7 +186,8 @@ func (n *Node) writeSlots(ctx context.Context, r *Reservation, all []committing)
 		again := false
 		for _, c := range placed {
 			if c.Err == nil {
-				// Refused if a sync has failed since the write: the write may be lost.
+				// Commit refuses the slot if a sync has failed since the write, because the written
+				// bytes may be lost.
 				c.Err = n.store.Commit(c.ref)
 			}
 			if c.Err == nil {
@@ -214,8 +215,8 @@ func (n *Node) writeSlots(ctx context.Context, r *Reservation, all []committing)
 	}
 }
 
-// copySlot copies the piece to new memory. The next try must not write its header into the old
-// memory, because the hanging device may still read that memory.
+// copySlot copies the piece to new memory for the next attempt. The next attempt must not write its
+// header into the old memory, which the hanging device may still read.
 func (n *Node) copySlot(ctx context.Context, r *Reservation, c *committing) error {
 	buf, err := n.allocShare(ctx, int64(len(c.slot)))
 	if err != nil {
@@ -237,8 +238,8 @@ func (c *committing) dropCopy(r *Reservation) {
 	}
 }
 
-// writePlaced reserves slots for the pieces without a slot, group by group, writes
-// these pieces, and returns them. The outcome of each is in its Err.
+// writePlaced reserves slots for the pieces that have none, group by group. It writes these pieces
+// and returns them. The outcome of each piece is in its Err.
 func (n *Node) writePlaced(ctx context.Context, r *Reservation, all []committing) []*committing {
 	digest := r.ns.Geometry.Digest()
 	parts := make(map[uint32]*volumeWrites)
@@ -301,10 +302,10 @@ type volumeWrites struct {
 	owners []*committing
 }
 
-// writeVolume does the writes of one volume and sets the Err of each owner. If the
-// device does not complete them within WriteWait, Err is errHung. The device then keeps
-// the memory and the slots until it completes: the memory is released and the slots,
-// which the caller abandons, become free only after that.
+// writeVolume does the writes of one volume and sets the Err of each owner. If the device does not
+// complete them within WriteWait, Err is errHung. The device may then still use the memory and the
+// slots. So the memory is released, and the slots, which the caller abandons, become free, only
+// when the device has completed the writes.
 func (n *Node) writeVolume(ctx context.Context, part *volumeWrites) {
 	held := make([]*hold, len(part.owners))
 	for i, c := range part.owners {
@@ -393,9 +394,9 @@ func (r *Reservation) refuseOrphans(all []committing) {
 	}
 }
 
-// depth returns the number of blocks before the first block of the reservation. The
-// slot headers hold it, for inspection and for the rebuild of the index, which uses
-// only the order. So callers ignore the error if an ancestor was just removed.
+// depth returns the number of blocks before the first block of the reservation. The slot headers
+// contain it for inspection and for the rebuild of the index, which uses only the order. So callers
+// ignore the error if an ancestor was just removed.
 func (n *Node) depth(r *Reservation) (uint32, error) {
 	if r.parent.IsZero() {
 		return 0, nil
@@ -412,8 +413,8 @@ func (n *Node) depth(r *Reservation) (uint32, error) {
 	return 0, fmt.Errorf("storage: block %v in epoch %d: %w", r.parent, r.ns.Epoch, trie.ErrAbsent)
 }
 
-// slots reserves count slots for consecutive blocks from block first on, right after
-// the slot of the block before if possible. It evicts if no slot is free.
+// slots reserves count slots for the consecutive blocks from block first on. If possible they are
+// right after the slot of the block before first. It evicts if no slot is free.
 func (n *Node) slots(ctx context.Context, r *Reservation, group, first, count int) ([]kv.Ref, error) {
 	layout := r.layouts[group]
 	before := r.parent
@@ -438,8 +439,8 @@ func ondiskClass(c trie.Class) ondisk.Class {
 	return ondisk.ClassPrefix
 }
 
-// publish adds the pieces to the index. After an error, the pieces that are in the index
-// are Stored, and the slots of the others are free.
+// publish adds the pieces to the index. After an error, the pieces that are in the index are
+// Stored, and the slots of the other pieces are free.
 func (n *Node) publish(ctx context.Context, r *Reservation, all []committing) error {
 	var entries []trie.Entry
 	var owners []*committing
@@ -480,9 +481,9 @@ func (n *Node) publish(ctx context.Context, r *Reservation, all []committing) er
 // errVolumeRemoved: the volume was removed while blocks were written to it.
 var errVolumeRemoved = errors.New("the volume was removed meanwhile")
 
-// dropRemoved removes from the index the pieces whose volume was removed during the Commit,
-// and their descendants. RemoveVolume drops the pieces that are in the index at that time.
-// A piece that enters the index later is dropped here.
+// dropRemoved removes the pieces whose volume was removed during the Commit, and their descendants,
+// from the index. RemoveVolume only drops the pieces that are in the index at the time of the
+// removal, not those added later.
 func (n *Node) dropRemoved(r *Reservation, stored []*committing) {
 	lost := len(r.ids)
 	for _, c := range stored {
@@ -521,7 +522,7 @@ func (n *Node) report(r *Reservation, all []committing) {
 	n.publishChanges()
 }
 
-// logIf logs an error of a call whose outcome changes nothing for the caller.
+// logIf logs the error of a call that the caller does not need to handle.
 func (n *Node) logIf(what string, err error) {
 	if err != nil {
 		n.opts.Logger.Error(what, "err", err)

@@ -14,10 +14,10 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// deletions are the tombstones of the node. A rebuild of the index reads the slot headers. The
-// header of a deleted block stays on its volume until the slot is written again, and older copies
-// of the block may be in other free slots and on volumes that are missing or read-only. So the
-// catalogue records the deletions:
+// deletions are the tombstones of the node. They are needed because a rebuild of the index reads
+// the slot headers. The header of a deleted block stays on its volume until the slot is written
+// again, and older copies of the block may be in other free slots and on volumes that are missing
+// or read-only. So the catalogue records the deletions:
 //
 //	tombstone  namespace, epoch, block, group, generation G
 //	           slots of that piece and of its descendants are deleted if their
@@ -26,15 +26,16 @@ import (
 //	           a rebuild ignores the slots of the namespace up to G
 //
 // One tombstone covers a block and all its descendants. Concurrent deletions share one write of the
-// catalogue. The end of an epoch and the deletion of a namespace remove their tombstones, because
-// the catalogue then does not list that epoch or namespace. When the catalogue is full, the older
-// half of the tombstones becomes a floor. A later rebuild then finds fewer blocks, and no deleted
-// block.
+// catalogue. When an epoch ends or a namespace is deleted, its tombstones are removed, because a
+// rebuild ignores epochs and namespaces that the catalogue does not list. When the catalogue is
+// full, the older half of the tombstones is replaced by floors. A later rebuild then finds fewer
+// blocks, but never a deleted block.
 type deletions struct {
 	mu     sync.Mutex
 	stones map[stoneKey]kv.Generation
 	floors map[kv.NamespaceID]kv.Generation
-	// added counts the changes, written the changes that the catalogue has.
+	// added is the number of changes made, and written the number of the last change that the
+	// catalogue has.
 	added, written uint64
 }
 
@@ -91,7 +92,8 @@ func (d *deletions) load(c catalogue) error {
 	return nil
 }
 
-// add adds a deletion for the next catalogue. It returns the number of the change, for has.
+// add records a deletion for the next write of the catalogue. It returns the number of the change,
+// for has.
 func (d *deletions) add(key stoneKey, upTo kv.Generation) uint64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -100,7 +102,7 @@ func (d *deletions) add(key stoneKey, upTo kv.Generation) uint64 {
 	return d.added
 }
 
-// pending reports whether the catalogue lacks a deletion.
+// pending reports whether a deletion is not in the catalogue yet.
 func (d *deletions) pending() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -115,7 +117,7 @@ func (d *deletions) has(n uint64) bool {
 }
 
 // encode returns the deletions for a catalogue with these namespaces, and the number of the last
-// change included.
+// change that they include.
 func (d *deletions) encode(namespaces []kv.Namespace) (out []deletedPieces, count uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -153,9 +155,8 @@ type namespaceEpoch struct {
 	epoch     kv.Epoch
 }
 
-// wrote is called when a catalogue with these namespaces and the first count changes is
-// durable. It drops the tombstones of namespaces and epochs that the catalogue does not
-// list.
+// wrote is called when a catalogue with these namespaces and the first count changes is durable. It
+// removes the tombstones of namespaces and epochs that the catalogue does not list.
 func (d *deletions) wrote(namespaces []kv.Namespace, count uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -166,13 +167,14 @@ func (d *deletions) wrote(namespaces []kv.Namespace, count uint64) {
 	}
 	maps.DeleteFunc(d.stones, func(k stoneKey, _ kv.Generation) bool {
 		ns, ok := listed[k.namespace]
-		// A tombstone of a later epoch was added after the namespaces were listed.
+		// A tombstone of an epoch later than ns.Epoch was added after the namespaces were listed;
+		// it stays.
 		return !ok || k.epoch < ns.Epoch && !ns.IsLive(k.epoch)
 	})
 	maps.DeleteFunc(d.floors, func(id kv.NamespaceID, _ kv.Generation) bool { _, ok := listed[id]; return !ok })
 }
 
-// collapse turns the older half of the tombstones into floors. It returns false if there are no
+// collapse replaces the older half of the tombstones by floors. It returns false if there are no
 // tombstones.
 func (d *deletions) collapse() bool {
 	d.mu.Lock()
@@ -190,7 +192,7 @@ func (d *deletions) collapse() bool {
 	return true
 }
 
-// raiseFloor makes a later rebuild ignore the slots of a namespace up to upTo.
+// raiseFloor makes later rebuilds ignore the slots of a namespace with generations up to upTo.
 func (d *deletions) raiseFloor(id kv.NamespaceID, upTo kv.Generation) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -198,11 +200,11 @@ func (d *deletions) raiseFloor(id kv.NamespaceID, upTo kv.Generation) {
 	d.added++
 }
 
-// noteDeleted records that the pieces of a block in these groups and their descendants are deleted
-// in the epochs.
+// noteDeleted records that, in the given epochs, the pieces of the block id in the given groups are
+// deleted, with all their descendants. It returns the number of the change, for writeDeleted.
 func (n *Node) noteDeleted(ns kv.NamespaceID, epochs []kv.Epoch, id kv.BlockID, groups ...int) (count uint64) {
 	// Every slot of the block and of its descendants got its generation before the index removed
-	// the block.
+	// the block, so upTo covers all of them.
 	upTo := n.store.NewestGeneration()
 	for _, e := range epochs {
 		for _, g := range groups {
@@ -212,8 +214,8 @@ func (n *Node) noteDeleted(ns kv.NamespaceID, epochs []kv.Epoch, id kv.BlockID, 
 	return count
 }
 
-// rootGroups returns the groups of a block whose deletion deletes the whole block. The pieces of
-// its other groups are descendants of these.
+// rootGroups returns the groups for which a deletion of the whole block needs tombstones. The
+// pieces of the block's other groups are descendants of the pieces in these groups.
 func rootGroups(ns kv.Namespace) []int {
 	if ns.Index != kv.IndexFlat && ns.Geometry.Groups[0].Kind == kv.Full {
 		return []int{0}
@@ -225,8 +227,8 @@ func rootGroups(ns kv.Namespace) []int {
 	return groups
 }
 
-// writeDeleted returns when the catalogue has the first count deletions. Concurrent calls share a
-// write.
+// writeDeleted returns when the first count changes are in the durable catalogue. Concurrent calls
+// share one write.
 func (n *Node) writeDeleted(ctx context.Context, count uint64) error {
 	if n.deleted.has(count) {
 		return nil
@@ -239,7 +241,7 @@ func (n *Node) writeDeleted(ctx context.Context, count uint64) error {
 	return n.writeCatalogue(ctx, n.index.Namespaces())
 }
 
-// writePending writes the deletions for which no caller waits, such as dropped blocks.
+// writePending writes the deletions for which no caller waits, such as those of dropped blocks.
 func (n *Node) writePending(ctx context.Context) error {
 	if !n.deleted.pending() {
 		return nil
@@ -249,8 +251,8 @@ func (n *Node) writePending(ctx context.Context) error {
 	return n.writeCatalogue(ctx, n.index.Namespaces())
 }
 
-// redoDeletions deletes the pieces that the catalogue lists as deleted and that the index still
-// has, as after a crash.
+// redoDeletions deletes from the index the pieces that the catalogue lists as deleted. After a
+// crash the index may still have them.
 func (n *Node) redoDeletions(c catalogue) error {
 	for _, of := range c.Deleted {
 		ns, err := n.index.NamespaceByID(of.Namespace)

@@ -1,8 +1,7 @@
-// Package storage is the storage node without its network: it joins the prefix
-// index (trie), the block store and the arena, and keeps the invariants that need
-// all three. It contains neither gRPC nor the transfer engine. It passes verified
-// bytes, which stay in the arena, to a deliver function. Bytes to be written are in
-// the arena when Commit is called.
+// Package storage is the storage node without its network. It joins the prefix index (trie), the
+// block store and the arena, and keeps the invariants that need all three. It contains neither gRPC
+// nor the transfer engine. For a read it passes verified bytes in the arena to a deliver function.
+// For a write the bytes are in the arena when Commit is called.
 //
 //	Load     trie.Match ─► Pin slots ─► arena ─► device read ─► verify header and layers ─► deliver(part)
 //	                                      ▲                                                    │
@@ -28,15 +27,15 @@
 //     start an epoch is live if it is live in both, so a retired epoch stays retired
 //     wherever a crash interrupts the change. A start ends all pins, and the epochs that
 //     only a pin kept live.
-//   - bounded: the arena bounds bytes in flight, a gate bounds calls, and a call
-//     that waits longer than QueueWait is Busy. Each volume has a lane, which
-//     bounds the Loads that read from the volume and the memory that its device
-//     holds. A read that the device does not complete within ReadWait is a miss,
-//     and its Load continues; its memory and its part of the lane's budget are
-//     released when the device completes. So a volume that hangs exhausts only its
-//     own lane. A write that the device does not complete within WriteWait is
-//     repeated on another volume from a copy; the first memory belongs to the
-//     writers' share until the device completes.
+//   - bounded: the arena limits the bytes in flight, a gate limits the calls, and a
+//     call that waits longer than QueueWait is Busy. Each volume has a lane. A lane
+//     limits the Loads that read from the volume, and the memory that the volume's
+//     device may hold. If the device does not complete a read within ReadWait, the
+//     read is a miss and the Load continues. The memory of the read stays part of the
+//     lane until the device completes, so a volume that hangs exhausts only its own
+//     lane. If the device does not complete a write within WriteWait, the write is
+//     repeated on another volume from a copy. The memory of the first write stays in
+//     the writers' share of the arena until the device completes.
 //
 // Events of one block come in the order in which the index changed. The index notes its
 // changes in that order, and a call that changed the index publishes all noted changes

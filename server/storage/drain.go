@@ -18,13 +18,12 @@ import (
 )
 
 const (
-	// moveBytes and moveSlots bound one batch of moves. A larger batch shares a sync of
-	// data and index among more blocks. A smaller batch delays readers of the volume
-	// less, because the mover has one batch of reads in flight.
+	// moveBytes and moveSlots are the maximum bytes and slots of one batch of moves. A larger batch
+	// shares one sync of data and index among more blocks. A smaller batch delays other readers of
+	// the volume less, because the mover always has one batch of reads in flight.
 	moveBytes = 4 << 20
 	moveSlots = 256
-	// movePause is the time between two passes over a volume if the first pass left
-	// blocks there.
+	// movePause is the time between two passes over a volume on which the first pass left blocks.
 	movePause = time.Second
 )
 
@@ -35,13 +34,12 @@ const (
 //	                                                                                  │
 //	             old slot: free, or condemned until its readers have left ◄── trie.Move, synced
 //
-// After a crash before the sync of the index, the index refers to the old slot, and the
-// new slot is free. After a crash later than that, the index refers to the new slot. If the
-// index is lost too, Rebuild takes the new slot if that is intact, else the old one.
-// The mover never evicts. If there is no room for a block on the other volumes, the
-// block stays in its slot and is served from there, and the next pass tries again. The
-// mover has one batch in flight. Like a reader, it uses the volume's lane and memory of
-// the arena.
+// After a crash before the sync of the index, the index refers to the old slot, and the new slot is
+// free. After a later crash, the index refers to the new slot. If the index is lost too, Rebuild
+// takes the new slot if it is intact, and otherwise the old one. The mover never evicts. If there
+// is no room for a block on the other volumes, the block stays in its slot and is served from
+// there, and the next pass tries again. The mover has one batch in flight. Its reads count against
+// the limits of the volume (lane) and of the arena, as the reads of a Load do.
 type mover struct {
 	node   *Node
 	volume uint32
@@ -53,14 +51,14 @@ type mover struct {
 
 // MoveStats is the progress of the draining of a volume.
 type MoveStats struct {
-	// MovedBlocks counts the blocks moved since the node started, MovedBytes the bytes
-	// of their slots. Failures counts the failed moves; the mover tries them again.
+	// MovedBlocks counts the blocks moved since the node started, MovedBytes the bytes of their
+	// slots, and Failures the failed moves, which the mover repeats.
 	MovedBlocks, MovedBytes, Failures int64
 	// BytesPerSecond is the rate of the current or the last pass over the volume. It is
 	// 0 if no pass moved a block.
 	BytesPerSecond int64
-	// Stalled is the reason why the last pass left blocks on the volume. It is nil if
-	// the pass left none or there was no pass.
+	// Stalled is the reason why the last pass left blocks on the volume. It is nil if the pass left
+	// no block, or if there was no pass.
 	Stalled error
 }
 
@@ -105,21 +103,21 @@ func (n *Node) UndrainVolume(ctx context.Context, volume uint32) error {
 	return nil
 }
 
-// RemoveVolume ends the use of a volume permanently. It returns the pieces that were
-// lost: those on the volume and all descendants of these. Without force none are lost.
+// RemoveVolume ends the use of a volume permanently. It returns the number and size of the lost
+// pieces: the pieces on the volume and all descendants of these. Without force, no pieces are lost.
 // See blockstore.Store.RemoveVolume.
 //
-// If the directory of the index is in the directory of the volume, RemoveVolume moves the
-// index to another volume (trie.Trie.Relocate). If no other volume can take the index, the
-// volume is removed and the node uses the index where it is, and RemoveVolume returns an
-// error. A second call tries again.
+// If the directory of the index is in the directory of the volume, RemoveVolume moves the index to
+// another volume (trie.Trie.Relocate). If no other volume can take the index, the volume is removed
+// all the same, the node continues to use the index in its old directory, and RemoveVolume returns
+// an error. A second call tries again to move the index.
 func (n *Node) RemoveVolume(ctx context.Context, volume uint32, force bool) (Removed, error) {
 	if err := n.store.RemoveVolume(ctx, volume, force); err != nil {
 		return Removed{}, err
 	}
 	n.movers[volume].wake()
-	// The index comes first. If its drive has failed too, the index cannot drop anything
-	// until it is elsewhere.
+	// The index is moved first. If its drive has failed, the index cannot drop pieces before it is
+	// on another drive.
 	moved := n.moveIndexFrom(volume)
 	var lost []kv.Ref
 	for ref := range n.index.Refs() {
@@ -128,15 +126,15 @@ func (n *Node) RemoveVolume(ctx context.Context, volume uint32, force bool) (Rem
 		}
 	}
 	before := n.index.Stats()
-	// The volume is removed already, so the end of the caller's context must not stop
-	// the dropping. If the node crashes here, the next start drops the rest.
+	// The volume is removed already, so the end of the caller's context must not stop dropAll. If
+	// the node crashes here, the next start drops the remaining pieces.
 	err := n.dropAll(n.stopped, lost, trie.Lost)
 	after := n.index.Stats()
 	return Removed{Blocks: max(0, before.Pieces-after.Pieces), Bytes: max(0, before.Bytes-after.Bytes)}, errors.Join(err, moved)
 }
 
-// moveIndexFrom moves the index to another volume if it is in the directory of the removed
-// volume. Like the dropping, it does not stop at the end of the caller's context.
+// moveIndexFrom moves the index to another volume if the index is in the directory of the removed
+// volume. It does not stop at the end of the caller's context.
 func (n *Node) moveIndexFrom(removed uint32) error {
 	volumes, dir := n.store.Stats().Volumes, n.index.Dir()
 	if !strings.HasPrefix(filepath.Clean(dir), filepath.Clean(volumes[removed].Path)+string(filepath.Separator)) {
@@ -223,8 +221,8 @@ func (m *mover) left() bool {
 	return m.draining() && m.node.store.Stats().Volumes[m.volume].Slots.UsedBytes() > 0
 }
 
-// errNotMatchable: the slots in use hold no matchable block. Their blocks are being
-// written, or were deleted and are not reclaimed yet.
+// errNotMatchable: the slots in use hold no matchable block. The blocks are being written, or were
+// deleted and have not been removed from the index yet.
 var errNotMatchable = errors.New("the remaining blocks are being written, or were deleted and are still leased")
 
 // pass is one pass over the volume.
@@ -234,8 +232,8 @@ type pass struct {
 	moved int64
 	// full has the error of the store for each slot size that found no room.
 	full map[int64]error
-	// after is the last slot written. If hasAfter, the next block is put right after it
-	// where possible.
+	// after is the last slot that was written. If hasAfter is set, the next block is put right
+	// after that slot if possible.
 	after    kv.Extent
 	hasAfter bool
 	stalled  error
@@ -286,9 +284,9 @@ type moving struct {
 	err error
 }
 
-// batch moves blocks of one slot size. It returns how many of refs it has handled,
-// moved or not. After an error the pass must end, because the volume cannot be read or
-// the node cannot write.
+// batch moves blocks of one slot size. It returns how many of refs it has handled, whether or not
+// the blocks were moved. After an error the pass must end, because the volume cannot be read or the
+// node cannot write.
 func (p *pass) batch(ctx context.Context, refs []kv.Ref, slotBytes int64) (done int, err error) {
 	n := p.mover.node
 	blocks := n.movable(refs)
@@ -357,8 +355,8 @@ func (p *pass) reserve(ctx context.Context, blocks []moving) (refs []kv.Ref, err
 	return refs, err
 }
 
-// copy reads the blocks, writes them to their new slots and syncs these. The outcome of
-// each block is in its err. An error of copy ends the pass.
+// copy reads the blocks, writes them to their new slots and syncs the new slots. It sets err of
+// each block. If copy itself returns an error, the pass must end.
 func (p *pass) copy(ctx context.Context, blocks []moving, slotBytes int64) error {
 	n := p.mover.node
 	fail := func(err error) error {
@@ -426,8 +424,8 @@ func (p *pass) copy(ctx context.Context, blocks []moving, slotBytes int64) error
 	return nil
 }
 
-// readFailed drops a block that is corrupt or unreadable from the index. It returns an
-// error if the volume has failed, because then no other block can be read either.
+// readFailed removes a block that is corrupt or unreadable from the index. It returns an error if
+// the volume has failed, because no other block can be read then.
 func (p *pass) readFailed(b *moving) error {
 	n := p.mover.node
 	switch {
@@ -466,7 +464,8 @@ func (p *pass) publish(ctx context.Context, blocks []moving, slotBytes int64) {
 	}
 	moved, err := n.index.Move(moves)
 	if err == nil {
-		// After a crash, the index must not refer to an old slot that was written again.
+		// The index is synced before the old slots are freed: after a crash, it must not refer to
+		// an old slot that was reused.
 		err = n.index.Sync()
 	}
 	var gone int64
@@ -482,7 +481,7 @@ func (p *pass) publish(ctx context.Context, blocks []moving, slotBytes int64) {
 		n.logIf("free slot", ignoreStale(n.store.Free(b.from)))
 		gone++
 		if n.removed(b.to) {
-			n.dropLost(b.to) // as Node.dropRemoved
+			n.dropLost(b.to) // the volume of the new slot was removed meanwhile; see Node.dropRemoved
 		}
 	}
 	n.unsynced.Store(true)

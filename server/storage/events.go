@@ -14,7 +14,7 @@ import (
 type EventKind uint8
 
 const (
-	// BlockStored: blocks became matchable. Parent is the block before the first.
+	// BlockStored: the blocks IDs became matchable. Parent is the block before the first of them.
 	BlockStored EventKind = iota + 1
 	// BlockRemoved: blocks are no longer matchable.
 	BlockRemoved
@@ -27,8 +27,8 @@ const (
 	VolumeState
 )
 
-// Event is a change of the blocks of the node, for routers that keep an index, or a change of a
-// volume's state, for operators.
+// Event is a change of the stored blocks, for routers that keep an index of the node, or a change
+// of a volume's state, for operators.
 type Event struct {
 	// Sequence grows by one with each event of this run of the node.
 	Sequence  uint64
@@ -45,17 +45,18 @@ type Event struct {
 	Volume *blockstore.VolumeChange
 }
 
-// eventIDs is the average number of block ids that the log keeps for each event: 16 MiB for the
-// default of 65,536 events.
+// eventIDs is the average number of block ids for each event that the log can keep. With the
+// default of 65,536 events, the ids take up to 16 MiB.
 const eventIDs = 16
 
-// An EventLog keeps the newest events in a ring and wakes the consumers that wait. It bounds the
-// number of events and of their block ids. Publish never waits for a consumer.
+// An EventLog keeps the newest events in a ring, and wakes waiting consumers. The numbers of events
+// and of their block ids are limited. Publish never waits for a consumer.
 type EventLog struct {
 	mu   sync.Mutex
 	ring []Event
-	// The ring holds the events [oldest, next), which have ids block ids in total. Invariant:
-	// next-oldest ≤ len(ring), and ids ≤ eventIDs·len(ring) unless the newest event alone has more.
+	// The ring holds the events with the numbers [oldest, next). ids is the number of block ids in
+	// these events. Invariant: next-oldest ≤ len(ring), and ids ≤ eventIDs·len(ring) unless the
+	// newest event alone has more.
 	oldest, next uint64
 	ids          int
 	more         chan struct{}
@@ -92,7 +93,7 @@ func (l *EventLog) Last() uint64 {
 	return l.next - 1
 }
 
-// After returns up to limit events after sequence number seq. It waits if there is none yet. If
+// After returns up to limit events after sequence number seq. It waits until there is an event. If
 // some of the events were dropped, or seq is from another run of the node, the first returned event
 // is a Gap, whose Sequence is the number of the last lost event.
 func (l *EventLog) After(ctx context.Context, seq uint64, limit int) ([]Event, error) {
@@ -123,10 +124,10 @@ func (l *EventLog) after(seq uint64, limit int) ([]Event, <-chan struct{}) {
 	return events, l.more
 }
 
-// changes are the changes of the index that have not been published. The index notes each change
-// under its own lock, so the list has the order of the changes. Every call that changes the index
-// publishes all noted changes before it returns. So the events of one block have the order of its
-// changes, even if another call publishes them.
+// changes has the changes of the index that have not been published. The index calls note for each
+// change under its own lock, so the list has the order of the changes. Every call that changes the
+// index publishes all noted changes before it returns. So the events of one block are in the order
+// of its changes, even if another call publishes them.
 type changes struct {
 	// publishing is locked while a call takes the changes and publishes them. It is locked before
 	// mu.
@@ -136,7 +137,7 @@ type changes struct {
 	noted []trie.Change
 }
 
-// note is the index's callback trie.Options.OnChange.
+// note is the callback for trie.Trie.OnChange.
 func (c *changes) note(x trie.Change) {
 	c.mu.Lock()
 	c.noted = append(c.noted, x)
@@ -163,7 +164,7 @@ func (n *Node) publishChanges() {
 	}
 }
 
-// sameEvent returns how many of the first changes fit into one event.
+// sameEvent returns how many changes at the start of all fit into one event.
 func sameEvent(all []trie.Change) int {
 	first := &all[0]
 	if first.Kind == trie.SpaceCleared {

@@ -15,7 +15,7 @@ import (
 type hold struct {
 	buf  arena.Buffer
 	refs atomic.Int32
-	// released, if not nil, is called after the buffer was freed.
+	// released, if not nil, is called after the buffer has been freed.
 	released func()
 	// lent counts the loans of this buffer. It is guarded by the loanBook's lock.
 	lent int
@@ -39,15 +39,17 @@ func (h *hold) release() {
 	}
 }
 
-// alloc allocates arena memory for a read. If none is free, it drops hot pieces and then waits up
-// to QueueWait for other reads to release theirs. After QueueWait it fails with ErrBusy.
+// alloc allocates arena memory for a read. If none is free, it drops pieces from the hot set, and
+// then waits up to QueueWait for other reads to release memory. After QueueWait it fails with
+// ErrBusy.
 func (n *Node) alloc(ctx context.Context, sizeBytes int64) (arena.Buffer, error) {
 	m := n.opts.Arena
 	return n.allocFrom(ctx, sizeBytes, m.TryAlloc, m.Alloc, func(arena.Buffer) bool { return true })
 }
 
-// allocShare is alloc for a write. It allocates from the writers' share of the arena, so that reads
-// and writes do not wait for each other. It drops only hot pieces in that share.
+// allocShare is alloc for a write. It allocates from the share of the arena that is reserved for
+// writers, so that reads and writes do not wait for each other. It drops only pieces of the hot set
+// in that share.
 func (n *Node) allocShare(ctx context.Context, sizeBytes int64) (arena.Buffer, error) {
 	m := n.opts.Arena
 	return n.allocFrom(ctx, sizeBytes, m.TryAllocShare, m.AllocShare, m.InShare)

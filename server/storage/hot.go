@@ -9,13 +9,13 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// hotDropBytes is the size of one drop from the hot set. It is large enough that one drop serves a
-// series of requests.
+// hotDropBytes is the minimum size of one drop from the hot set, in bytes. So one drop makes memory
+// for several requests.
 const hotDropBytes = 8 << 20
 
-// A hotSet keeps the pieces that were read last in unused arena memory. It drops the least recently
+// A hotSet keeps the most recently read pieces in unused arena memory. It drops the least recently
 // read pieces first. It needs no invalidation: the key is the Ref, and a generation is never
-// reused, so no lookup finds the entry of a replaced piece.
+// reused, so no lookup finds the entry of a piece whose slot was reused.
 type hotSet struct {
 	max int64
 	// suspended counts the callers that wait for memory. While it is positive, put does nothing.
@@ -32,7 +32,7 @@ type hotSet struct {
 // hotPiece is one verified slot.
 type hotPiece struct {
 	ref kv.Ref
-	// payload is the offset of the piece in hold's buffer.
+	// payload is the offset of the piece's bytes in hold's buffer.
 	hold      *hold
 	payload   int64
 	bytes     int64
@@ -63,7 +63,7 @@ func (h *hotSet) get(ref kv.Ref) (hotPiece, bool) {
 	return p, true
 }
 
-// put adds the piece and retains its hold, unless the set has the piece.
+// put adds the piece and retains its hold, unless the set has the piece already.
 func (h *hotSet) put(p hotPiece) {
 	if h.max <= 0 || p.slotBytes > h.max || h.suspended.Load() > 0 {
 		return
@@ -104,8 +104,9 @@ func (h *hotSet) suspend() { h.suspended.Add(1) }
 func (h *hotSet) resume() { h.suspended.Add(-1) }
 
 // drop removes the least recently read pieces for whose buffer helps returns true, until it has
-// removed wantBytes or, if wantBytes is negative, all of them. It returns the number of bytes
-// removed. The memory of a piece that a reader still uses is freed when that reader releases it.
+// removed wantBytes bytes. If wantBytes is negative, it removes all of them. It returns the number
+// of bytes removed. If a reader still uses the memory of a piece, the memory is freed when that
+// reader releases it.
 func (h *hotSet) drop(wantBytes int64, helps func(arena.Buffer) bool) int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -21,10 +21,10 @@ func (n *Node) Exists(namespace string, epoch kv.Epoch, ids []kv.BlockID, touch 
 	return n.index.Present(make([]bool, 0, len(ids)), ns.ID, epoch, ids, touch)
 }
 
-// Delete is DeleteBlocks for many blocks of one epoch, 0 for the newest. One write makes all
-// deletions durable. It returns for each block whether the block was stored. If the epoch is not
-// live, Delete deletes nothing. Unlike DeleteBlocks it does not count the removed descendants,
-// because counting scans the whole index.
+// Delete deletes many blocks of one epoch, as DeleteBlocks deletes one; epoch 0 means the newest.
+// One write makes all deletions durable. Delete returns for each block whether the block was
+// stored. If the epoch is not live, Delete deletes nothing. Unlike DeleteBlocks it does not count
+// the deleted descendants, because counting scans the whole index.
 func (n *Node) Delete(namespace string, epoch kv.Epoch, ids []kv.BlockID) ([]bool, error) {
 	ns, err := n.Namespace(namespace)
 	if err != nil {

@@ -13,8 +13,9 @@ import (
 	"github.com/penstock-kv/penstock/internal/arena"
 )
 
-// A lane bounds the reads of one volume: the number of Loads, and the bytes of arena memory that
-// the device holds until it completes. So a volume that hangs fills only its own lane.
+// A lane limits the reads of one volume: the number of Loads, and the bytes of arena memory that
+// the device may hold until it completes its reads. So a volume that hangs exhausts only its own
+// lane.
 type lane struct {
 	volume int
 	// loads counts the Loads that read from the volume or wait for budget, and max bounds them.
@@ -36,8 +37,8 @@ func newLanes(volumes, readsMax int, arenaBytes int64) []*lane {
 	return lanes
 }
 
-// enter takes a place for a Load without waiting. leave returns the place. ErrBusy means that there
-// is no free place.
+// enter adds a Load to the lane without waiting, until leave. It fails with ErrBusy if the lane is
+// full.
 func (l *lane) enter() error {
 	for {
 		n := l.loads.Load()
@@ -52,8 +53,8 @@ func (l *lane) enter() error {
 
 func (l *lane) leave() { l.loads.Add(-1) }
 
-// acquire waits up to limit for bytes of the budget, and then fails with ErrBusy. A request above
-// the whole budget takes the whole budget. The result is the amount to release.
+// acquire takes bytes from the budget. It waits up to limit, and then fails with ErrBusy. A request
+// above the whole budget takes the whole budget. It returns the number of bytes to release.
 func (l *lane) acquire(ctx context.Context, bytes int64, limit time.Duration) (int64, error) {
 	bytes = min(bytes, l.budgetBytes)
 	if l.budget.TryAcquire(bytes) {
@@ -70,11 +71,11 @@ func (l *lane) acquire(ctx context.Context, bytes int64, limit time.Duration) (i
 	return bytes, nil
 }
 
-// readSlots reads slots of one volume into arena memory of total bytes. place assigns each read its
-// part of the memory. Without an error the caller releases the hold. readSlots fails if there is no
-// budget or memory, if the device has not completed within ReadWait, or if ctx ends. After an error
-// the caller must not touch the batch, because the device may still write to its memory. The memory
-// then counts against the volume's budget until the device completes.
+// readSlots reads slots of one volume into arena memory of total bytes. The function place assigns
+// each read its part of the memory. Without an error the caller releases the hold. readSlots fails
+// if there is no budget or memory, if the device has not completed within ReadWait, or if ctx ends.
+// After an error the caller must not use the batch, because the device may still write to its
+// memory. Until the device completes, that memory counts against the volume's budget.
 func (n *Node) readSlots(ctx context.Context, l *lane, total int64, batch []blockstore.Read, place func(arena.Buffer)) (*hold, error) {
 	limits := n.limits.Load()
 	budget, err := l.acquire(ctx, total, limits.QueueWait)
@@ -124,15 +125,15 @@ func (n *Node) detach(f func()) {
 	}()
 }
 
-// laneUse holds the places of one Load in the lanes. A Load holds a place from its first read of a
-// volume until its last unit on that volume has ended.
+// laneUse records the lanes that one Load has entered. A Load enters the lane of a volume with its
+// first read of the volume, and leaves the lane when its last unit on that volume has ended.
 type laneUse struct {
 	mu    sync.Mutex
 	lanes []*lane
-	// left counts the units of each volume that have not ended. Invariant: a volume whose left is 0
-	// has no place.
+	// left counts the units of each volume that have not ended. Invariant: the Load is in no lane
+	// of a volume whose left is 0.
 	left map[int]int
-	// entered has the result of enter for each volume on which it was called.
+	// entered has the error of enter, or nil, for each volume for which enter was called.
 	entered map[int]error
 }
 
@@ -140,8 +141,8 @@ func newLaneUse(lanes []*lane) laneUse {
 	return laneUse{lanes: lanes, left: make(map[int]int), entered: make(map[int]error)}
 }
 
-// begin returns the lane of a volume, in which the Load has a place until end was called for each
-// of its units on the volume. It fails with ErrBusy.
+// begin enters the lane of a volume, unless the Load has done so before. The Load stays in the lane
+// until end was called for each of its units on the volume. begin fails with ErrBusy.
 func (u *laneUse) begin(volume int) (*lane, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -30,21 +30,22 @@ type LoadRequest struct {
 	// Pieces are the pieces to load, in any order. Nil means all pieces that the matched prefix
 	// needs.
 	Pieces []PieceRef
-	// Suffix allows IDs to begin in the middle of a prompt. The blocks before IDs are not looked
-	// up. It is for trees of one full group.
+	// Suffix allows IDs to begin in the middle of a prompt. The blocks before the first of IDs are
+	// not looked up. Suffix is for trees of one full group.
 	Suffix bool
-	// Alone looks up each of Pieces separately. It is for the pieces of one epoch of a mixed match,
-	// because that epoch need not have the other pieces.
+	// Alone looks up each of Pieces separately. It is for loading the pieces of one epoch of a
+	// mixed match, because that epoch need not have the other pieces of the match.
 	Alone bool
 	// FirstLayer and Layers select layers of every piece. Layers 0 means all layers.
 	FirstLayer, Layers int
-	// Geometry is the reader's geometry, for which it has sized its memory. Zero is not compared.
+	// Geometry is the geometry for which the reader has sized its memory. A zero Geometry is not
+	// compared.
 	Geometry kv.GeometryDigest
-	// Keep: deliver calls Keep on every part. Then each piece, of any size, is delivered as one
-	// part, and a piece that cannot be lent is not loaded.
+	// Keep is set if deliver calls Part.Keep on every part. Then each piece, of any size, is
+	// delivered as one part, and a piece is not loaded if it cannot be lent.
 	Keep bool
-	// Early allows the Load to return when all pieces were found and passed to deliver, before the
-	// transfers are confirmed.
+	// Early allows the Load to return as soon as all pieces were found and passed to deliver,
+	// before the transfers are confirmed.
 	Early bool
 }
 
@@ -52,11 +53,11 @@ type LoadRequest struct {
 type PieceState uint8
 
 const (
-	// Delivered: passed to deliver, and the transfer was confirmed.
+	// Delivered: the piece was passed to deliver, and its transfer was confirmed.
 	Delivered PieceState = iota + 1
 	// Absent: a miss. The piece is not stored, not matchable, or its slot was reused meanwhile.
 	Absent
-	// Corrupt: a miss. The piece failed a checksum and was dropped.
+	// Corrupt: a miss. The piece failed a checksum and was removed from the index.
 	Corrupt
 	// Failed: a device or transfer error, which is in Err.
 	Failed
@@ -90,21 +91,21 @@ type LoadedPiece struct {
 type LoadResult struct {
 	Match  MatchResult
 	Pieces []LoadedPiece
-	// UnderWay: transfers are in progress. The outcome of each piece holds unless its transfer
-	// fails.
+	// UnderWay is set if transfers are still in progress. The state of a piece then becomes wrong
+	// only if its transfer fails.
 	UnderWay bool
 }
 
 // Part is a run of verified layers of one piece, in the arena.
 type Part struct {
-	// Piece is the index in the request's Pieces, or in the result's Pieces if the request had
-	// none.
+	// Piece is the index of the piece in the request's Pieces or, if the request has none, in the
+	// result's Pieces.
 	Piece int
 	PieceRef
-	// At is the offset of the part in the requested layers, in bytes.
+	// At is the offset of the part from the first requested layer of the piece, in bytes.
 	At int64
-	// Bytes are the layers. They stay unchanged until Done. ArenaOffset is their offset in the
-	// arena.
+	// Bytes are the layers, in the arena. They stay unchanged until Done. ArenaOffset is the offset
+	// of Bytes in the arena.
 	Bytes       []byte
 	ArenaOffset int64
 
@@ -112,8 +113,8 @@ type Part struct {
 	hold *hold
 }
 
-// Done ends the part. A nil error means that the bytes have reached the reader. Done is called once
-// for each part, from any goroutine, and does not block.
+// Done ends the use of the part. A nil error means that the bytes have reached the reader. Done is
+// called once for each part, from any goroutine, and does not block.
 func (p *Part) Done(err error) {
 	p.hold.release()
 	p.load.partDone(p.Piece, err)
@@ -136,21 +137,22 @@ type load struct {
 	pieces []LoadedPiece
 	// refs holds the slot of each piece, or the zero Ref if the piece has none.
 	refs []kv.Ref
-	// open counts the parts that were passed to deliver and are not Done, plus 1 until the last
-	// part was passed. The load ends at 0.
+	// open is the number of parts that were passed to deliver and are not Done, plus 1 until the
+	// last part was passed. The load ends when open becomes 0.
 	open int
 	// ended is closed when open becomes 0.
 	ended chan struct{}
-	// givenUp: Load has returned an error, so the outcomes of the pieces are not counted.
+	// givenUp is set if Load has returned an error. The outcomes of the pieces are then not
+	// counted.
 	givenUp bool
 
 	lanes laneUse
 }
 
-// Load looks up the chain and delivers the pieces, verified. It returns when every part is Done
-// (see Early) or when ctx ends. Parts in progress at the end of ctx then finish without the call. A
-// piece that cannot be delivered is an outcome and not an error of the call. Errors:
-// trie.ErrNamespaceUnknown, ErrRequest, ErrBusy, ctx's.
+// Load looks up the chain and delivers the verified pieces. It returns when every part is Done, or
+// earlier if LoadRequest.Early is set or ctx ends. Parts in progress at the end of ctx are finished
+// after Load has returned. A piece that cannot be delivered is an outcome and not an error of the
+// call. Errors: trie.ErrNamespaceUnknown, ErrRequest, ErrBusy, ctx's.
 func (n *Node) Load(ctx context.Context, req LoadRequest, deliver Deliver) (LoadResult, error) {
 	start := time.Now()
 	m := n.opts.Metrics
@@ -220,7 +222,7 @@ func (l *load) perform(ctx context.Context) error {
 	if len(units) == 0 {
 		l.release()
 	} else {
-		// A device may hang for longer than ctx lives, so the units run in a goroutine.
+		// A device may hang for longer than ctx lasts, so the units run in a goroutine.
 		ran := make(chan struct{})
 		go func() {
 			defer l.release()
@@ -249,8 +251,8 @@ func (l *load) perform(ctx context.Context) error {
 	}
 }
 
-// deliverHot delivers the pieces that are in memory, in the caller's goroutine, if the units are
-// few and have whole pieces. It returns the remaining units.
+// deliverHot delivers the pieces that are in memory, in the caller's goroutine. It does so only if
+// there are few units and all have whole pieces. It returns the remaining units.
 func (l *load) deliverHot(ctx context.Context, units []unit) []unit {
 	if len(units) > loadDepth || slices.ContainsFunc(units, func(u unit) bool { return u.layers > 0 }) {
 		return units
@@ -283,7 +285,7 @@ func (l *load) release() {
 	}
 }
 
-// intact reports whether no piece has been lost so far.
+// intact reports whether no piece is missing, corrupt or failed so far.
 func (l *load) intact() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -335,8 +337,7 @@ func (n *Node) checkLoad(ns kv.Namespace, req LoadRequest) error {
 		return fmt.Errorf("%w: one read of %d bytes; the limit is %d (limits.read_bytes)", ErrRequest, bytes, n.opts.LoadBytesMax)
 	}
 	if req.Keep {
-		// There must be room for the first unit. Pieces after that without room are Busy one by
-		// one.
+		// There must be room to lend the first unit. A later piece without room is Busy by itself.
 		return n.loans.room(min(bytes, max(unitBytes, largest)))
 	}
 	return nil
@@ -362,8 +363,9 @@ func (l *load) match() (MatchResult, error) {
 		return l.node.index.Locate(l.ns.ID, l.req.Epoch, l.req.IDs, pieces)
 	}
 	last := len(l.req.IDs)
-	// The pieces of a window or a state depend on the length of the match. So only a match of full
-	// attention can end at the last requested block.
+	// The length of the match decides which pieces of a window or state group are needed. So the
+	// match may be cut at the last requested block only if there is just one group, of full
+	// attention.
 	if groups := l.ns.Geometry.Groups; l.req.Pieces != nil && len(groups) == 1 && groups[0].Kind == kv.Full {
 		last = 0
 		for _, p := range l.req.Pieces {
@@ -429,8 +431,8 @@ func (l *load) partDone(i int, err error) {
 	l.release()
 }
 
-// lost records the outcome of a piece whose read from ref failed. It drops the piece
-// from the index if the piece is corrupt, unreadable or no longer in the slot.
+// lost records the outcome of a piece whose read from the slot ref failed. It removes the piece
+// from the index if the piece is corrupt, is unreadable, or is not in the slot any more.
 func (l *load) lost(i int, ref kv.Ref, err error) {
 	switch {
 	case errors.Is(err, blockstore.ErrCorrupt):
@@ -447,8 +449,8 @@ func (l *load) lost(i int, ref kv.Ref, err error) {
 	}
 }
 
-// lostForGood reports whether to drop a piece whose read failed: its device cannot read
-// it, or its volume has failed and another volume takes writes.
+// lostForGood reports whether to remove a piece whose read failed from the index. It is true if the
+// device cannot read the slot, or if the volume has failed and another volume takes writes.
 func (n *Node) lostForGood(ref kv.Ref, err error) bool {
 	return n.store.Unreadable(ref, err) || errors.Is(err, blockstore.ErrVolumeFailed) && n.store.Elsewhere(&ref)
 }

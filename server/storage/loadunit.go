@@ -12,17 +12,18 @@ import (
 )
 
 const (
-	// unitBytes is the size of one device batch of a Load. It is large enough for full bandwidth,
-	// and small enough that the network transfer starts early.
+	// unitBytes is the size, in bytes, of one device batch of a Load. It is large enough for the
+	// device's full bandwidth, and small enough that the network transfer starts early.
 	unitBytes = 4 << 20
-	// partBytes is the size of the parts of a piece that is cut through.
+	// partBytes is the size, in bytes, of one part of a piece that is loaded in parts
+	// (Options.CutThroughBytes).
 	partBytes = 2 << 20
-	// loadDepth bounds the concurrent units of one Load: one on the disk, one on the wire, and two
-	// that hide the completions of these.
+	// loadDepth is the maximum number of units of one Load in progress: one on the disk, one on the
+	// network, and two that cover the time between a completion and the next request.
 	loadDepth = 4
-	// cutDepth bounds the concurrent parts of a piece that is cut through, which are on one volume.
-	// With more requests, a device may complete all of them at the same time, and then disk and
-	// network do not overlap.
+	// cutDepth is the maximum number of parts in progress of a piece that is loaded in parts, all
+	// on one volume. With more requests, a device may complete all of them at the same time, and
+	// then disk and network do not overlap.
 	cutDepth = 2
 )
 
@@ -35,9 +36,11 @@ type unit struct {
 	bytes              int64
 }
 
-// units divides the pieces that have a slot into units, ordered by their first pieces.
+// units divides the pieces that have a slot into units. The units are in the order of their first
+// pieces.
 func (l *load) units() (units []unit) {
-	// growing maps a volume to the index of its unit that takes further pieces.
+	// growing maps a volume to the index of the unit to which further pieces of the volume are
+	// added.
 	growing := make(map[int]int)
 	for i, ref := range l.refs {
 		if ref.Generation == 0 {
@@ -108,8 +111,7 @@ func (l *load) loadAndDeliver(ctx context.Context, u unit) {
 	}
 }
 
-// loadUnit loads a unit. It returns the place in the volume's lane before the reader receives the
-// parts.
+// loadUnit loads a unit. Before the reader receives the parts, the unit has left the volume's lane.
 func (l *load) loadUnit(ctx context.Context, u unit) []Part {
 	defer l.lanes.end(u.volume)
 	if u.layers == 0 {
@@ -118,9 +120,8 @@ func (l *load) loadUnit(ctx context.Context, u unit) []Part {
 	return l.loadLayers(ctx, u)
 }
 
-// read reads slots of one volume into arena memory of total bytes. place assigns each read its part
-// of the memory. Without an error the caller releases the hold. After an error the caller must not
-// touch the batch.
+// read reads slots of one volume into arena memory of total bytes; see Node.readSlots. Without an
+// error the caller releases the hold. After an error the caller must not use the batch.
 func (l *load) read(ctx context.Context, volume int, total int64, batch []blockstore.Read, place func(buf arena.Buffer)) (*hold, error) {
 	n := l.node
 	lane, err := l.lanes.begin(volume)
@@ -220,8 +221,8 @@ func (l *load) loadLayers(ctx context.Context, u unit) []Part {
 	return []Part{l.part(i, at, h, skip, int64(u.layers)*layout.LayerBytes(), batch[0].LayerSums)}
 }
 
-// readMoved reads a whole piece that was moved to another slot before its read. If that
-// fails, it records the outcome.
+// readMoved reads a whole piece that was moved to another slot before it was read. If the read
+// fails, readMoved records the outcome.
 func (l *load) readMoved(ctx context.Context, i int, r blockstore.Read, layout ondisk.Layout) []Part {
 	h, r, err := l.follow(ctx, r, layout.SlotBytes())
 	if err != nil {
@@ -234,7 +235,7 @@ func (l *load) readMoved(ctx context.Context, i int, r blockstore.Read, layout o
 }
 
 // follow repeats a read that failed because the piece was moved. It reads the new slot into new
-// memory, which the caller releases if there is no error. The returned Read has the slot that was
+// memory. Without an error the caller releases that memory. The returned Read has the slot that was
 // read last.
 func (l *load) follow(ctx context.Context, r blockstore.Read, bytes int64) (*hold, blockstore.Read, error) {
 	n := l.node
@@ -267,8 +268,8 @@ func (l *load) want(i int) ondisk.SlotKey {
 	return slotKey(l.ns, l.digest, l.req.IDs[l.pieces[i].Block], l.pieces[i].Group)
 }
 
-// part makes a part of bytes at payload in h. It records the sums of its layers, beginning with the
-// layer at offset at.
+// part makes a part of the bytes in h from payload to payload+bytes. at is the offset of the part
+// in the piece. part records sums, the checksums of the part's layers.
 func (l *load) part(i int, at int64, h *hold, payload, bytes int64, sums []uint64) Part {
 	h.retain()
 	l.mu.Lock()

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// A loanBook counts and bounds the arena memory that readers on this host keep after their Load.
-// Transfers cannot use that memory.
+// A loanBook counts the arena memory that readers on this host keep after their Load, and enforces
+// its maximum. Transfers cannot use that memory.
 type loanBook struct {
 	mu  sync.Mutex
 	max int64
@@ -71,10 +71,10 @@ func (b *loanBook) stats() (bytes int64, loans int) {
 	return b.bytes, b.loans
 }
 
-// Keep lends the part to a reader on this host. Its bytes stay unchanged until release, also after
-// Done, after the eviction of the block and after the end of its epoch. Keep is called before Done.
-// release is called once, from any goroutine, before the Node is closed. Keep returns ErrBusy if
-// Options.LoanBytesMax would be exceeded.
+// Keep lends the part to a reader on this host. The bytes of the part stay unchanged until release
+// is called, even after Done, after the eviction of the block and after the end of its epoch. Keep
+// must be called before Done. release must be called once, from any goroutine, before the Node is
+// closed. Keep returns ErrBusy if Options.LoanBytesMax would be exceeded.
 func (p *Part) Keep() (release func(), err error) {
 	h, book := p.hold, &p.load.node.loans
 	if err := book.take(h); err != nil {

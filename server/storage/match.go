@@ -20,8 +20,8 @@ type MatchRequest struct {
 	// Mix is trie.MatchOptions.Mix.
 	Mix bool
 	IDs []kv.BlockID
-	// TTL > 0 leases the match for TTL, at most LeaseTTLMax. Pin leases it until Release. Owner is
-	// the name that Pins shows.
+	// TTL, if above 0, leases the match for TTL, at most LeaseTTLMax. Pin leases the match until
+	// Release. Owner is the name of the lease's owner that Pins returns.
 	TTL   time.Duration
 	Pin   bool
 	Owner string
@@ -71,8 +71,8 @@ func (n *Node) match(ns kv.Namespace, ids []kv.BlockID, opts trie.MatchOptions) 
 	return match, err
 }
 
-// countMatch counts the requested and found tokens and blocks of a Match. Load does not count them,
-// because a client divides one prompt into several Loads, each with the same prefix.
+// countMatch counts the requested and found tokens and blocks of a Match. A Load is not counted,
+// because a client divides one prompt into several Loads, which all have the same prefix.
 func (n *Node) countMatch(ns kv.Namespace, asked int, match trie.Match) {
 	m := n.opts.Metrics
 	m.MatchRequests.Of(ns.Name).Inc()
@@ -88,7 +88,7 @@ func (n *Node) LeaseTTL(ttl time.Duration) time.Duration {
 	return min(ttl, n.limits.Load().LeaseTTLMax)
 }
 
-// Renew makes a lease end ttl from now, at most LeaseTTLMax.
+// Renew sets the end of a lease to now + ttl, where ttl is at most LeaseTTLMax.
 func (n *Node) Renew(id trie.LeaseID, ttl time.Duration) error {
 	if ttl <= 0 {
 		return fmt.Errorf("%w: a lease of %v; give a positive time", ErrRequest, ttl)
@@ -96,9 +96,9 @@ func (n *Node) Renew(id trie.LeaseID, ttl time.Duration) error {
 	return n.index.Renew(id, n.LeaseTTL(ttl), n.opts.Now())
 }
 
-// Pins appends to dst the pins of epochs and the open leases of matches, of one namespace if
-// namespace is not empty. It includes leases of matches that expire only if leases is set. It is
-// trie.Trie.Pins.
+// Pins appends to dst the pins of epochs and the open leases of matches. If namespace is not empty,
+// it lists only that namespace. It leaves out leases of matches that expire, unless leases is set.
+// See trie.Trie.Pins.
 func (n *Node) Pins(dst []trie.Pin, namespace string, leases bool, cursor uint32, limit int) (pins []trie.Pin, next uint32, err error) {
 	n.index.ExpireLeases(n.opts.Now())
 	f := trie.PinFilter{Endless: !leases}

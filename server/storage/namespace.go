@@ -13,22 +13,22 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// The catalogue is the volumes' record of the namespaces and deletions, from which the index can be
-// rebuilt. It is written before the live epochs change in the index and before a namespace is
-// deleted from the index. So a crash between the two writes does not restore blocks of a retired
-// epoch.
+// catalogue is the record of the namespaces and deletions on the volumes, from which the index can
+// be rebuilt. It is written before the live epochs change in the index, and before a namespace is
+// deleted from the index. So after a crash between the two writes, blocks of a retired epoch do not
+// return.
 type catalogue struct {
 	Version    int            `json:"version"`
 	Namespaces []kv.Namespace `json:"namespaces"`
-	// Highest is the highest namespace id that was ever assigned. Slots of a deleted namespace may
-	// be on a volume that a rebuild cannot read.
+	// Highest is the highest namespace id that was ever assigned. It is stored because slots of a
+	// deleted namespace may be on a volume that a rebuild cannot read.
 	Highest kv.NamespaceID `json:"highest,omitempty"`
 	// Deleted are the deletions in the namespaces' live epochs.
 	Deleted []deletedPieces `json:"deleted,omitempty"`
 }
 
-// catalogueVersion is the version that is written. Version 1 has no deletions. Version 2 has one
-// epoch for each namespace, to which its deletions belong.
+// catalogueVersion is the version that this program writes. Version 1 has no deletions. Version 2
+// has one epoch for each namespace, and the deletions are in that epoch.
 const catalogueVersion = 3
 
 // decodeCatalogue decodes a blob of writeCatalogue. An empty blob has no namespaces.
@@ -74,8 +74,8 @@ func (n *Node) writeCatalogue(ctx context.Context, namespaces []kv.Namespace) er
 	}
 }
 
-// reconcileNamespaces applies the epochs and deletions of the catalogue to the index, and then
-// writes the index's namespaces to the catalogue.
+// reconcileNamespaces applies the epochs and deletions of the catalogue to the index. It then
+// writes the namespaces of the index to the catalogue.
 func (n *Node) reconcileNamespaces(ctx context.Context) error {
 	c, err := decodeCatalogue(n.store.Catalogue())
 	if err != nil {
@@ -105,8 +105,9 @@ func (n *Node) reconcileNamespaces(ctx context.Context) error {
 	for _, ns := range n.index.Namespaces() {
 		switch {
 		case !certain:
-			// A missing volume may have deletions and epochs that this catalogue lacks. So a later
-			// rebuild must not use slots that are older than this start.
+			// A missing volume may have a newer catalogue with deletions and epochs that this
+			// catalogue lacks. So a later rebuild must not use slots that were written before this
+			// start.
 			n.deleted.raiseFloor(ns.ID, n.store.NewestGeneration())
 		case ns.ID <= c.Highest && !slices.ContainsFunc(c.Namespaces, func(old kv.Namespace) bool { return old.ID == ns.ID }):
 			// The namespace is not in the catalogue. Its deletion from the index was interrupted,
@@ -126,10 +127,11 @@ func (n *Node) reconcileNamespaces(ctx context.Context) error {
 	return n.writeCatalogue(ctx, namespaces)
 }
 
-// agreed returns the index's namespace with the epochs that are live in both the catalogue
-// and the index. A change reaches the catalogue first. If the newest epochs are equal, an
-// epoch that the catalogue lacks was retired. If the catalogue's is later, a bump did not
-// reach the index. If it is earlier, the volume with the newest catalogue is missing.
+// agreed returns the namespace of the index with the epochs that are live in both the catalogue and
+// the index. A change is written to the catalogue first. So there are three cases. The newest
+// epochs are equal: an epoch that the catalogue lacks was retired. The newest epoch of the
+// catalogue is later: a bump did not reach the index. It is earlier: the volume with the newest
+// catalogue is missing.
 func agreed(catalogued, indexed kv.Namespace) kv.Namespace {
 	if catalogued.Epoch < indexed.Epoch {
 		return indexed
@@ -146,9 +148,9 @@ func agreed(catalogued, indexed kv.Namespace) kv.Namespace {
 
 // CreateNamespace adds a namespace. If a namespace with that name and the same definition exists,
 // it is returned. If the definitions differ, the error is trie.ErrNamespaceExists. Epochs begin at
-// 1, because epoch 0 in a request means the current epoch: a reader could not request epoch 0, and
-// a reader that had matched there would get blocks of a later epoch after a bump. An epoch above
-// kv.MaxEpoch is refused.
+// 1, because epoch 0 in a request means the newest epoch. With an epoch 0, a reader could not
+// request that epoch, and after a bump a reader that had matched in it would get blocks of a later
+// epoch. An epoch above kv.MaxEpoch is refused.
 func (n *Node) CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Namespace, error) {
 	def.Epoch, def.Older, def.Keep = max(1, def.Epoch), nil, 0
 	if def.Epoch > kv.MaxEpoch {
@@ -193,7 +195,7 @@ func (n *Node) CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Namesp
 	return ns, nil
 }
 
-// checkQuota refuses a quota that has no room for one block of the namespace.
+// checkQuota refuses a quota that is too small for one block of the namespace.
 func (n *Node) checkQuota(ns kv.Namespace, quotaBytes int64) error {
 	if quotaBytes < 0 {
 		return fmt.Errorf("%w: namespace %q: a quota of %d bytes; give 0 for no quota, or a positive number", ErrRequest, ns.Name, quotaBytes)
@@ -226,7 +228,8 @@ func (n *Node) Namespace(name string) (kv.Namespace, error) {
 func (n *Node) Namespaces() []kv.Namespace { return n.index.Namespaces() }
 
 // DeleteNamespace deletes a namespace and makes all its blocks unmatchable. Their slots are freed
-// in the background. It returns what the namespace occupied. With dryRun it changes nothing.
+// in the background. It returns the number and size of the namespace's pieces. If dryRun is set, it
+// changes nothing.
 func (n *Node) DeleteNamespace(ctx context.Context, name string, dryRun bool) (Removed, error) {
 	n.nsMu.Lock()
 	defer n.nsMu.Unlock()
@@ -261,7 +264,7 @@ type Bumped struct {
 	Live, Retired []kv.Epoch
 }
 
-// BumpEpoch sets a later newest epoch: to, at most kv.MaxEpoch, or the next one if to is 0. The
+// BumpEpoch makes to the newest epoch; 0 means the next one, and the maximum is kv.MaxEpoch. The
 // cost does not depend on the number of blocks. The keep newest epochs, including the new one, and
 // the pinned epochs stay live; keep 0 means 1. Every block of the other epochs becomes unmatchable.
 // An open reservation keeps the epoch for which it was made.
@@ -291,10 +294,10 @@ func (n *Node) BumpEpoch(ctx context.Context, name string, to kv.Epoch, keep int
 	return Bumped{Old: ns.Epoch, Live: want.Live(), Retired: retired}, nil
 }
 
-// RetireEpoch makes every block of an older live epoch unmatchable and returns what the epoch
-// occupied. The cost does not depend on the number of blocks. The slots are freed in the
-// background. A pinned epoch is refused with trie.ErrPinned, unless force is set, which ends its
-// pins. The newest epoch cannot be retired. With dryRun nothing changes.
+// RetireEpoch makes every block of an older live epoch unmatchable, and returns the number and size
+// of the epoch's pieces. The cost does not depend on the number of blocks. The slots are freed in
+// the background. A pinned epoch is refused with trie.ErrPinned; if force is set, its pins end
+// instead. The newest epoch cannot be retired. If dryRun is set, nothing changes.
 func (n *Node) RetireEpoch(ctx context.Context, name string, epoch kv.Epoch, force, dryRun bool) (Removed, error) {
 	n.nsMu.Lock()
 	defer n.nsMu.Unlock()
@@ -322,7 +325,8 @@ func (n *Node) RetireEpoch(ctx context.Context, name string, epoch kv.Epoch, for
 	return held, err
 }
 
-// setEpochs changes the live epochs of a namespace, on the volumes first. The caller holds nsMu.
+// setEpochs changes the live epochs of a namespace, first in the catalogue on the volumes and then
+// in the index. The caller holds nsMu.
 func (n *Node) setEpochs(ctx context.Context, want kv.Namespace) (retired []kv.Epoch, err error) {
 	if err := n.index.Writable(); err != nil {
 		return nil, err
@@ -361,10 +365,10 @@ func (n *Node) settleEpochs(ctx context.Context) error {
 	return nil
 }
 
-// PinEpoch leases a live epoch of a namespace, 0 for the newest, for ttl, at most LeaseTTLMax.
-// Bumps do not retire a pinned epoch, but at most kv.MaxLive epochs are live. Renew and Release
-// work for the lease too. PinEpoch returns the epoch. It waits for a running bump, so that the
-// returned epoch is live. Errors: ErrRequest, ErrBusy, trie.ErrNamespaceUnknown.
+// PinEpoch leases a live epoch of a namespace for ttl, at most LeaseTTLMax, and returns the epoch;
+// epoch 0 means the newest. Bumps do not retire a pinned epoch, but at most kv.MaxLive epochs stay
+// live. Renew and Release work for this lease too. PinEpoch waits for a bump in progress, so that
+// the returned epoch is live. Errors: ErrRequest, ErrBusy, trie.ErrNamespaceUnknown.
 func (n *Node) PinEpoch(owner, name string, epoch kv.Epoch, ttl time.Duration) (trie.LeaseID, kv.Epoch, error) {
 	if ttl <= 0 {
 		return 0, 0, fmt.Errorf("%w: a pin of epoch %d for %v; give a positive time", ErrRequest, epoch, ttl)
@@ -389,15 +393,16 @@ func (n *Node) PinEpoch(owner, name string, epoch kv.Epoch, ttl time.Duration) (
 	return lease, epoch, nil
 }
 
-// undoCatalogue writes the namespaces of the index to the catalogue again, after the index refused
-// a change that the catalogue has. Otherwise the next start would apply the change and drop the
-// blocks stored since. It returns refused, joined with the error of the write.
+// undoCatalogue is called after the index refused a change that is in the catalogue already. It
+// writes the namespaces of the index to the catalogue again. Otherwise the next start would apply
+// the change and drop the blocks stored since. It returns refused, joined with the error of the
+// write.
 func (n *Node) undoCatalogue(ctx context.Context, refused error) error {
 	return errors.Join(refused, n.writeCatalogue(ctx, n.index.Namespaces()))
 }
 
-// cleared publishes that some epochs have no matchable block, and wakes reclaimLoop to free their
-// slots.
+// cleared publishes the changes of the index after some epochs ended, and wakes reclaimLoop to free
+// their slots.
 func (n *Node) cleared() {
 	n.publishChanges()
 	n.wakeReclaim()

@@ -26,13 +26,14 @@ type Node struct {
 	index  *trie.Trie
 	store  *blockstore.Store
 	events *EventLog
-	// changes are the changes of the index that have not been published as events.
+	// changes has the changes of the index that have not been published as events yet.
 	changes changes
 	hot     *hotSet
 
-	// reads admits Loads, and lanes the reads of each volume. detached counts the device requests
-	// of detach; only Close waits for it, by acquiring all of it. writeBytes bounds reservations to
-	// half of the arena, so that writers cannot starve readers of memory.
+	// reads limits the Loads of the node, and lanes the reads of each volume. detached counts the
+	// device requests of detach; only Close waits for it, by acquiring its whole weight. writeBytes
+	// limits reservations to half of the arena, so that writers cannot take all memory from
+	// readers.
 	reads      *gate
 	lanes      []*lane
 	detached   *semaphore.Weighted
@@ -44,7 +45,7 @@ type Node struct {
 
 	draining atomic.Bool
 	refusing atomic.Bool // the last result of noteWriteState: writes are refused
-	// unsynced is set by every commit and by a failed sync, and cleared by the next sync.
+	// unsynced is set by every commit and by a failed sync. The next sync clears it.
 	unsynced atomic.Bool
 
 	recovered Recovery
@@ -58,8 +59,9 @@ type Node struct {
 	// scrubRate has a token when the rate of the scrubber has changed.
 	scrubRate chan struct{}
 
-	// nsMu orders changes of namespaces with the writes of the catalogue. It is held across the
-	// catalogue's I/O, because such changes are rare and no data path takes it.
+	// nsMu orders changes of namespaces and writes of the catalogue. It is held during the I/O of
+	// the catalogue; that is acceptable, because such changes are rare and neither reads nor writes
+	// of blocks take nsMu.
 	nsMu    sync.Mutex
 	deleted deletions
 
@@ -71,13 +73,13 @@ type Node struct {
 
 // Recovery is the result of the recovery in Open.
 type Recovery struct {
-	// Blocks counts the pieces of the index. Rejected counts the entries that were
-	// dropped because no slot on a volume holds their piece.
+	// Blocks counts the pieces in the index. Rejected counts the index entries that were dropped
+	// because no slot on a volume holds their piece.
 	Blocks, Rejected int64
-	// Hidden counts the entries on missing volumes and the descendants of these. They
-	// are misses until the volumes are back.
+	// Hidden counts the index entries of pieces on missing volumes, and of the descendants of these
+	// pieces. They are misses until the volumes are back.
 	Hidden int64
-	// Took is the time from Open to ready, including the time that the index loaded.
+	// Took is the time from Open until the node is ready, including the time for loading the index.
 	Took time.Duration
 }
 
@@ -104,8 +106,8 @@ func Open(ctx context.Context, opts Options) (*Node, error) {
 	// Half of the arena is reserved for writers, and writers use only that half.
 	opts.Arena.SetShare(int64(len(opts.Arena.Bytes())) / 2)
 	n.lanes = newLanes(opts.Store.Volumes(), opts.ReadsMax, int64(len(opts.Arena.Bytes())))
-	// Each lane takes ReadsMax Loads. So if all volumes but one hang, there is room for a Load from
-	// the other volume.
+	// Each lane admits ReadsMax Loads. So if all volumes but one hang, Loads from the other volume
+	// are still admitted.
 	n.reads = newGate(opts.ReadsMax * len(n.lanes))
 	n.room = newRoomMaker(n)
 	n.movers = newMovers(n)
@@ -156,7 +158,8 @@ func (n *Node) recover(ctx context.Context) error {
 			return err
 		}
 	}
-	// If the configured capacity was reduced, the node enforces it from the start (bounded).
+	// If the configured capacity was reduced, the node drops the excess blocks here (invariant
+	// bounded).
 	if surplus := n.store.Surplus(); len(surplus) > 0 {
 		n.opts.Logger.Warn("dropped blocks because the capacity is smaller than the stored bytes", "slots", len(surplus), "capacity_bytes", n.store.Stats().CapacityBytes)
 		if err := n.dropAll(ctx, surplus, trie.Chosen); err != nil {
@@ -194,9 +197,9 @@ func (n *Node) dropAll(ctx context.Context, refs []kv.Ref, why trie.Why) error {
 // Recovered returns the result of the recovery in Open.
 func (n *Node) Recovered() Recovery { return n.recovered }
 
-// reportVolume publishes the change of a volume's state. When a failed volume has
-// recovered, reportVolume requests a sync: the volume may hold committed blocks that
-// are not durable, because syncs leave out a failed volume.
+// reportVolume publishes a change of a volume's state. When a failed volume has recovered, it
+// requests a sync: the volume may hold committed blocks that are not durable, because failed
+// volumes are not synced.
 func (n *Node) reportVolume(c blockstore.VolumeChange) {
 	if c.Was == health.Failed && c.Is.Syncs() {
 		n.unsynced.Store(true)
@@ -230,11 +233,10 @@ func (n *Node) WriteState() (state, reason string) {
 // changes.
 func (n *Node) IndexWritable() error { return n.index.Writable() }
 
-// Ready returns nil if clients should send traffic to the node. It returns an error
-// while the node is draining, while no volume can be read, while fewer volumes are
-// healthy than a change of epochs or namespaces needs, and while the index refuses
-// changes. A node that is full or below its floor of free space is ready, because it
-// serves reads.
+// Ready returns nil if clients should send traffic to the node. It returns an error in four cases:
+// the node is draining, no volume can be read, too few volumes are healthy for a change of epochs
+// or namespaces, or the index refuses changes. A node that is full or below its floor of free space
+// is ready, because it serves reads.
 func (n *Node) Ready() error {
 	switch {
 	case n.draining.Load():

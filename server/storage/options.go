@@ -44,53 +44,55 @@ type Options struct {
 	Arena   *arena.Arena
 	Metrics *metrics.Node
 
-	// Durability is the condition under which Commit returns. SyncEvery is the longest time that
-	// data and index stay unsynced with durability batch. Default 1 s.
+	// Durability decides when Commit returns. SyncEvery is the maximum time for which data and
+	// index stay unsynced with durability batch. Default 1 s.
 	Durability blockstore.Durability
 	SyncEvery  time.Duration
-	// ReadsMax bounds the concurrent Loads from one volume. Pieces that a further Load requests
-	// from that volume are Busy. ReadsMax times the number of volumes bounds the running Loads. As
-	// many again may wait, and a further Load is Busy. Default 256.
+	// ReadsMax is the maximum number of Loads that read from one volume at a time. If another Load
+	// requests pieces from that volume, these pieces are Busy. The maximum number of Loads in
+	// progress on the node is ReadsMax multiplied by the number of volumes. As many further Loads
+	// may wait; any other Load is Busy. Default 256.
 	ReadsMax int
-	// ReservationsMax bounds the open reservations. Default 256.
+	// ReservationsMax is the maximum number of open reservations. Default 256.
 	ReservationsMax int
-	// LoadBytesMax and WriteBytesMax bound the payload of one Load and of one Reserve. Default 64
-	// MiB.
+	// LoadBytesMax and WriteBytesMax are the maximum payload, in bytes, of one Load and of one
+	// Reserve. Default 64 MiB.
 	LoadBytesMax, WriteBytesMax int64
-	// ChainBlocksMax bounds the chain of one request. Default 131,072.
+	// ChainBlocksMax is the maximum length, in blocks, of the chain of one request. Default
+	// 131,072.
 	ChainBlocksMax int
-	// LeaseTTLMax bounds a lease that is not a pin. Default 10 min.
+	// LeaseTTLMax is the maximum duration of a lease that is not a pin. Default 10 min.
 	LeaseTTLMax time.Duration
-	// ReservationTTL bounds the time between Reserve and Commit. Default 30 s.
+	// ReservationTTL is the maximum time between Reserve and Commit. Default 30 s.
 	ReservationTTL time.Duration
-	// QueueWait bounds the wait for memory, after which a call is Busy. Default 2 s.
+	// QueueWait is the time for which a call waits for memory before it is Busy. Default 2 s.
 	QueueWait time.Duration
-	// ReadWait bounds the time that a Load waits for a device to complete a read. After
-	// ReadWait the pieces are misses. Default 5 s.
+	// ReadWait is the time for which a Load waits for a device to complete a read. After that the
+	// pieces are misses. Default 5 s.
 	ReadWait time.Duration
-	// WriteWait bounds the time that a Commit waits for a device to complete a write.
-	// After WriteWait the pieces are written to another volume. Default 10 s.
+	// WriteWait is the time for which a Commit waits for a device to complete a write. After that
+	// the pieces are written to another volume. Default 10 s.
 	WriteWait time.Duration
-	// EventHistory is the number of events that the log keeps. Default 65,536.
+	// EventHistory is the number of events that the event log keeps. Default 65,536.
 	EventHistory int
 	// ScrubBytesPerSecond limits the background scrubber; 0 turns it off.
 	ScrubBytesPerSecond int64
-	// CutThroughBytes is the piece size from which a piece is loaded in parts of whole layers, so
-	// that the first part is sent while later parts are read (docs/benchmarks.md, "cut through").
-	// Default 8 MiB. If negative, every piece is loaded as a whole.
+	// CutThroughBytes is the piece size, in bytes, from which a piece is loaded in parts of whole
+	// layers. The first part is then sent while later parts are read (docs/benchmarks.md, "cut
+	// through"). Default 8 MiB. If negative, every piece is loaded as a whole.
 	CutThroughBytes int64
-	// HotBytes bounds the part of the arena that keeps the pieces read last, so that the next read
-	// of them needs no device. Other uses of the arena have priority. Default: three quarters of
-	// the arena. Negative: none.
+	// HotBytes is the maximum size, in bytes, of the hot set: the part of the arena with the most
+	// recently read pieces, whose next read needs no device. Other uses of the arena have priority.
+	// Default: three quarters of the arena. If negative, there is no hot set.
 	HotBytes int64
-	// LoanBytesMax bounds the part of the arena that readers on this host may keep (Part.Keep).
-	// Above the bound a reader is Busy. Default: a quarter of the arena.
+	// LoanBytesMax is the maximum size, in bytes, of the arena memory that readers on this host may
+	// keep (Part.Keep). A reader that would exceed it is Busy. Default: a quarter of the arena.
 	LoanBytesMax int64
 	// IndexMoved is called when a complete and durable copy of the index exists in another
-	// directory. The copy replaces the index if IndexMoved returns nil, and the next start must
-	// open the index in dir. Nil is not called.
+	// directory, dir. If IndexMoved returns nil, the copy replaces the index, and the next start
+	// must open the index in dir. A nil IndexMoved is not called.
 	IndexMoved func(dir string) error
-	// CheckOnClose makes Close verify for every piece that index and store agree. The build tag
+	// CheckOnClose makes Close verify that index and store agree on every piece. The build tag
 	// invariants always enables it.
 	CheckOnClose bool
 	// Logger receives messages that need an operator's action. Default: discard.

@@ -19,9 +19,9 @@ import (
 // rebuildBatch is the number of entries in one Put of a rebuild.
 const rebuildBatch = 1024
 
-// IndexLost reports whether the index was lost: it is new although the volumes have namespaces. The
-// index must then be rebuilt before Open, because Open frees every slot to which the index does not
-// refer.
+// IndexLost reports whether the index was lost: the index is new although the catalogue on the
+// volumes has namespaces. The index must then be rebuilt before Open, because Open frees every slot
+// to which the index does not refer.
 func IndexLost(store *blockstore.Store, index *trie.Trie) (bool, error) {
 	c, err := decodeCatalogue(store.Catalogue())
 	if err != nil {
@@ -43,14 +43,13 @@ type RebuildOptions struct {
 	Store *blockstore.Store
 	// Index is fresh (trie.Trie.Fresh). If nil, Rebuild only counts the pieces.
 	Index *trie.Trie
-	// Verify reads all payloads and leaves out blocks with a broken layer. Without Verify, such a
-	// block is detected at its first read. If several slots hold one piece, Rebuild reads its
-	// payload in any case.
+	// Verify reads all payloads and leaves out blocks with a damaged layer. Without Verify, such a
+	// block is detected at its first read. If several slots hold one piece, Rebuild reads the
+	// payloads of these slots in any case.
 	Verify bool
-	// Progress, if not nil, is called periodically with the bytes that Rebuild has read or skipped,
-	// the total bytes of all segments and of the payloads to read, and the number of slots with
-	// pieces found so far. The bytes of payloads are added to the total when the headers have been
-	// read.
+	// Progress, if not nil, is called periodically. doneBytes is the number of bytes that Rebuild
+	// has read or skipped. totalBytes is the size of all segments; when the headers have been read,
+	// the payloads to read are added to it. found is the number of slots with pieces so far.
 	Progress func(doneBytes, totalBytes, found int64)
 	Logger   *slog.Logger
 }
@@ -61,12 +60,14 @@ type RebuildReport struct {
 	Namespaces int
 	// Scan is the result of reading the slot headers.
 	Scan blockstore.ScanStats
-	// Indexed counts the pieces that are matchable, or would be without Index.
+	// Indexed counts the pieces that are matchable, or that would be if RebuildOptions.Index were
+	// set.
 	Indexed int64
-	// The other pieces were left out, because: the catalogue does not have the namespace; the epoch
-	// is not live; the geometry differs from the namespace's; the class is transfer, which may have
-	// been delivered; the slot is an older copy of a piece; the piece or an ancestor was deleted;
-	// an ancestor is missing; the index refused the piece (quota).
+	// The other counters count the pieces that were left out, by reason, in the order of the
+	// fields: the catalogue does not have the namespace; the epoch is not live; the geometry
+	// differs from the namespace's; the class is transfer, and the piece may have been delivered;
+	// the slot is an older copy of a piece; the piece or an ancestor was deleted; an ancestor is
+	// missing; the index refused the piece because of the quota.
 	DeletedNamespace, OldEpoch, Geometry, Transfer, Copies, Deleted, Orphans, Refused int64
 	Took                                                                              time.Duration
 }
@@ -78,12 +79,12 @@ type found struct {
 	// born is the generation of the slot to which the content was first written. A move
 	// to another slot keeps born.
 	born kv.Generation
-	// deleted is the generation up to which a tombstone covers the descendants of the piece. It is
-	// set when the piece is placed.
+	// deleted is the highest generation up to which a tombstone covers the piece and its
+	// descendants. It is set by isDeleted.
 	deleted kv.Generation
 	group   uint8
 	state   foundState
-	// intact and damaged are the result of reading the payload, if Rebuild has read it.
+	// intact or damaged is set if Rebuild has read the payload. Otherwise both are false.
 	intact, damaged bool
 }
 
@@ -92,14 +93,14 @@ type foundState uint8
 const (
 	// waiting: not examined yet.
 	waiting foundState = iota
-	// climbing: its ancestors are being examined. A piece met again in this state is its own
-	// ancestor, and an orphan.
+	// climbing: the ancestors of the piece are being examined. If a piece in this state is met
+	// again, it is its own ancestor, and so an orphan.
 	climbing
 	placed
 	orphan
 )
 
-// pieceName is unique in one namespace and epoch.
+// pieceName identifies a piece within one namespace and epoch.
 type pieceName struct {
 	id    kv.BlockID
 	group uint8
@@ -116,8 +117,8 @@ type rebuild struct {
 	floors  map[kv.NamespaceID]kv.Generation
 	// highest is the highest namespace id found in the catalogue and in the slots.
 	highest kv.NamespaceID
-	// pieces counts the slots that were added to found. scanned is the total of the finished scans,
-	// for Progress.
+	// pieces counts the slots that were added to found. scanned is the total number of bytes of the
+	// finished scans, for Progress.
 	pieces, scanned int64
 }
 
@@ -133,10 +134,10 @@ func (r *rebuild) progress() func(done, total int64) {
 	}
 }
 
-// Rebuild makes the index from the slot headers and the catalogue. Of the slots that hold one piece
+// Rebuild makes the index from the slot headers and the catalogue. If several slots hold one piece,
 // it uses the newest intact slot. A block that had been evicted may be matchable again, with the
 // bytes that its writer stored in a live epoch of its namespace. A deleted block does not return.
-// Rebuild ends all pins, and retires the epochs that only a pin kept live.
+// Rebuild ends all pins, and retires the epochs that were live only because of a pin.
 func Rebuild(ctx context.Context, opts RebuildOptions) (RebuildReport, error) {
 	start := time.Now()
 	if opts.Logger == nil {
@@ -236,8 +237,9 @@ func (r *rebuild) wanted(h *ondisk.SlotHeader) bool {
 	return false
 }
 
-// index adds the pieces of epoch def.Epoch to the index, ancestors first and otherwise in the order
-// of their slots, so that the index has sequences in the same order as the volume.
+// index adds the pieces of the epoch def.Epoch to the index. Ancestors come first, and otherwise
+// the order is that of the slots, so that the blocks of a sequence have the same order in the index
+// as on the volume.
 func (r *rebuild) index(ctx context.Context, def kv.Namespace) error {
 	of := namespaceEpoch{def.ID, def.Epoch}
 	pieces := r.found[of]
@@ -257,7 +259,8 @@ func (r *rebuild) index(ctx context.Context, def kv.Namespace) error {
 		for k, j := range slices.Backward(climb) {
 			p := &pieces[j]
 			if r.isDeleted(def, pieces, byName, p) {
-				// The pieces below it are deleted too.
+				// The pieces in climb[:k] are descendants of the deleted piece, so they are deleted
+				// too.
 				for _, j := range climb[:k+1] {
 					pieces[j].state = orphan
 				}
@@ -278,10 +281,10 @@ func (r *rebuild) index(ctx context.Context, def kv.Namespace) error {
 }
 
 // choose keeps one slot of each piece in found: the slot with the newest content, and among slots
-// with the same content the one written last. It sorts found by extent. A damaged slot is used only
-// if the piece has no other. After a power failure, a slot that was being written may have a header
-// without its whole payload: the copy of a piece that a move was making, whose old slot is intact,
-// or a piece that a second writer was storing.
+// with the same content the slot written last. It sorts found by extent. A damaged slot is used
+// only if the piece has no other slot. After a power failure, a slot that was being written may
+// have a header without its whole payload. Such a slot is the copy of a piece that was being moved,
+// whose old slot is intact, or a piece that a second writer was storing.
 func (r *rebuild) choose(ctx context.Context) error {
 	for _, all := range r.found {
 		slices.SortFunc(all, func(a, b found) int {
@@ -306,8 +309,9 @@ func (r *rebuild) choose(ctx context.Context) error {
 
 func samePiece(a, b found) bool { return a.id == b.id && a.group == b.group }
 
-// dropDamaged reads the first slot of each piece that has several slots, unless it was read before,
-// and removes the slot from found if it is damaged. It reports whether it removed any.
+// dropDamaged reads the payload of the first slot of each piece that has several slots, unless it
+// was read before. It removes the slot from found if the slot is damaged. It reports whether it
+// removed any slot.
 func (r *rebuild) dropDamaged(ctx context.Context) (dropped bool, err error) {
 	first := make(map[kv.Extent]*found)
 	for _, all := range r.found {
@@ -348,8 +352,8 @@ func (r *rebuild) dropDamaged(ctx context.Context) (dropped bool, err error) {
 	return dropped, nil
 }
 
-// climb returns piece i and its ancestors that are not placed yet, the topmost ancestor last. It
-// returns nothing if an ancestor is missing; then all of these pieces are orphans.
+// climb returns piece i and those of its ancestors that are not placed yet, the topmost ancestor
+// last. If an ancestor is missing, it returns nothing, and all of these pieces are orphans.
 func (r *rebuild) climb(def kv.Namespace, pieces []found, byName map[pieceName]int32, i int32, path []int32) []int32 {
 	lost := false
 	for pieces[i].state == waiting {
@@ -376,9 +380,9 @@ func (r *rebuild) climb(def kv.Namespace, pieces []found, byName map[pieceName]i
 	return path[:0]
 }
 
-// isDeleted reports whether a tombstone covers a piece whose ancestor is placed. It sets p.deleted.
-// It does not compare the generation of the ancestor: if several writers stored the ancestor, the
-// slot in the index may be newer than its descendants.
+// isDeleted reports whether a tombstone covers the piece p. The parent of p must be placed.
+// isDeleted sets p.deleted. It does not compare the generation of an ancestor: if several writers
+// stored the ancestor, its slot in the index may be newer than its descendants.
 func (r *rebuild) isDeleted(def kv.Namespace, pieces []found, byName map[pieceName]int32, p *found) bool {
 	p.deleted = r.stones[stoneKey{def.ID, def.Epoch, trie.PieceKey{ID: p.id, Group: p.group}}]
 	if name, has := ancestor(def, p); has {

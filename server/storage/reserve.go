@@ -17,8 +17,8 @@ type ReservationID uint64
 // ReserveRequest is the request of a Reserve.
 type ReserveRequest struct {
 	Namespace string
-	// Epoch is the epoch of the weights that made the blocks. 0 means the newest. The epoch must be
-	// live at Commit.
+	// Epoch is the epoch of the weights with which the blocks were computed; 0 means the newest.
+	// The epoch must be live at Commit.
 	Epoch kv.Epoch
 	// Geometry is the writer's geometry. It must equal the namespace's.
 	Geometry kv.GeometryDigest
@@ -27,13 +27,13 @@ type ReserveRequest struct {
 	Parent kv.BlockID
 	// IDs are consecutive blocks of one chain or, in a flat namespace, any keys.
 	IDs []kv.BlockID
-	// Pieces are the offered pieces. Nil means group 0 of every block. Within a group they are in
-	// the order of the blocks.
+	// Pieces are the pieces that the writer offers. Nil means group 0 of every block. Within a
+	// group, pieces are in the order of the blocks.
 	Pieces []PieceRef
 	Class  trie.Class
 	// Attach, if not nil, is called with a reservation that has granted pieces, before any other
-	// call can use it. It may open a transfer window over the memory and call OnEnd. If it fails,
-	// the reservation is undone.
+	// call can use the reservation. It may open a transfer window over the memory and call OnEnd.
+	// If Attach fails, the reservation ends.
 	Attach func(*Reservation) error
 }
 
@@ -41,9 +41,9 @@ type ReserveRequest struct {
 type Grant struct {
 	PieceRef
 	// Status is trie.Added if the writer must write the piece at Offset of the window. Any other
-	// value is the reason why the piece is not needed or cannot be stored.
+	// status is the reason why the node does not need the piece or cannot store it.
 	Status trie.PutStatus
-	// Offset is relative to the reservation's Bytes.
+	// Offset is the offset of the piece in the reservation's Bytes.
 	Offset int64
 }
 
@@ -53,7 +53,7 @@ type Reservation struct {
 	ID      ReservationID
 	Grants  []Grant
 	Expires time.Time
-	// Granted is the number of pieces to write.
+	// Granted is the number of pieces that the writer must write.
 	Granted int
 
 	ns      kv.Namespace // with the epoch of the reservation
@@ -62,8 +62,8 @@ type Reservation struct {
 	ids     []kv.BlockID
 	mem     *hold
 	layouts []ondisk.Layout // by group
-	// above is a lease that keeps the parent from being evicted until the blocks are committed. 0:
-	// none.
+	// above is a lease that protects the parent block from eviction until the blocks are committed;
+	// 0 if there is none.
 	above trie.LeaseID
 	// onEnd is called at the end of the reservation, before its memory is released.
 	onEnd func()
@@ -79,13 +79,13 @@ func (r *Reservation) ArenaOffset() int64 { return r.mem.buf.Offset() }
 func (r *Reservation) Namespace() kv.Namespace { return r.ns }
 
 // OnEnd sets a function that is called once when the reservation ends for any reason, before its
-// memory is released; it may close a transfer window. The goroutine that ends the reservation calls
-// it.
+// memory is released. The function may close a transfer window. The goroutine that ends the
+// reservation calls it.
 func (r *Reservation) OnEnd(f func()) { r.onEnd = f }
 
-// Reserve returns which pieces the node needs, and lends memory for them. A reservation without a
-// granted piece needs no Commit and has the ID 0. Errors: ErrBusy, ErrReadOnly, ErrDraining,
-// ErrRequest, ErrMismatch, trie.ErrNamespaceUnknown.
+// Reserve returns which of the offered pieces the node needs, and lends memory for these. A
+// reservation without a granted piece needs no Commit and has the ID 0. Errors: ErrBusy,
+// ErrReadOnly, ErrDraining, ErrRequest, ErrMismatch, trie.ErrNamespaceUnknown.
 func (n *Node) Reserve(ctx context.Context, req ReserveRequest) (*Reservation, error) {
 	ns, err := n.Namespace(req.Namespace)
 	if err != nil {
@@ -161,7 +161,7 @@ func (n *Node) reserve(ctx context.Context, ns kv.Namespace, req ReserveRequest)
 }
 
 // wanted returns for each entry whether the index would accept it. If the namespace is at its
-// quota, wanted first evicts as many of its blocks as the new blocks need.
+// quota, wanted first evicts blocks of the namespace to make room for the new ones.
 func (n *Node) wanted(ctx context.Context, r *Reservation, entries []trie.Entry) ([]trie.PutStatus, error) {
 	statuses, err := n.index.Known(nil, r.ns.ID, r.ns.Epoch, entries)
 	if err != nil {
@@ -172,7 +172,8 @@ func (n *Node) wanted(ctx context.Context, r *Reservation, entries []trie.Entry)
 	}
 	var bytes int64
 	for i, s := range statuses {
-		// A descendant of a block over quota has the status that its parent is absent.
+		// A descendant of a block that exceeds the quota has the status ParentAbsent, so it is
+		// counted too.
 		if s != trie.Exists {
 			bytes += r.layouts[entries[i].Group].SlotBytes()
 		}
@@ -230,7 +231,7 @@ func (n *Node) open(ctx context.Context, r *Reservation, sizeBytes int64, attach
 	r.ID = ReservationID(n.nextReserve.Add(1))
 	r.Expires = n.opts.Now().Add(n.limits.Load().ReservationTTL)
 	if !r.parent.IsZero() {
-		// If there is no lease, the parent may be absent at the commit, which then refuses the
+		// Without the lease, the parent may be evicted before the commit, which then refuses the
 		// blocks.
 		r.above, _ = n.index.Hold(r.ns.ID, r.ns.Epoch, r.parent)
 	}

@@ -15,40 +15,42 @@ import (
 )
 
 const (
-	// roomRounds bounds the evictions of a writer before the store counts as full. Several rounds
-	// may be needed, because slots that are being read are freed later and slots of another size
-	// may not help.
+	// roomRounds is the maximum number of evictions for one writer before the store counts as full.
+	// Several rounds may be needed: slots that are being read become free later, and freed slots of
+	// another size may not help.
 	roomRounds = 4
-	// roomBatchBytes is the least that one round of eviction frees, so that a steady stream of
-	// writers rarely evicts. It is less in a small store, where it would be a considerable share of
-	// the cache.
+	// roomBatchBytes is the minimum number of bytes that one round of eviction frees, so that a
+	// steady stream of writers rarely evicts. In a small store the minimum is 1/roomBatchShare of
+	// the capacity, so that one round does not evict a large part of the cache.
 	roomBatchBytes = 16 << 20
 	roomBatchShare = 256
-	// roomAlone is the weight of turn that excludes all other holders.
+	// roomAlone is the whole weight of the semaphore turn, which excludes all other holders.
 	roomAlone = 1 << 20
-	// roomWaiters bounds the writers that wait for a turn. An eviction takes milliseconds, and the
-	// last waiter should get room within QueueWait.
+	// roomWaiters is the maximum number of writers that wait for turn. An eviction takes
+	// milliseconds, and the last waiting writer should get its slots within QueueWait.
 	roomWaiters = 128
 	// reclaimBatch is the number of pieces that one reclaiming step removes from the index. It
 	// bounds the time that the index is locked.
 	reclaimBatch = 512
-	// eventBlocks bounds the blocks of one event, and so the size of its message.
+	// eventBlocks is the maximum number of blocks in one event, which bounds the size of its
+	// message.
 	eventBlocks = 4096
 )
 
 // A roomMaker reserves slots for writers, and evicts if there are none.
 //
-// Locks: turn and quota are not held together. Both are held across eviction, which does I/O of the
-// index. No read waits for either. A writer waits for one of them until its context ends, at most
-// QueueWait. At most roomWaiters writers wait; a further writer is Busy at once.
+// Locks: turn and quota are not held at the same time. Both are held during eviction, which does
+// I/O of the index. No read waits for either. A writer waits for one of them until its context
+// ends, at most QueueWait. At most roomWaiters writers wait; a further writer is Busy at once.
 type roomMaker struct {
 	node       *Node
 	batchBytes int64
-	// turn is shared by writers that look for free slots (weight 1). The writer that evicts holds
-	// it alone (weight roomAlone) until it has its slots, so that no other writer takes the slots
-	// that it freed. Writers get their turns in the order in which they found the store full.
+	// turn orders writers. Writers that look for free slots hold it together (weight 1). The writer
+	// that evicts holds it alone (weight roomAlone) until it has its slots, so that no other writer
+	// takes the slots that the eviction freed. Writers get turn in the order in which they found
+	// the store full.
 	turn *semaphore.Weighted
-	// quota admits one writer at a time that evicts for its namespace's quota.
+	// quota is held by the one writer that evicts for the quota of its namespace.
 	quota *semaphore.Weighted
 	// waiting counts the writers that wait for turn or quota.
 	waiting atomic.Int32
@@ -85,8 +87,8 @@ func (r *roomMaker) wait(ctx context.Context, s *semaphore.Weighted, weight int6
 	return nil
 }
 
-// slots reserves count slots of the layout, right after an extent if possible. It evicts if there
-// are none.
+// slots reserves count slots of the layout, right after the extent after if possible. It evicts if
+// no slots are free.
 func (r *roomMaker) slots(ctx context.Context, layout ondisk.Layout, count int, after kv.Extent, hasAfter bool) ([]kv.Ref, error) {
 	refs, err := r.free(ctx, layout, count, after, hasAfter)
 	if !errors.Is(err, blockstore.ErrFull) {
@@ -110,8 +112,8 @@ func (r *roomMaker) slots(ctx context.Context, layout ondisk.Layout, count int, 
 	}
 }
 
-// free reserves slots like slots without evicting. It fails with blockstore.ErrFull if there are
-// none.
+// free reserves slots as slots does, but without evicting. It fails with blockstore.ErrFull if no
+// slots are free.
 func (r *roomMaker) free(ctx context.Context, layout ondisk.Layout, count int, after kv.Extent, hasAfter bool) ([]kv.Ref, error) {
 	if err := r.wait(ctx, r.turn, 1); err != nil {
 		return nil, err
@@ -120,12 +122,14 @@ func (r *roomMaker) free(ctx context.Context, layout ondisk.Layout, count int, a
 	return r.node.store.Reserve(ctx, layout.PayloadBytes, layout.Layers, count, after, hasAfter)
 }
 
-// evictFor evicts until count slots of the layout should be free. The policy's victims may be of
-// another slot size. If there are still no slots of this size, evictFor empties the cheapest
-// segment of another size, so that the segment can be cut again.
+// evictFor evicts pieces whose slots have the size of count slots of the layout. The policy may
+// choose pieces in slots of another size. If there are still no slots of this size, evictFor
+// empties the segment of another size that costs the fewest bytes, so that the segment can be cut
+// again.
 func (r *roomMaker) evictFor(ctx context.Context, layout ondisk.Layout, count int) error {
 	n := r.node
-	// Reclaiming the slots of deleted blocks and retired epochs costs no hit.
+	// Slots of deleted blocks and retired epochs are freed first, because their blocks can give no
+	// hit.
 	if _, err := n.reclaimStep(); err != nil {
 		return err
 	}
@@ -145,8 +149,8 @@ func (r *roomMaker) evictFor(ctx context.Context, layout ondisk.Layout, count in
 	return nil
 }
 
-// inQuota evicts blocks of a namespace until bytes more of slots fit its quota. The index refuses
-// the pieces that do not fit even then.
+// inQuota evicts blocks of a namespace until further slots of the size bytes fit its quota. If that
+// is not possible, the index refuses the pieces that do not fit.
 func (r *roomMaker) inQuota(ctx context.Context, ns kv.Namespace, bytes int64) error {
 	if ns.QuotaBytes == 0 {
 		return nil
@@ -163,7 +167,7 @@ func (r *roomMaker) inQuota(ctx context.Context, ns kv.Namespace, bytes int64) e
 	return err
 }
 
-// probe reports whether count slots are available.
+// probe reports whether count slots of the layout can be reserved.
 func (n *Node) probe(ctx context.Context, layout ondisk.Layout, count int) (bool, error) {
 	refs, err := n.store.Reserve(ctx, layout.PayloadBytes, layout.Layers, count, 0, false)
 	if errors.Is(err, blockstore.ErrFull) {
@@ -175,9 +179,9 @@ func (n *Node) probe(ctx context.Context, layout ondisk.Layout, count int) (bool
 	return err == nil, err
 }
 
-// emptySegment empties the segment whose loss is the least among the segments that can be cut to
-// this layout, and reports whether it is empty. It does not choose a segment if that would remove a
-// block that is leased or being read, or an ancestor of one.
+// emptySegment empties one of the segments that can be cut to this layout: the one whose eviction
+// loses the fewest bytes. It reports whether the segment is empty. It never removes a block that is
+// leased or being read, or an ancestor of such a block.
 func (n *Node) emptySegment(layout ondisk.Layout) (bool, error) {
 	segments := n.store.Emptiable(layout.PayloadBytes, layout.Layers)
 	ranges := make([]trie.ExtentRange, len(segments))
@@ -202,12 +206,12 @@ type Removed struct {
 	Blocks, Bytes int64
 }
 
-// evictRoundBytes is how many bytes of slots evict removes from the index before it frees them. It
-// bounds the list of evicted pieces to some MiB of heap.
+// evictRoundBytes is the size of the slots, in bytes, that evict removes from the index before it
+// frees them. It limits the list of evicted pieces to some MiB of heap.
 const evictRoundBytes = 256 << 20
 
-// evict removes at least wantBytes of slots by the policy and frees them. If only is set, it evicts
-// from that namespace.
+// evict removes pieces with at least wantBytes of slots by the policy and frees the slots. If only
+// is not 0, it removes pieces of that namespace only.
 func (n *Node) evict(wantBytes int64, only kv.NamespaceID) (removed Removed, err error) {
 	var gone []trie.Evicted
 	for now, left := n.opts.Now(), wantBytes; left > 0; {
@@ -314,8 +318,8 @@ func (n *Node) dropCorrupt(ref kv.Ref, where string, cause error) {
 	n.dropPiece(ref)
 }
 
-// dropPiece makes a piece and its descendants unmatchable permanently. Its header may be intact, so
-// without a tombstone a rebuild of the index would restore it.
+// dropPiece makes a piece and its descendants unmatchable permanently. The header of its slot may
+// be intact, so without a tombstone a rebuild of the index would restore the piece.
 func (n *Node) dropPiece(ref kv.Ref) {
 	owner, ok := n.index.Owner(ref)
 	n.forget(ref, trie.Dropped)
@@ -327,8 +331,8 @@ func (n *Node) dropPiece(ref kv.Ref) {
 	n.wakeReclaim()
 }
 
-// dropUnreadable makes a piece that its device cannot read and its descendants unmatchable, so that
-// the next write stores it in another slot.
+// dropUnreadable makes a piece that the device cannot read, and its descendants, unmatchable. The
+// next write then stores the piece in another slot.
 func (n *Node) dropUnreadable(ref kv.Ref, where string, cause error) {
 	n.opts.Metrics.UnreadableBlocks.WithLabelValues(where).Inc()
 	n.opts.Logger.Error("unreadable block dropped", "ref", ref, "operation", where, "err", cause)
@@ -341,7 +345,7 @@ func (n *Node) dropStale(ref kv.Ref) {
 	n.wakeReclaim()
 }
 
-// forget removes the index entry of a slot, unless the entry was replaced meanwhile.
+// forget removes the index entry of the piece in slot ref, unless the entry was replaced meanwhile.
 func (n *Node) forget(ref kv.Ref, why trie.Why) {
 	if err := n.index.Remove(ref, why); err != nil && !errors.Is(err, trie.ErrAbsent) {
 		n.logIf("drop block", err)

@@ -2,16 +2,17 @@ package evict
 
 import "fmt"
 
-// Cache is a model of a prefix cache for a fixed number of blocks. It holds no data: it applies the
-// policy and the leaf-first rule, to compare policies on traces. It is not safe for concurrent use.
+// Cache is a model of a prefix cache with room for a fixed number of blocks, to compare policies on
+// traces. It holds no data: it applies the policy and evicts leaf first. It is not safe for
+// concurrent use.
 type Cache struct {
 	policy   Policy
 	capacity int
-	// nodes are numbered from 1. blocks maps a key to the number.
+	// nodes is indexed by node number, from 1 on. blocks maps a block's key to its node number.
 	nodes  []cacheNode
 	free   []Node
 	blocks map[uint64]Node
-	// path is the chain of the current access, which may not be evicted.
+	// path has the nodes of the chain that Access looks up, which may not be evicted meanwhile.
 	path []Node
 }
 
@@ -37,9 +38,10 @@ func NewCache(kind Kind, tuning Tuning, capacity int) (*Cache, error) {
 // Len is the number of blocks held, never more than the capacity.
 func (c *Cache) Len() int { return len(c.blocks) }
 
-// Access looks up a prompt and stores the missing blocks. chain holds one well mixed key per block.
-// Equal keys must mean equal prefixes, so that a key determines the key before it. hits is the
-// length of the cached prefix. If the chain is longer than the cache, the rest of it is not stored.
+// Access looks up a prompt and stores its missing blocks. chain holds one well mixed key per block.
+// Equal keys must mean equal prefixes, so that a key determines the keys before it. hits is the
+// length of the cached prefix in blocks. If the chain is longer than the cache, the end of the
+// chain is not stored.
 func (c *Cache) Access(chain []uint64) (hits int) {
 	c.path = c.path[:0]
 	for _, key := range chain {
@@ -95,7 +97,7 @@ func (c *Cache) number() Node {
 func (c *Cache) evictable(n Node) bool { return c.nodes[n].kids == 0 && !c.nodes[n].busy }
 
 func (c *Cache) evict() bool {
-	// Victim looks at every node once for each of its touches, and once more.
+	// Victim examines every node at most once for each of its touches, and once more.
 	steps := (maxTouches + 2) * (c.policy.Len() + 1)
 	n, ok := c.policy.Victim(&steps, c.evictable)
 	if !ok {

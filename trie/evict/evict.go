@@ -2,17 +2,17 @@ package evict
 
 import "fmt"
 
-// Node is a node number. The owner assigns numbers densely from 1; 0 means no node. Memory is
-// proportional to the highest number seen.
+// Node is a node number. The owner of the nodes assigns numbers densely from 1; 0 means no node.
+// The memory of a policy is proportional to the highest number that it was given.
 type Node = uint32
 
 // Kind names a policy.
 type Kind uint8
 
 const (
-	// S3FIFO is a small FIFO queue in front of a large one. Touched nodes of the large queue get
-	// further rounds. S3FIFO remembers the nodes that left the small queue, to detect nodes that
-	// left it too early.
+	// S3FIFO has a small FIFO queue in front of a large one. A touched node of the large queue
+	// returns to its head instead of being evicted. S3FIFO remembers the content evicted from the
+	// small queue, and puts content that returns into the large queue directly.
 	S3FIFO Kind = iota + 1
 	// LRU evicts the node whose last touch is the oldest.
 	LRU
@@ -58,39 +58,40 @@ func ParseKind(s string) (Kind, error) {
 type Policy interface {
 	// Kind returns the policy's kind.
 	Kind() Kind
-	// Insert adds a node that is not in the policy. key identifies the content across evictions. A
-	// policy with a memory treats content that returns soon after its eviction as content in
-	// demand.
+	// Insert adds a node that is not in the policy. key identifies the node's content across
+	// evictions. A policy that remembers evicted content prefers content that returns soon after
+	// its eviction.
 	Insert(n Node, key uint64)
-	// InsertCold adds a node that is evicted before all others, the first inserted first.
+	// InsertCold adds a node that is evicted before all nodes of Insert. Among cold nodes the order
+	// is FIFO.
 	InsertCold(n Node)
 	// Touch records a hit. Concurrent touches may be lost. When a chain is hit, touch the deepest
 	// node first and the root last, so that an ancestor counts as at least as recent as its
 	// descendants.
 	Touch(n Node)
-	// Remove forgets a node without remembering its content. A node that is not
-	// in the policy is ignored.
+	// Remove removes a node without remembering its content. A node that is not in the policy is
+	// ignored.
 	Remove(n Node)
-	// Victim returns the next node to evict among those for which evictable is true, and leaves it
-	// in the policy; the caller then calls Evicted or Remove. Nodes for which evictable is false
-	// when their turn comes are parked. Victim decrements *steps for each node that it looks at,
-	// and returns ok false when *steps reaches 0. If ok is false and *steps is not 0, every node is
-	// parked.
+	// Victim returns the next node to evict for which evictable is true. The node stays in the
+	// policy until the caller calls Evicted or Remove. A node whose turn comes while evictable is
+	// false is parked: it waits outside of its queue for Unpark. Victim decrements *steps for each
+	// node that it examines, and returns ok false when *steps reaches 0. If ok is false and *steps
+	// is not 0, every node is parked.
 	Victim(steps *int, evictable func(Node) bool) (n Node, ok bool)
 	// Evicted removes a victim and remembers its content under key.
 	Evicted(n Node, key uint64)
 	// Parked reports whether n waits for Unpark.
 	Parked(n Node) bool
-	// Unpark puts a parked node first in line of the queue it came from. A node
-	// that is not parked is ignored.
+	// Unpark puts a parked node at the end of its former queue that is evicted first. A node that
+	// is not parked is ignored.
 	Unpark(n Node)
-	// Cool removes one touch from n and reports whether there was one. The owner uses Cool to evict
-	// in another order than the policy's (nodes of one namespace only) and to give touched nodes a
-	// second chance nevertheless.
+	// Cool removes one touch from n and reports whether n had a touch. The owner uses Cool when it
+	// evicts in another order than the policy's (nodes of one namespace only), to give touched
+	// nodes a second chance in that order too.
 	Cool(n Node) bool
-	// Len returns the number of nodes in the policy, parked ones included.
+	// Len returns the number of nodes in the policy, parked nodes included.
 	Len() int
-	// Bytes returns the memory that the policy uses.
+	// Bytes returns the size of the policy's memory in bytes.
 	Bytes() int64
 }
 
@@ -114,16 +115,17 @@ func New(kind Kind, tuning Tuning) (Policy, error) {
 // Tuning adjusts S3FIFO; the zero value means the defaults. Other policies
 // ignore it.
 type Tuning struct {
-	// SmallPercent is the share of all nodes that the small queue may hold before nodes are evicted
-	// from it; default 70. The paper's 10 suits caches of files. A session reads all of its blocks
-	// again or none: with 10, blocks of ended sessions stay in the main queue, while blocks of live
-	// sessions leave the small queue untouched (docs/benchmarks.md).
+	// SmallPercent is the share of all nodes, in percent, that the small queue may hold before
+	// nodes are evicted from it; default 70. The S3-FIFO paper uses 10, which suits caches of
+	// files. A session reads all of its blocks again or none. With 10, the main queue keeps blocks
+	// of ended sessions, while blocks of live sessions are evicted from the small queue before
+	// their first reuse (docs/benchmarks.md).
 	SmallPercent int
-	// PromoteTouches is the number of touches in the small queue after which a node moves to the
-	// main queue: 1 to 3, default 1.
+	// PromoteTouches is the number of touches in the small queue that move a node to the main queue
+	// instead of evicting it: 1 to 3, default 1.
 	PromoteTouches int
-	// GhostPercent bounds the remembered evictions relative to the nodes held;
-	// default 100.
+	// GhostPercent is the number of remembered evictions in percent of the number of nodes in the
+	// policy; default 100.
 	GhostPercent int
 }
 

@@ -1,7 +1,6 @@
 package evict
 
-// fifo evicts in order of insertion. It is the baseline: the other policies gain by remembering
-// hits.
+// fifo evicts in order of insertion and ignores hits. It is the baseline for the other policies.
 type fifo struct {
 	links
 }

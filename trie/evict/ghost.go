@@ -2,33 +2,33 @@ package evict
 
 import "slices"
 
-// ghost remembers the fingerprints of recently evicted content. It is a table of small buckets,
-// each a FIFO queue. All buckets together forget in about the order of insertion, without a link
-// per entry.
+// ghost remembers fingerprints of recently evicted content. It is a hash table of small buckets.
+// Each bucket is a FIFO queue, so the table as a whole forgets fingerprints in about the order of
+// insertion, without a link per entry.
 //
 //	bucket  ┌────┬────┬────┬────┬────┬────┬────┬────┐
 //	(32 B)  │newest                          oldest │  0 = empty
 //	        └────┴────┴────┴────┴────┴────┴────┴────┘
 //
-// A fingerprint has 32 bits: with g ghosts, a fraction g/2^32 of the first insertions is mistaken
-// for returning content. The only effect is a better place in the queue.
+// A fingerprint has 32 bits. With g fingerprints in the table, a fraction g/2^32 of new content is
+// mistaken for returning content. The only effect is that such content enters the main queue.
 type ghost struct {
 	buckets [][ghostWays]uint32
 }
 
 const ghostWays = 8
 
-// fingerprint folds key; the result is never 0, which marks an empty place.
+// fingerprint folds key into 32 bits. The result is never 0, which marks an empty entry.
 func fingerprint(key uint64) uint32 { return uint32(key>>32) | 1 }
 
 func (g *ghost) bucket(fp uint32) *[ghostWays]uint32 {
-	// The scaling uses the high bits of the fingerprint: all bits of a good hash are equally
-	// random.
+	// The scaling uses the high bits of the fingerprint only. That is sufficient, because all bits
+	// of a good hash are equally random.
 	return &g.buckets[uint64(fp)*uint64(len(g.buckets))>>32]
 }
 
-// add remembers key and forgets the oldest of its bucket. capacity is the number of fingerprints
-// for which the table has room.
+// add remembers key and forgets the oldest fingerprint of the bucket. capacity is the number of
+// fingerprints for which the table has room.
 func (g *ghost) add(key uint64, capacity int) {
 	if capacity <= 0 {
 		return
@@ -39,7 +39,7 @@ func (g *ghost) add(key uint64, capacity int) {
 	b[0] = fingerprint(key)
 }
 
-// take reports whether key is remembered, and forgets it.
+// take reports whether key is remembered, and forgets key.
 func (g *ghost) take(key uint64) bool {
 	if len(g.buckets) == 0 {
 		return false
@@ -55,8 +55,8 @@ func (g *ghost) take(key uint64) bool {
 	return true
 }
 
-// resize grows in steps of a quarter. The cache is about full when evictions begin, so resize
-// seldom runs.
+// resize makes room for capacity fingerprints. It grows by at least a quarter. The cache is about
+// full when evictions begin, so the capacity seldom changes afterwards.
 func (g *ghost) resize(capacity int) {
 	want := (capacity + ghostWays - 1) / ghostWays
 	if want <= len(g.buckets) {

@@ -2,8 +2,8 @@ package evict
 
 import "reflect"
 
-// Chunks are used and not one growing slice: growing copies nothing, so no insert stalls, and at
-// most one chunk is unused.
+// Arrays are made of chunks, not of one growing slice. So growing copies nothing, no insert stalls,
+// and at most one chunk is unused.
 const (
 	chunkBits = 13
 	chunkLen  = 1 << chunkBits
@@ -30,7 +30,8 @@ func (c *chunked[T]) bytes() int64 {
 	return int64(len(c.chunks)) * (chunkLen*int64(reflect.TypeFor[T]().Size()) + 8)
 }
 
-// queueID is the queue of a node. With the parked bit, the node waits outside of that queue.
+// queueID is the queue of a node. If the parked bit is set, the node is not linked in that queue
+// and waits for Unpark.
 type queueID uint8
 
 const (
@@ -49,7 +50,7 @@ type link struct{ prev, next Node }
 // the tail.
 type queue struct {
 	head, tail Node
-	// held counts the nodes of this queue, parked ones included.
+	// held counts the nodes of this queue, parked nodes included.
 	held int
 }
 
@@ -66,7 +67,7 @@ func (l *links) grow(n Node) {
 	l.in.grow(n)
 }
 
-// queueOf returns the queue that n belongs to, parked or not.
+// queueOf returns the queue that n is in or, if n is parked, the queue that n came from.
 func (l *links) queueOf(n Node) queueID {
 	if !l.in.has(n) {
 		return noQueue
@@ -91,7 +92,7 @@ func (l *links) enter(n Node, q queueID) {
 	l.pushHead(n, q)
 }
 
-// leave removes n from its queue or from parking.
+// leave removes n from its queue and ends its parking.
 func (l *links) leave(n Node) {
 	q := l.queueOf(n)
 	if q == noQueue {
@@ -162,8 +163,8 @@ func (l *links) unlink(n Node, q queueID) {
 	}
 }
 
-// tailOf returns the next node to look at in q, or 0. Each call costs a step; 0 with no steps left
-// means that q may have more nodes.
+// tailOf returns the node at the tail of q, or 0 if q has no linked node. Each call decrements
+// *steps. If *steps is 0 already, tailOf returns 0 whether or not q has nodes.
 func (l *links) tailOf(q queueID, steps *int) Node {
 	if *steps <= 0 {
 		return 0
@@ -172,7 +173,7 @@ func (l *links) tailOf(q queueID, steps *int) Node {
 	return l.queues[q].tail
 }
 
-// victimOf returns the first evictable node of q and parks those before it.
+// victimOf returns the evictable node closest to the tail of q, and parks the nodes behind it.
 func (l *links) victimOf(q queueID, steps *int, evictable func(Node) bool) (Node, bool) {
 	for n := l.tailOf(q, steps); n != 0; n = l.tailOf(q, steps) {
 		if evictable(n) {

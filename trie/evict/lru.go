@@ -2,10 +2,10 @@ package evict
 
 import "sync/atomic"
 
-// lru evicts the node whose last touch is the oldest. A hit must not need exclusive access, so
-// touches are recorded in a ring, and the next caller with exclusive access applies them. If more
-// touches come between two such calls than the ring holds, the oldest touches are lost: they matter
-// least.
+// lru evicts the node whose last touch is the oldest. Touch runs without exclusive access, so it
+// only records the touch in a ring. The next method with exclusive access applies the recorded
+// touches. If the ring overflows in between, the oldest touches are lost, which matter least for
+// the order.
 type lru struct {
 	links
 	touched touches
@@ -14,7 +14,7 @@ type lru struct {
 	applied uint64        // touches applied or lost
 }
 
-// ringLen exceeds the number of touches of one longest match with all its pieces.
+// ringLen exceeds the number of pieces in a match of maximum length.
 const ringLen = 1 << 17
 
 var _ Policy = (*lru)(nil)
@@ -46,8 +46,8 @@ func (p *lru) Touch(n Node) {
 	p.ring[(p.noted.Add(1)-1)%ringLen].Store(n)
 }
 
-// apply moves every recorded node to the head, in the order of the touches. It runs before each
-// change, so the ring never names a removed node.
+// apply moves every touched node to the head of the queue, in the order of the touches. Every
+// change of the queue calls apply first, so the ring never contains a removed node.
 func (p *lru) apply() {
 	noted := p.noted.Load()
 	p.applied = max(p.applied, noted-min(noted, ringLen))

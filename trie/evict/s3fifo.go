@@ -1,8 +1,9 @@
 package evict
 
-// s3fifo inserts new nodes into a small queue and moves only nodes that are touched there to the
-// main queue. A scan of blocks that are used once passes through the small queue and does not
-// affect the main queue (Yang et al., FIFO queues are all you need for cache eviction, SOSP 2023).
+// s3fifo inserts new nodes into a small queue, and moves a node to the main queue only if it was
+// touched in the small queue. So a scan of blocks that are used once passes through the small queue
+// and leaves the main queue as it is (Yang et al., FIFO queues are all you need for cache eviction,
+// SOSP 2023).
 type s3fifo struct {
 	links
 	touched touches
@@ -63,8 +64,9 @@ func (p *s3fifo) Victim(steps *int, evictable func(Node) bool) (Node, bool) {
 	}
 }
 
-// next chooses the queue to evict from: the small one while it holds more than its share, else the
-// main one. If all nodes of the chosen queue are parked, next chooses the other queue.
+// next chooses the queue to evict from: the small queue while it holds more than its share of the
+// nodes, otherwise the main queue. If all nodes of that queue are parked, next chooses the other
+// queue.
 func (p *s3fifo) next() queueID {
 	small, main := &p.queues[smallQueue], &p.queues[mainQueue]
 	overShare := small.held*100 > p.tuning.SmallPercent*p.total
@@ -74,8 +76,9 @@ func (p *s3fifo) next() queueID {
 	return mainQueue
 }
 
-// Evicted implements Policy. Only evictions from the small queue are remembered: nodes of the main
-// queue had further rounds already.
+// Evicted implements Policy. It remembers evictions from the small queue only. A node of the main
+// queue has been touched before, so its early eviction is no sign of a small queue that is too
+// short.
 func (p *s3fifo) Evicted(n Node, key uint64) {
 	if p.queueOf(n) == smallQueue {
 		p.ghost.add(key, p.total*p.tuning.GhostPercent/100)

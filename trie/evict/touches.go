@@ -3,14 +3,14 @@ package evict
 import "sync/atomic"
 
 const (
-	// maxTouches is the maximum of two bits. S3-FIFO needs no more: a node touched three times gets
-	// three more rounds.
+	// maxTouches is the maximum of a counter of two bits. S3-FIFO needs no more: a node with three
+	// touches passes through the main queue three more times.
 	maxTouches     = 3
 	touchesPerWord = 16
 )
 
-// touches counts hits: two bits per node, sixteen nodes per word. add may run concurrently with
-// itself; a collision loses a touch.
+// touches counts the hits of each node, in two bits per node and sixteen nodes per word. Several
+// calls of add may run concurrently; of two that collide, one is lost.
 type touches struct {
 	words chunked[atomic.Uint32]
 }
@@ -26,7 +26,8 @@ func (t *touches) word(n Node) (w *atomic.Uint32, shift uint32) {
 func (t *touches) add(n Node) {
 	w, shift := t.word(n)
 	v := w.Load()
-	// The counter of a hot node is only read, so its cache line stays shared.
+	// A counter at its maximum is only read, so the cache line of a hot node stays shared between
+	// CPUs.
 	if v>>shift&maxTouches == maxTouches {
 		return
 	}
@@ -46,8 +47,7 @@ func (t *touches) clear(n Node) {
 	w.And(^uint32(maxTouches << shift))
 }
 
-// take removes one touch and reports whether there was one. It needs exclusive
-// access.
+// take removes one touch and reports whether the node had one. It needs exclusive access.
 func (t *touches) take(n Node) bool {
 	if t.get(n) == 0 {
 		return false

@@ -1,7 +1,7 @@
 // Command mksample selects whole sessions of an Agentic trace for the sample in the repository, and
-// writes them as gzip. Among the sessions within the bounds it selects evenly by position in the
-// file, and adds the shortest sessions with sub-agents, so that the sample has such sessions too.
-// The same input gives the same bytes.
+// writes them as gzip. Among the sessions within the bounds it selects sessions at even distances
+// in the file. It adds the shortest sessions with sub-agents, so that the sample contains such
+// sessions. The same input gives the same bytes.
 //
 // Run it from the repository's root:
 //
@@ -22,7 +22,7 @@ import (
 	"slices"
 )
 
-// maxSampleBytes bounds the sample, to keep the repository small.
+// maxSampleBytes is the maximum size of the sample in bytes. It keeps the repository small.
 const maxSampleBytes = 200 << 10
 
 type bounds struct {
@@ -114,7 +114,7 @@ func load(path string) ([]candidate, error) {
 	}
 }
 
-// measure reads the properties that choose uses; package trace checks the other fields.
+// measure reads the properties by which choose selects. Package trace checks the other fields.
 func measure(line []byte) (candidate, error) {
 	var v struct {
 		Reqs [][]json.RawMessage `json:"reqs"`

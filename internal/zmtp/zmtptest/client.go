@@ -1,6 +1,6 @@
-// Package zmtptest is the client end of package zmtp, for tests: SUB, DEALER and REQ
-// sockets. It uses the code of package zmtp for frames. Tests with libzmq find errors in
-// that code.
+// Package zmtptest is the client end of package zmtp, for tests: SUB, DEALER and REQ sockets. It
+// uses the code of package zmtp for frames, so it cannot find errors in that code. Tests with
+// libzmq do.
 package zmtptest
 
 import (
@@ -17,8 +17,8 @@ type Client struct {
 	t testing.TB
 }
 
-// Dial connects a socket of a type (SUB, DEALER, REQ) to an endpoint, tcp:// or ipc://. The
-// socket there must have one of the types peers.
+// Dial connects a socket of the type kind (SUB, DEALER, REQ) to an endpoint, tcp:// or ipc://. The
+// socket at the endpoint must have one of the types peers.
 func Dial(t testing.TB, endpoint, kind string, peers ...string) *Client {
 	t.Helper()
 	scheme, address, _ := strings.Cut(endpoint, "://")
