@@ -857,11 +857,8 @@ def end_shard(worker: Worker, attempt: str) -> None:
         worker._collect(worker._link.value.shards[-1].traffic.wait())
 
 
-@two_ranks
-@pytest.mark.parametrize(("chunk", "layer"), [(1000, 0), (5, 1), (5, LAYERS - 1)])
-def test_rank_that_loads_no_layer(make: Callable[..., Cluster], chunk: int, layer: int) -> None:
-    """A layer that one rank has not loaded makes garbage of the layers behind it on all ranks. None of it is used or stored."""
-    c = make(chunk=chunk)
+def lose_layer(c: Cluster, layer: int, rank: int) -> None:
+    """Serve a request of which a rank of the prefill engine does not load a layer. Decode gets nothing of it, and it is planned again."""
     prompt = list(range(60))
     c.serve(prompt)
     c.stored(prompt, 15)
@@ -870,7 +867,7 @@ def test_rank_that_loads_no_layer(make: Callable[..., Cluster], chunk: int, laye
 
     def fail(computed: int) -> None:
         if computed == layer:
-            end_shard(pe.workers[-1], name)
+            end_shard(pe.workers[rank], name)
 
     pe.before_layer = fail
     c.start(course)
@@ -889,6 +886,13 @@ def test_rank_that_loads_no_layer(make: Callable[..., Cluster], chunk: int, laye
     assert pe.counters["attempts_failed"] == 1
     c.stored(course.prompt, 20)
     c.check()
+
+
+@two_ranks
+@pytest.mark.parametrize(("chunk", "layer"), [(1000, 0), (5, 1), (5, LAYERS - 1)])
+def test_rank_that_loads_no_layer(make: Callable[..., Cluster], chunk: int, layer: int) -> None:
+    """A layer that one rank has not loaded makes garbage of the layers behind it on all ranks. None of it is used or stored."""
+    lose_layer(make(chunk=chunk), layer, -1)
 
 
 @two_ranks
@@ -977,30 +981,7 @@ def test_latent_ranks(make: Callable[..., Cluster]) -> None:
 @pytest.mark.parametrize(("chunk", "layer"), [(1000, 0), (5, 1), (5, LAYERS - 1)])
 def test_latent_layer_that_is_not_loaded(make: Callable[..., Cluster], chunk: int, layer: int) -> None:
     """If rank 0 has not loaded a layer, all ranks compute the prompt again. Nothing that they computed from garbage is stored."""
-    c = make(chunk=chunk)
-    prompt = list(range(60))
-    c.serve(prompt)
-    c.stored(prompt, 15)
-    course, pe, _ = planned(c, [*prompt, *range(500, 520)])
-    name = attempt_of(course)
-
-    def fail(computed: int) -> None:
-        if computed == layer:
-            end_shard(pe.workers[0], name)
-
-    pe.before_layer = fail
-    c.start(course)
-    assert course.prefill is not None
-    request = course.prefill[1]
-    c.until(lambda: request in pe.running)
-    pe.before_layer = lambda layer: None
-    c.until_over(course)
-    c.idle()
-    assert course.tokens == expected(course.prompt)
-    assert EventKind.REPLANNED in course.kinds()
-    assert pe.counters["attempts_failed"] == 1
-    c.stored(course.prompt, 20)
-    c.check()
+    lose_layer(make(chunk=chunk), layer, 0)
 
 
 @latent_ranks
