@@ -200,7 +200,7 @@ unless on (job, namespace)
 			Meaning:     "A storage node lost more than 2 data sessions within 10 minutes.",
 			Expr:        "increase(penstock_data_timeouts_total[10m]) + increase(penstock_data_malformed_total[10m]) > 2",
 			Summary:     "Storage node " + at + " lost {{ $value | humanize }} data sessions within 10 minutes.",
-			Description: "Engines were silent for longer than the timeout, or sent bytes that are no frame. Look for engines that were killed or hang, and for packet loss between them and the node. Engines open a new session by themselves.",
+			Description: "Engines were silent for longer than the timeout, or sent bytes that are no frame. Look for engines that were killed or hang, for processes that get no CPU (`heartbeats were late` in their logs), and for packet loss between them and the node. Engines open a new session by themselves.",
 		},
 		{
 			Group: "transfer", Name: "PenstockNICDown", For: "1m", Severity: Warning,
