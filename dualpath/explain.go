@@ -27,7 +27,8 @@ type note struct {
 	n      int
 }
 
-// note adds a line. format takes args in order; a %s stands for a Role.
+// note adds a line to the explanation. The verbs of format take args in order; %s prints an
+// argument as a Role.
 func (x *Explanation) note(at time.Duration, format string, args ...int) {
 	if x.n == maxNotes {
 		x.Lost++

@@ -22,7 +22,7 @@ type Model struct {
 	// (§V-C). Default 16.
 	InFlightMax int
 	// CongestionHasOwn is set if the operator's telemetry includes the scheduler's own transfers.
-	// Their number is then left out of the cost (§III-D).
+	// The cost then does not count these transfers again (§III-D).
 	CongestionHasOwn bool
 }
 
@@ -146,12 +146,12 @@ func (o *Oracle[K]) Cost(r *Request[K], d *Candidate[K]) Cost {
 	return o.cost(r, d, signals{congestion: true, own: true})
 }
 
-// cost is Cost with only the signals in see.
+// cost is Cost with only the inputs that see selects.
 func (o *Oracle[K]) cost(r *Request[K], d *Candidate[K], see signals) Cost {
 	return o.costOver(o.way(r.From, d.ID, see), r, d)
 }
 
-// costOver is cost with w, the bandwidth and latency to the candidate, already computed.
+// costOver is cost for a known bandwidth and latency to the candidate: w.
 func (o *Oracle[K]) costOver(w way, r *Request[K], d *Candidate[K]) Cost {
 	c := Cost{Tier: w.tier, Bytes: r.missing(d.Hit)}
 	// One byte is the tolerance for the rounding in missing.

@@ -5,8 +5,8 @@ import (
 	"sort"
 )
 
-// StepsDefault is the default number of steps into which the range of the threshold is divided: from
-// the shortest to the longest prompt.
+// StepsDefault is the default number of steps into which the search divides the range of the
+// threshold, from the shortest to the longest prompt.
 const StepsDefault = 100
 
 // stepsMax is the largest number of steps of a search. With prompts of up to 1M tokens, one step is

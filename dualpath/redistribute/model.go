@@ -17,8 +17,8 @@ type Model struct {
 	Prefill float64
 	// Holder is the time in which the holder computes the partial attention over its tokens.
 	Holder Holder
-	// Merge is the time in which the requester merges the partial results of all holders, in
-	// seconds.
+	// Merge is the time, in seconds, in which the requester merges the partial results of all
+	// holders.
 	Merge float64
 	// Gather is the additional cost of fetching tokens that are scattered over the holders' memory.
 	Gather Gather
@@ -71,8 +71,8 @@ func H100(f Fabric) Model {
 	}
 }
 
-// Transport returns m without the times of computation on the holder, merge and host software,
-// which only route has. The paper's figures for route leave these times out.
+// Transport returns m without the times that only route has besides the transport: computation on
+// the holder, merge, and host software. The paper's figures for route leave these times out.
 func (m Model) Transport() Model {
 	m.Holder, m.Merge, m.Host = Holder{}, 0, Host{}
 	return m

@@ -70,7 +70,8 @@ func (g Latent) Absorbed(dst *Partial, query, cache []float32, selected []int) e
 	return nil
 }
 
-// logits fills into with the logits of row r, q, and returns the largest.
+// logits stores the logits of query row r in the slice into and returns the largest logit. q has the
+// elements of the row.
 func (g Latent) logits(into []float32, r int, q, cache []float32, selected []int) (float32, error) {
 	m := float32(math.Inf(-1))
 	for i, j := range selected {

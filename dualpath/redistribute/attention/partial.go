@@ -7,12 +7,12 @@ import (
 	"math"
 )
 
-// MaxParts is the largest number of partials in one merge: eight times the largest number of
+// MaxParts is the largest number of partial results in one merge: eight times the largest number of
 // holders in the paper's tests.
 const MaxParts = 64
 
-// ErrInvalid is wrapped by every error about a partial. The caller must drop the partial and
-// compute the attention over its tokens in another way.
+// ErrInvalid is wrapped by every error about an invalid partial result. The caller must drop the
+// partial result and obtain the attention over its tokens in another way.
 var ErrInvalid = errors.New("invalid partial")
 
 // Element is the element type of outputs.
@@ -48,7 +48,8 @@ func (p *Rows[E]) Reserve(rows, width int) {
 	}
 }
 
-// resize is Reserve, but it leaves the content of the rows undefined.
+// resize sets the number and the width of the rows, as Reserve does, but leaves their content
+// undefined.
 func (p *Rows[E]) resize(rows, width int) {
 	p.Width = width
 	p.O, p.M, p.L = grow(p.O, rows*width), grow(p.M, rows), grow(p.L, rows)
