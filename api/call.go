@@ -46,8 +46,8 @@ const (
 	ReplyHeaderBytes = 24
 )
 
-// The kinds of messages. A client that receives a message of another kind over the data plane passes
-// the message on to the program that uses the client.
+// The kinds of messages. A client that receives a message of another kind over the data plane
+// passes the message on to the program that uses the client.
 const (
 	// KindCall is a Call. KindReply is the reply to a call. KindReturn, on the unix socket only,
 	// ends loans of the node's memory: the numbers of the loans follow, 8 bytes each. KindStage, on

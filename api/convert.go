@@ -61,8 +61,8 @@ func Geometry(m *pb.Geometry) (kv.Geometry, error) {
 	return g, g.Validate()
 }
 
-// clampInt converts v to an int of at most math.MaxInt32, so that a large v does not become negative
-// on 32-bit platforms.
+// clampInt converts v to an int of at most math.MaxInt32, so that a large v does not become
+// negative on 32-bit platforms.
 func clampInt(v uint32) int { return int(min(uint64(v), math.MaxInt32)) }
 
 // NamespaceProto returns ns as a message. The message's counters are zero.

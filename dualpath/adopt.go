@@ -93,8 +93,8 @@ func (p *Planner) restore(r *request, role Role, h *Held) {
 	}
 }
 
-// adopt completes a request that both engines have reported, so that its state is as if this
-// planner had started it.
+// adopt completes the state of a request that both engines have reported, as if this planner had
+// started the request. If the engines do not have all cached tokens, the request is planned again.
 func (p *Planner) adopt(r *request) {
 	if !r.covered() {
 		// The previous planner ended between the end of an incomplete read and the order to read or
@@ -168,7 +168,7 @@ func (p *Planner) complete() {
 			return false
 		}
 		// had: prefill may have ended. The decode engine reads nothing, and if the prefill engine's
-		// group has returned, it had received the Start.
+		// group has registered again, it had received the Start.
 		had := h.Reading.Len() <= 0 && (back == nil || !back.group.returns || back.group.seen >= r.attempt)
 		if role == Decode && (had || r.prefilled) {
 			return true

@@ -78,16 +78,16 @@
 //	Progress, Stopped            repeated; the number of the read's order shows whether it is the
 //	                             read in progress, so a report counts once
 //	Finished, Failed             the group lists the request as ended and repeats the report, which
-//	                             counts while the attempt is the request's last one and has not ended
+//	                             counts if the attempt is the request's last one and has not ended
 //
 // After a restart the planner does not have the orders of the previous planner. The groups
 // report the cached tokens that each engine has read, is reading or computes (Held.Parts), and
 // the read in progress (Held.Reading):
 //
 //	lost with the planner   what follows when the groups of both engines have registered
-//	Start, on one side      only one engine has the attempt: it is aborted, the request planned anew
-//	Abort, on one side      the same, except for a decode engine that reads nothing and whose prefill
-//	                        group had the Start: it continues, because prefill may have ended
+//	Start, on one side      one engine alone has the attempt: aborted, and the request planned anew
+//	Abort, on one side      the same. But a decode engine that reads nothing, and whose prefill group
+//	                        had the Start, continues: prefill may have ended
 //	Abort, on both sides    the request continues
 //	Read, Recompute         the engines do not have all cached tokens: planned anew
 //	Cut, Drop               the planner takes over the reads in progress and decides again

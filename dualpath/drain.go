@@ -17,8 +17,8 @@ const (
 	// DrainFinish lets the started requests continue. If an engine of a request fails, the request
 	// is planned again with the newest weights.
 	DrainFinish
-	// DrainAbort rejects the started requests. A change of role must lose no request, so it does not
-	// accept this policy.
+	// DrainAbort rejects the started requests. A change of role must lose no request, so it does
+	// not accept this policy.
 	DrainAbort
 )
 

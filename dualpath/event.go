@@ -2,8 +2,8 @@ package dualpath
 
 import "time"
 
-// EngineID, NodeID and GroupID identify an engine (one GPU), a machine, and a group of engines
-// that fetch together. The caller assigns them, preferably small numbers.
+// EngineID, NodeID and GroupID identify an engine (one GPU), a machine, and a group of engines that
+// fetch work together. The caller assigns these IDs, preferably small numbers.
 type (
 	EngineID uint32
 	NodeID   uint32

@@ -125,7 +125,7 @@ func (q *explainRing) next(id RequestID, now time.Duration) *Explanation {
 	return x
 }
 
-// explainOrder notes why a request of a tenant, or of a priority, is granted next.
+// explainOrder notes why a request is granted next, if the request has a tenant or a priority.
 func (p *Planner) explainOrder(r *request) {
 	f := r.flow
 	switch {

@@ -161,9 +161,9 @@ func (p *Planner) join(r *request, again bool) {
 	p.shareOf(r.Tenant).Queued++
 }
 
-// leave undoes join. If the tenant has no other request, its flow is kept in level.debts or deleted.
-// If the level has no other request, the counters of its tenants are deleted, because no tenant
-// competes with another.
+// leave undoes join. If the tenant has no other request, its flow is kept in level.debts or
+// deleted. If the level has no other request, the counters of its tenants are deleted, because no
+// tenant competes with another.
 func (p *Planner) leave(r *request) {
 	p.withdraw(r)
 	f := r.flow

@@ -1,7 +1,7 @@
 package dualpath
 
-// A request holds no memory until both its engines have room for the whole request, each
-// in device memory and in its buffer. A request that held memory of one engine while it
+// A request holds no memory until both its engines have room for the whole request, each of them
+// in its device memory and in its buffer. A request that held memory of one engine while it
 // waited for the other could deadlock with another request. So every request that
 // holds memory can end and return it.
 
@@ -26,8 +26,8 @@ func (p *Planner) blocks(tokens int) int {
 	return (tokens + b - 1) / b
 }
 
-// passing returns the bytes of an engine's buffer that a request takes when the given number of
-// its blocks pass through it.
+// passing returns the number of bytes of an engine's buffer that a request takes if the given
+// number of its blocks pass through the buffer.
 func (b *Buffer) passing(r *request, blocks int) int {
 	return b.Request + blocks*b.Block + r.promptBlocks*b.Sums
 }

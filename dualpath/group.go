@@ -51,7 +51,7 @@ type node struct {
 	engines int
 }
 
-// group is a set of engines that fetch together.
+// group is a set of engines that fetch work together.
 type group struct {
 	id      GroupID
 	role    Role

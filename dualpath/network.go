@@ -19,8 +19,8 @@ type Network interface {
 	// memory. Choose keeps neither argument.
 	Choose(r *Transfer, candidates []Candidate) (index int, seconds float64)
 	// Read estimates the time to read a cached prefix from storage into the buffer of one machine
-	// (via) and from there into the memory of a prefill engine on another machine (to). queue is the
-	// number of tokens that via reads first, rate the rate of via's storage NIC in tokens per
+	// (via) and from there into the memory of a prefill engine on another machine (to). queue is
+	// the number of tokens that via reads first, rate the rate of via's storage NIC in tokens per
 	// second. The result is a fixed time, which includes the queue, and the additional time for
 	// each token of the prefix, both in seconds.
 	Read(via, to NodeID, queue int, rate float64) (fixed, perToken float64)
@@ -168,9 +168,9 @@ type line struct{ fixed, perToken float64 }
 // at is the time for n tokens.
 func (l line) at(n int) float64 { return l.fixed + l.perToken*float64(n) }
 
-// paths returns the read times for the machine pn of a prefill engine and the machine dn of a decode
-// engine.
-// Without a Network they include only the first hop, from storage to the machine's buffer.
+// paths returns the read times for the machine pn of a prefill engine and the machine dn of a
+// decode engine. Without a Network they include only the first hop, from storage to the machine's
+// buffer.
 func (p *Planner) paths(pn, dn *node) paths {
 	way := func(n *node) (l line) {
 		if p.opts.Network == nil {

@@ -107,8 +107,8 @@ type Options struct {
 	Cooldown time.Duration
 	// MaxQueue is the largest number of requests that are waiting or being served. Default 1 << 20.
 	MaxQueue int
-	// MaxExplain is the number of requests, the latest ones, for which Explain has a record. Default
-	// 4096.
+	// MaxExplain is the number of requests, the latest ones, for which Explain has a record.
+	// Default 4096.
 	MaxExplain int
 }
 

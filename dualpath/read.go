@@ -33,7 +33,7 @@ const (
 	cutting // Cut was sent, but Stopped has not arrived
 )
 
-// sideAt is the index in request.sides for the engine of a role.
+// sideAt returns the index in request.sides of the engine of a role.
 func sideAt(r Role) int { return int(r - Prefill) }
 
 // engineOf returns the request's engine of a role, or nil.
@@ -398,7 +398,7 @@ func (p *Planner) orderPart(r *request, part Part, hedge bool) {
 	p.begin(r, part, hedge, seq)
 }
 
-// recompute makes the prefill engine compute a range that no side can read.
+// recompute orders the prefill engine to compute a range of tokens that no side can read.
 func (p *Planner) recompute(r *request, from, to int, why Reason) {
 	p.stats.Recomputes++
 	r.why.note(p.now, "tokens [%d, %d) are recomputed: "+why.String(), from, to)

@@ -134,8 +134,8 @@ func (p *Planner) evacuate(g *group) {
 	}
 }
 
-// orderSwitch sends a Switch to the leader of a group that changes its role, once the group has been
-// drained.
+// orderSwitch sends a Switch to the leader of a group that changes its role, once the group has
+// been drained.
 func (p *Planner) orderSwitch(g *group) {
 	if g.switching() && !g.leaving.ordered && len(p.heldBy(g)) == 0 {
 		g.leaving.ordered = true

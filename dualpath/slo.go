@@ -36,8 +36,9 @@ const (
 	measuredKeep = 31.0 / 32
 )
 
-// measured is the measured rate of busy prefill engines: work (in prefill tokens) per seconds. ends
-// is the number of prefills that have ended.
+// measured has the measured work of busy prefill engines, in prefill tokens, and the time of that
+// work in seconds. Their quotient is the rate of an engine. ends is the number of prefills that
+// have ended.
 type measured struct {
 	work, seconds float64
 	ends          int
@@ -170,10 +171,10 @@ func fill(free []float64, work float64) float64 {
 }
 
 // ahead returns the queued work that is granted before a request, which counts as the last of its
-// tenant. It is the work of higher priorities, of requests that are planned again, of the request's
-// tenant, and of each other tenant until the tenant's counter has reached the counter of the
-// request's tenant. The work of each tenant is rounded to whole tokens, so that the sum does not
-// depend on the order of addition.
+// tenant. It is all work of higher priorities, of requests that are planned again, and of the
+// request's tenant. Of each other tenant, it includes the work until the tenant's counter reaches
+// the counter that the request's tenant has when the request is next. The work of each tenant is
+// rounded to whole tokens, so that the sum does not depend on the order of addition.
 func (p *Planner) ahead(r *request) float64 {
 	own, work := r.flow, 0
 	for priority, l := range p.priorities {

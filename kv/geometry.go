@@ -62,7 +62,7 @@ func ParseGroupKind(s string) (GroupKind, error) {
 	return 0, fmt.Errorf("kv: layer group kind %q; want full, window or state: %w", s, ErrGeometry)
 }
 
-// Group is a set of layers whose KV is reused under one rule.
+// Group is a set of layers whose KV is reused under the same rule (Kind).
 type Group struct {
 	Kind GroupKind
 	// Layers is the number of layers in the group.

@@ -15,7 +15,7 @@ var ErrNamespace = errors.New("bad namespace")
 // never served to a reader that requests another epoch.
 type Epoch uint64
 
-// EpochRun is a run of consecutive blocks of a chain that have one epoch.
+// EpochRun is a run of consecutive blocks of a chain that have the same epoch.
 type EpochRun struct {
 	Epoch  Epoch
 	Blocks int
@@ -160,8 +160,8 @@ func (n Namespace) Retire(e Epoch) Namespace {
 	return n
 }
 
-// Validate returns an error that names the first invalid field of n, or nil. It accepts every ID and
-// every Epoch.
+// Validate returns an error that names the first invalid field of n, or nil. It accepts every ID
+// and every Epoch.
 func (n Namespace) Validate() error {
 	if err := validateName("namespace name", n.Name, 1); err != nil {
 		return err

@@ -27,8 +27,8 @@ type Model struct {
 	KVBytes float64
 	// FLOPS is the rate that a GPU achieves in prefill, in floating-point operations per second.
 	FLOPS float64
-	// Step and StepPerRequest give the time of a decode step: Step + b StepPerRequest for a batch of
-	// b requests, in seconds.
+	// Step and StepPerRequest give the time of a decode step: Step + b StepPerRequest for a batch
+	// of b requests, in seconds.
 	Step, StepPerRequest float64
 	// DecodeHBM is the capacity of a decode engine for KV, in tokens.
 	DecodeHBM float64
@@ -191,8 +191,8 @@ type agent struct {
 // demand is the work of a round at each station: in seconds, and for decode (gen) in tokens.
 type demand struct {
 	// storage is the time of the round's read from storage if all storage NICs share it. before is
-	// the additional time if one NIC reads alone. delay is before plus the times at stations without
-	// a queue.
+	// the additional time if one NIC reads alone. delay is before plus the times at stations
+	// without a queue.
 	storage, before, delay float64
 	// attention is the attention time on one engine, linear the time of the linear layers on all
 	// prefill engines together.
@@ -288,7 +288,8 @@ func (f *fluid) divide() {
 	f.share = low
 }
 
-// approach moves a value half of the way to next, and returns the relative distance.
+// approach moves a value half of the way to next. It returns the distance before the move, relative
+// to next.
 func approach(v *float64, next float64) float64 {
 	change := math.Abs(next-*v) / max(next, 1e-12)
 	*v = (*v + next) / 2
@@ -307,10 +308,11 @@ func (f *fluid) batchMax() float64 {
 
 // steps returns the time of a request in the prefill group. x is the rate of requests per second;
 // attention and linear are the mean values of demand.attention and demand.linear. A step processes
-// the requests that arrived during the step before, and ends when its busiest engine ends. The attention time of that engine is the mean of
-// all engines, or the time of the largest request if that is longer, up to the quota. A request
-// waits for half a step if a step is running, and then takes one step. If more requests arrive than
-// fit into a step, the result grows until the agents send more slowly.
+// the requests that arrived during the step before, and ends when its busiest engine ends. The
+// attention time of that engine is the mean of all engines, or the time of the largest request if
+// that is longer, up to the quota. A request waits for half a step if a step is running, and then
+// takes one step. If more requests arrive than fit into a step, the result grows until the agents
+// send more slowly.
 func (f *fluid) steps(x, attention, linear float64) float64 {
 	fits := f.gpus * f.m.Quota / max(attention, 1e-12)
 	f.prefillMax = fits / (f.m.Overhead + f.m.Quota + fits*linear)

@@ -7,8 +7,8 @@ import (
 )
 
 // Model has the parameters of the cost that do not depend on the network. The zero value selects
-// those of the NetKV paper's evaluation: Llama-3-70B on 4 tensor-parallel GPUs (§VI-A), with the
-// iteration time from the paper's column of times between tokens.
+// those of the NetKV paper's evaluation: Llama-3-70B on 4 tensor-parallel GPUs (§VI-A). The time of
+// a step is from the column with the times between tokens in the paper's results.
 type Model struct {
 	// Step and StepPerRequest are a and b in the time a + b β of a decode step of β requests
 	// (§III-C). Defaults: 12.3 ms and 0.16 ms.
@@ -99,7 +99,7 @@ func (r *Request[K]) Validate() error {
 	return nil
 }
 
-// missing returns the bytes that must be sent to a candidate (eq. 2).
+// missing returns the number of bytes that must be sent to a candidate with the given Hit (eq. 2).
 func (r *Request[K]) missing(hit int) float64 {
 	hit = min(max(hit, 0), r.Tokens)
 	return float64(r.Bytes) * (1 - float64(hit)/float64(r.Tokens))

@@ -11,8 +11,8 @@ type Hop struct {
 }
 
 // Seconds returns the time to move bytes over all hops, one hop after the other. Each hop takes its
-// latency and the time of the queued and the new bytes at its bandwidth (eq. 3). If the hops overlap
-// layer by layer, the time is shorter, but that rarely changes the order of two paths.
+// latency and the time of the queued and the new bytes at its bandwidth (eq. 3). If the hops
+// overlap layer by layer, the time is shorter, but that rarely changes the order of two paths.
 func Seconds(bytes float64, path ...Hop) float64 {
 	fixed, slope := line(path)
 	return fixed + bytes*slope

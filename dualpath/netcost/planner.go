@@ -39,8 +39,8 @@ type PlannerOptions struct {
 
 var _ dualpath.Network = (*Planner)(nil)
 
-// NewPlanner returns a cost model that has no positions of machines yet: until the first report, all
-// machines count as far from each other.
+// NewPlanner returns a cost model that has no positions of machines yet: until the first report,
+// all machines count as far from each other.
 func NewPlanner(o PlannerOptions) (*Planner, error) {
 	if o.BytesPerToken <= 0 {
 		return nil, fmt.Errorf("netcost: %d bytes of KV a token; the model's must be given", o.BytesPerToken)
@@ -108,8 +108,8 @@ func (p *Planner) Choose(r *dualpath.Transfer, candidates []dualpath.Candidate) 
 	return d.Index, d.Cost.Total()
 }
 
-// Read implements dualpath.Network for two hops: from storage to the buffer of machine via, and from
-// that buffer to the target machine.
+// Read implements dualpath.Network for two hops: from storage to the buffer of machine via, and
+// from that buffer to the target machine.
 func (p *Planner) Read(via, to dualpath.NodeID, queue int, rate float64) (fixed, perToken float64) {
 	storage, onward := Hop{Bandwidth: rate * p.bytes, Queued: float64(queue) * p.bytes}, p.hop(via, to)
 	fixed, slope := line([]Hop{storage, onward})

@@ -85,8 +85,9 @@ type Short struct {
 	// began to have spare bandwidth; -1 if it has none.
 	changed, calm time.Duration
 	began         bool
-	// looked is the time at which the queues were last compared, and queue and local are their
-	// lengths at that time. The controller does not act on a queue that is already shrinking.
+	// looked is the time at which the lengths of the queues were last recorded: queue for
+	// EgressSample.Queue, local for LocalQueue. The controller does not act on a queue that has
+	// become shorter since.
 	looked       time.Duration
 	queue, local int
 }

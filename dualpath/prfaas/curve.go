@@ -175,8 +175,8 @@ func (c Curve) Mean(d Lengths, lo, hi float64) float64 {
 	return c.Sum(d, lo, hi) / share
 }
 
-// Rising reports whether the curve is above 0 at lo and does not fall from lo to hi. Every cost must
-// satisfy this.
+// Rising reports whether the curve is above 0 at lo and does not fall from lo to hi. Every cost
+// must satisfy this.
 func (c Curve) Rising(lo, hi float64) bool {
 	if !(c.At(lo) > 0) {
 		return false
@@ -199,8 +199,8 @@ func KVThroughput(kvBytes, prefillSeconds Curve, tokens float64) float64 {
 	return kvBytes.At(tokens) / prefillSeconds.At(tokens)
 }
 
-// ClusterEgress returns the bandwidth that the link of a prefill cluster needs so that prefill never
-// waits for the link: N/P times the KV throughput of an instance (perInstance), for N GPUs in
+// ClusterEgress returns the bandwidth that the link of a prefill cluster needs so that prefill
+// never waits for the link: N/P times the KV throughput of an instance (perInstance), for N GPUs in
 // instances of P GPUs (equation 2). The unit is that of perInstance.
 func ClusterEgress(gpus, gpusPerInstance int, perInstance float64) float64 {
 	return float64(gpus) / float64(gpusPerInstance) * perInstance

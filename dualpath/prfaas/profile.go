@@ -145,8 +145,8 @@ func ParseProfile(name string, raw []byte) (Profile, error) {
 	return p, nil
 }
 
-// curve returns the curve through the points by the given kind of fit: linear, which is the default,
-// or quadratic.
+// curve returns the curve through the points by the given kind of fit: linear, which is the
+// default, or quadratic.
 func curve(f *yamlfile.File, at, fit string, points []Point) (Curve, error) {
 	var c Curve
 	var err error

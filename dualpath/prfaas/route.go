@@ -148,8 +148,8 @@ func (q Request) remote(cluster, prefix, from int, why string) Route {
 	return Route{Side: Remote, Cluster: cluster, Prefix: prefix, Prefill: q.Total - prefix, FetchFrom: from, FetchBegin: begin(from, q.Remote[cluster].Cached, prefix), Why: why}
 }
 
-// begin returns the first token of a fetched prefix that crosses the link. The cluster that computes
-// already has the tokens before it.
+// begin returns the index of the first token of a fetched prefix that crosses the link: the number
+// of tokens that the computing cluster has. Without a fetch it returns prefix.
 func begin(from, have, prefix int) int {
 	if from == FetchNone {
 		return prefix

@@ -89,8 +89,8 @@ func Calibrate(samples []Sample) (Fit, error) {
 	return f, nil
 }
 
-// start returns the first line of the fit: the median of the slopes between the median times of the
-// sizes, and the median intercept for that slope.
+// start returns the line with which the fit starts: the median of the slopes between the median
+// times of the sizes, and the median intercept for that slope.
 func start(samples []Sample) (at, slope float64, err error) {
 	sizes := medians(samples)
 	if len(sizes) < 2 {
@@ -169,9 +169,11 @@ func weigh(samples []Sample, at, slope float64, weights, residuals []float64) {
 	}
 }
 
-// line minimises sum w ((at + slope bytes)/seconds - 1)^2 with neither result negative.
+// line returns the line that minimises sum w ((at + slope bytes)/seconds - 1)^2, without negative
+// at and slope.
 func line(samples []Sample, weights []float64) (at, slope float64) {
-	// Bytes are scaled by the largest, so that the sums have one magnitude.
+	// The bytes of each sample are divided by the largest bytes, so that the sums have the same
+	// order of magnitude.
 	scale := 0.0
 	for _, s := range samples {
 		scale = max(scale, s.Bytes)

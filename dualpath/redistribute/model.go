@@ -13,7 +13,7 @@ type Model struct {
 	// local pool, in seconds. It does not depend on the chunk's length (section 2.2: 2.8 to 3.1 ms
 	// from 55 to 4096 tokens).
 	Splice float64
-	// Prefill is the time to compute one token in one layer again, in seconds (c in the paper).
+	// Prefill is the time to recompute one token in one layer, in seconds (c in the paper).
 	Prefill float64
 	// Holder is the time in which the holder computes the partial attention over its tokens.
 	Holder Holder

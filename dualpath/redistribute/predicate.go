@@ -8,7 +8,8 @@ import (
 // Primitive is the way in which a request attends to a chunk.
 type Primitive uint8
 
-// The primitives, in the order in which ties are decided: the fewest bytes first.
+// The primitives. Among equal costs Decide chooses the first one in this order, which puts fewer
+// bytes first.
 const (
 	Route Primitive = iota
 	Fetch
@@ -85,9 +86,9 @@ type Request struct {
 	Requesters int
 	// Flows is the number of other flows on the same link.
 	Flows int
-	// NoRoute, NoFetch and NoLocal exclude a primitive. NoRoute: the holder cannot compute. NoFetch:
-	// the requester's KV pool has no room. NoLocal: the requester does not have the chunk's token
-	// ids.
+	// NoRoute, NoFetch and NoLocal exclude a primitive. NoRoute: the holder cannot compute.
+	// NoFetch: the requester's KV pool has no room. NoLocal: the requester does not have the
+	// chunk's token ids.
 	NoRoute, NoFetch, NoLocal bool
 }
 
@@ -195,8 +196,8 @@ func (m Model) Decide(r Request) (Decision, error) {
 // Replicas returns the number of copies of a chunk that the given number of requesters justifies.
 func Replicas(requesters int) int { return max(1, (requesters+FanIn-1)/FanIn) }
 
-// route returns the cost of route. Each step has r.Trips round trips. In each, the requester sends a
-// copy of the rows to each holder over one link, the holders compute concurrently, and one merge
+// route returns the cost of route. Each step has r.Trips round trips. In each, the requester sends
+// a copy of the rows to each holder over one link, the holders compute concurrently, and one merge
 // combines their partial results.
 func (m Model) route(r Request) Cost {
 	trips := float64(r.Steps) * float64(r.Trips)

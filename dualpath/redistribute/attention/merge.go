@@ -95,9 +95,9 @@ type blend struct {
 	n     int
 }
 
-// weigh converts the statistics of n parts into shares that add up to 1, and returns the maximum and
-// the denominator of the whole row. Shares are in float64, because the rounding errors of 64 shares
-// in float32 would make their sum differ from 1.
+// weigh converts the statistics of n parts into shares that add up to 1, and returns the maximum
+// and the denominator of the whole row. Shares are in float64, because the rounding errors of 64
+// shares in float32 would make their sum differ from 1.
 func (b *blend) weigh(n, row int) (m, l float32, err error) {
 	m = float32(math.Inf(-1))
 	for i := range n {

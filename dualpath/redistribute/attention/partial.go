@@ -18,7 +18,7 @@ var ErrInvalid = errors.New("invalid partial")
 // Element is the element type of outputs.
 type Element interface{ float32 | BFloat16 }
 
-// Rows is the attention of a batch of rows over one part of a cache.
+// Rows has the attention results of a batch of query rows over one part of a cache.
 type Rows[E Element] struct {
 	// Width is the number of columns of an output row: d_v.
 	Width int
@@ -30,7 +30,8 @@ type Rows[E Element] struct {
 	M, L []float32
 }
 
-// Partial has outputs in float32, for computation. Wire has outputs in bfloat16, for the fabric.
+// Partial is the form for computation, with outputs in float32. Wire is the form that crosses the
+// fabric, with outputs in bfloat16.
 type (
 	Partial = Rows[float32]
 	Wire    = Rows[BFloat16]
