@@ -96,8 +96,8 @@
 //
 // The state of an engine or machine is the last report of its group plus the work assigned later.
 // Each action carries a sequence number, and each Fetch contains the highest number that the group
-// had received. To the report the planner adds only the work of actions with higher numbers. So
-// with a late report no work counts twice.
+// had received. To the report the planner adds only the work of actions with higher numbers. So no
+// work counts twice, even if a report arrives late.
 //
 // # Units
 //

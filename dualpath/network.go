@@ -18,11 +18,11 @@ type Network interface {
 	// batch takes the request, and the first decode step. index is -1 if no candidate has enough
 	// memory. Choose keeps neither argument.
 	Choose(r *Transfer, candidates []Candidate) (index int, seconds float64)
-	// Read estimates the time to read a cached prefix from storage into the buffer of one machine
-	// (via) and from there into the memory of a prefill engine on another machine (to). queue is
-	// the number of tokens that via reads first, rate the rate of via's storage NIC in tokens per
-	// second. The result is a fixed time, which includes the queue, and the additional time for
-	// each token of the prefix, both in seconds.
+	// Read estimates the time to read a cached prefix from storage into the buffer of a machine
+	// (via) and from there into the memory of a prefill engine on the same or another machine (to).
+	// queue is the number of tokens that via reads first, rate the rate of via's storage NIC in
+	// tokens per second. The result is a fixed time, which includes the queue, and the additional
+	// time for each token of the prefix, both in seconds.
 	Read(via, to NodeID, queue int, rate float64) (fixed, perToken float64)
 	// Begin adds a KV transfer between two machines to the transfers in progress and returns the
 	// distance of the machines (a tier below Tiers). End removes the transfer; tier is the result

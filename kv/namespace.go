@@ -37,7 +37,7 @@ type NamespaceID uint32
 type IndexKind uint8
 
 const (
-	// IndexTrie: ids are chained. A block can be matched only while all blocks before it in the
+	// IndexTrie: ids are chained. A block can be matched as long as all blocks before it in the
 	// chain are stored.
 	IndexTrie IndexKind = iota + 1
 	// IndexFlat: ids are opaque keys without parents (LMCache chunks, vLLM's

@@ -418,7 +418,8 @@ func Divide(c Cluster, m Model, agents [][]Round) ([]Division, error) {
 	return out, nil
 }
 
-// Best returns the index of the division with the shortest job, the first of several.
+// Best returns the index of the division with the shortest job. If several are equal, it returns
+// the first.
 func Best(d []Division) int {
 	best := 0
 	for i := range d {

@@ -169,8 +169,8 @@ func weigh(samples []Sample, at, slope float64, weights, residuals []float64) {
 	}
 }
 
-// line returns the line that minimises sum w ((at + slope bytes)/seconds - 1)^2, without negative
-// at and slope.
+// line returns the line that minimises sum w ((at + slope bytes)/seconds - 1)^2, where neither at
+// nor slope may be negative.
 func line(samples []Sample, weights []float64) (at, slope float64) {
 	// The bytes of each sample are divided by the largest bytes, so that the sums have the same
 	// order of magnitude.
