@@ -30,13 +30,13 @@ import (
 //	reply max   maximum size of the reply, in bytes
 //	id          the caller's number for the call, repeated in the reply
 //	timeout     maximum wait of the caller; 0: no maximum
-//	code        of gRPC; unless it is 0 the text of the error follows
-//	immediates  of a read: how many the caller must count before its bytes are
-//	            there. The reply may overtake them.
+//	code        gRPC status code; if it is not 0, the text of the error follows
+//	immediates  in the reply to a read: the number of RDMA immediates that the caller
+//	            must receive before all bytes of the read have arrived. The reply may
+//	            arrive before the immediates.
 //
-// A node that cancels a call, or does not accept it, replies with a gRPC code or refuses the
-// message (rdma.ErrRefused). In both cases the call had no effect, and the client can make it over
-// gRPC.
+// If a node cancels or does not accept a call, it replies with a gRPC code or refuses the message
+// (rdma.ErrRefused). In both cases the call had no effect, and the client can make it over gRPC.
 const (
 	// CallVersion is the DescribeResponse.call_version of this package.
 	CallVersion = 1
@@ -46,12 +46,12 @@ const (
 	ReplyHeaderBytes = 24
 )
 
-// The kinds of messages. A client that receives a message of another kind over the data plane passes
-// it on to its own user.
+// The kinds of messages. A client that receives a message of another kind over the data plane
+// passes the message on to the program that uses the client.
 const (
 	// KindCall is a Call. KindReply is the reply to a call. KindReturn, on the unix socket only,
-	// ends loans: 8 bytes with the number of each loan follow. KindStage, on the unix socket only,
-	// requests the memory for the bytes of Write calls.
+	// ends loans of the node's memory: the numbers of the loans follow, 8 bytes each. KindStage, on
+	// the unix socket only, requests the memory for the bytes of Write calls.
 	KindCall   = 1
 	KindReturn = 2
 	KindReply  = 3
@@ -71,8 +71,7 @@ const (
 	MethodExists
 )
 
-// String returns the method's name, which is that of penstock.v1.Cache if the method is one of its
-// calls.
+// String returns the method's name. A call of penstock.v1.Cache has the same name there.
 func (m Method) String() string {
 	switch m {
 	case MethodMatch:
@@ -91,7 +90,7 @@ func (m Method) String() string {
 	return fmt.Sprintf("Method(%d)", uint8(m))
 }
 
-// Request and Response return a new empty message of the method, or nil for an unknown method.
+// Request returns a new empty request of the method, or nil for an unknown method.
 func (m Method) Request() proto.Message {
 	switch m {
 	case MethodMatch:
@@ -154,7 +153,7 @@ func (c Call) Append(dst []byte, request proto.Message) ([]byte, error) {
 	return dst, nil
 }
 
-// ParseCall splits a call into its header and its request, which is a part of msg. It fails with
+// ParseCall splits a call into its header and its request, which is a part of msg. An error wraps
 // ErrCall.
 func ParseCall(msg []byte) (c Call, request []byte, err error) {
 	if len(msg) < CallHeaderBytes || msg[0] != KindCall {
@@ -185,9 +184,10 @@ func ParseCall(msg []byte) (c Call, request []byte, err error) {
 // Reply is the header of a reply.
 type Reply struct {
 	ID uint64
-	// Code is gRPC's code; unless it is 0, the text of the error follows.
+	// Code is the gRPC status code. If it is not 0, the body is the text of the error.
 	Code uint32
-	// Immediates is the number of immediates that the caller of a read must count.
+	// Immediates is the number of RDMA immediates that the caller of a read must receive before all
+	// bytes of the read have arrived.
 	Immediates uint32
 }
 
@@ -201,7 +201,7 @@ func (r Reply) Append(dst []byte) []byte {
 	return binary.LittleEndian.AppendUint64(dst, r.ID)
 }
 
-// ParseReply splits a reply into its header and its body, which is a part of msg. It fails with
+// ParseReply splits a reply into its header and its body, which is a part of msg. An error wraps
 // ErrCall.
 func ParseReply(msg []byte) (r Reply, body []byte, err error) {
 	if len(msg) < ReplyHeaderBytes || msg[0] != KindReply {

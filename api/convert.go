@@ -8,7 +8,7 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// AppendIDs concatenates ids in the form of the messages, 16 bytes each.
+// AppendIDs appends ids to dst in the form that messages have: 16 bytes each, without separators.
 func AppendIDs(dst []byte, ids []kv.BlockID) []byte {
 	for i := range ids {
 		dst = append(dst, ids[i][:]...)
@@ -16,8 +16,8 @@ func AppendIDs(dst []byte, ids []kv.BlockID) []byte {
 	return dst
 }
 
-// IDs is the inverse of AppendIDs. It fails if b is not a whole number of ids or
-// has more than limit of them.
+// IDs is the inverse of AppendIDs. It fails if b is not a whole number of ids or has more than
+// limit ids.
 func IDs(b []byte, limit int) ([]kv.BlockID, error) {
 	if len(b)%kv.BlockIDSize != 0 {
 		return nil, fmt.Errorf("block ids of %d bytes: not a multiple of %d", len(b), kv.BlockIDSize)
@@ -61,11 +61,11 @@ func Geometry(m *pb.Geometry) (kv.Geometry, error) {
 	return g, g.Validate()
 }
 
-// clampInt converts v to an int of at most math.MaxInt32, so that a large v does not become negative
-// on 32-bit platforms.
+// clampInt converts v to an int of at most math.MaxInt32, so that a large v does not become
+// negative on 32-bit platforms.
 func clampInt(v uint32) int { return int(min(uint64(v), math.MaxInt32)) }
 
-// NamespaceProto returns ns as a message; the counters are zero.
+// NamespaceProto returns ns as a message. The message's counters are zero.
 func NamespaceProto(ns kv.Namespace) *pb.Namespace {
 	return &pb.Namespace{
 		Id:         uint32(ns.ID),

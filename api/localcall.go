@@ -7,18 +7,19 @@ import (
 	"io"
 )
 
-// After the hello (LocalHello) an engine may send calls (see Call) over the unix socket, and end
-// loans. A stream has no message boundaries, so each message is preceded by its length:
+// After the hello (LocalHello) an engine may send calls (see Call) over the unix socket, and
+// messages that end loans of the node's memory. A stream has no message boundaries, so each message
+// is preceded by its length:
 //
 //	0        4
 //	│ length │ message      4 bytes, little endian
 //
 // Calls are answered in order, with one reply each. A KindReturn has no answer.
 //
-// Before the first Write call the engine requests memory with a message that consists only of
-// KindStage. The answer is a Reply with the id 0. If its code is 0, the descriptor of the memory
-// comes with the first byte of the reply (SCM_RIGHTS). The memory belongs to the session until the
-// connection ends.
+// Before the first Write call the engine requests memory for the bytes of Write calls, with a
+// message that consists only of KindStage. The answer is a Reply with the id 0. If its code is 0,
+// the descriptor of the memory comes with the first byte of the reply (SCM_RIGHTS). The memory
+// belongs to the session until the connection ends.
 
 // LocalFrameMax is the maximum size of a message on the socket, in bytes. It is the same as the
 // limit of gRPC.
@@ -27,13 +28,13 @@ const LocalFrameMax = 16 << 20
 // LocalFrameHeaderBytes is the size of the length before a message.
 const LocalFrameHeaderBytes = 4
 
-// PutLocalFrame sets the length of a frame, which consists of LocalFrameHeaderBytes bytes and the
-// message.
+// PutLocalFrame writes the length of the message into the first LocalFrameHeaderBytes bytes of the
+// frame. The rest of the frame is the message.
 func PutLocalFrame(frame []byte) {
 	binary.LittleEndian.PutUint32(frame, uint32(len(frame)-LocalFrameHeaderBytes))
 }
 
-// AppendReturn appends the frame that ends loans.
+// AppendReturn appends the frame that ends the loans with the given numbers.
 func AppendReturn(dst []byte, loans []uint64) []byte {
 	dst = binary.LittleEndian.AppendUint32(dst, uint32(1+8*len(loans)))
 	dst = append(dst, KindReturn)
@@ -43,8 +44,8 @@ func AppendReturn(dst []byte, loans []uint64) []byte {
 	return dst
 }
 
-// ParseReturn appends the numbers of the loans that a message of KindReturn ends to dst, and
-// returns dst. It fails with ErrCall.
+// ParseReturn parses a message of KindReturn. It appends the numbers of the loans that the message
+// ends to dst and returns dst. An error wraps ErrCall.
 func ParseReturn(dst []uint64, msg []byte) ([]uint64, error) {
 	if len(msg)%8 != 1 || msg[0] != KindReturn {
 		return dst, fmt.Errorf("api: a message of %d bytes is not a list of returned loans: %w", len(msg), ErrCall)
@@ -55,7 +56,7 @@ func ParseReturn(dst []uint64, msg []byte) ([]uint64, error) {
 	return dst, nil
 }
 
-// AppendStage appends the frame that requests memory.
+// AppendStage appends the frame that requests the memory for the bytes of Write calls.
 func AppendStage(dst []byte) []byte {
 	return append(binary.LittleEndian.AppendUint32(dst, 1), KindStage)
 }

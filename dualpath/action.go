@@ -32,7 +32,8 @@ const (
 	Replan
 	Prefilled
 	Done
-	// Switch: the group's engines change their role to Side. The group holds no request.
+	// Switch: the group's engines change their role to Side. The action is sent to Group when the
+	// group holds no request.
 	Switch
 	// Switched: the group has changed its role to Side, or keeps its previous role for the reason
 	// Why. The action is sent to the operator and has no Seq.
@@ -61,8 +62,8 @@ func (p Part) Len() int { return p.To - p.From }
 // Action is an order or a notification. Fields that the kind does not use are zero.
 type Action struct {
 	Kind ActionKind
-	// Seq numbers the actions that are sent to groups, in order. Fetch.Seen is one of these
-	// numbers.
+	// Seq is the number of an action that is sent to a group. Later actions have higher numbers.
+	// Fetch.Seen is one of these numbers.
 	Seq     uint64
 	Request RequestID
 	// Group is the recipient. In a Start it is the prefill engine's group; the Start is sent to the
@@ -104,7 +105,7 @@ const (
 	Duplicate
 	// BadRequest: the lengths are inconsistent.
 	BadRequest
-	// GroupLost: the group of one of its engines is gone.
+	// GroupLost: the group of one of the request's engines is gone.
 	GroupLost
 	// EpochOver: the weights have changed, so the cached prefix cannot be used.
 	EpochOver
@@ -122,7 +123,7 @@ const (
 	TooLarge
 	// FirstTokenLate: the first token cannot be produced by its deadline.
 	FirstTokenLate
-	// OldWeights: the weights have changed, which ended the requests of older weights.
+	// OldWeights: the request used older weights, and a change of weights ended it.
 	OldWeights
 	// RoleChange: the request's group is changing its role.
 	RoleChange

@@ -93,8 +93,8 @@ func (p *Planner) restore(r *request, role Role, h *Held) {
 	}
 }
 
-// adopt completes a request that both engines have reported, so that its state is as if this
-// planner had started it.
+// adopt completes the state of a request that both engines have reported, as if this planner had
+// started the request. If the engines do not have all cached tokens, the request is planned again.
 func (p *Planner) adopt(r *request) {
 	if !r.covered() {
 		// The previous planner ended between the end of an incomplete read and the order to read or
@@ -137,8 +137,8 @@ func (r *request) covered() bool {
 	return at >= upto
 }
 
-// held returns the room that a request in a registration takes at an engine. This amount is counted
-// until the group's first report, which includes it.
+// held returns the work and the memory of a request that the engine's group lists in its
+// registration. The planner counts this amount until the group's first report, which includes it.
 func (p *Planner) held(en *engine, r *request) assigned {
 	if en.group.role == Prefill {
 		return assigned{tokens: r.Prompt, requests: 1, room: p.most(en, r)}
@@ -146,10 +146,10 @@ func (p *Planner) held(en *engine, r *request) assigned {
 	return assigned{tokens: r.decodeLen(), requests: 1, room: p.least(en, r)}
 }
 
-// complete plans requests again that only one of their two engines holds after a restart of the
-// planner. The other engine does not have the attempt, because the Start was lost with the previous
-// planner or because the attempt has ended there. If the other engine's group does not register
-// within Options.GroupTimeout, the engine counts as one without the attempt.
+// complete plans again each request that, after a restart of the planner, only one of its two
+// engines holds. The other engine does not have the attempt, because the Start was lost with the
+// previous planner or because the attempt has ended there. If the other engine's group does not
+// register within Options.GroupTimeout, that engine counts as not having the attempt.
 func (p *Planner) complete() {
 	p.partial = slices.DeleteFunc(p.partial, func(r *request) bool {
 		if p.requests[r.ID] != r || r.phase != serving || !r.adopted || (r.pe == nil) == (r.de == nil) {
@@ -167,8 +167,8 @@ func (p *Planner) complete() {
 		if back == nil && p.now-r.started <= p.opts.GroupTimeout {
 			return false
 		}
-		// had: prefill may have ended, because the decode engine reads nothing and the prefill
-		// engine, if its group is registered, had received the Start.
+		// had: prefill may have ended. The decode engine reads nothing, and if the prefill engine's
+		// group has registered again, it had received the Start.
 		had := h.Reading.Len() <= 0 && (back == nil || !back.group.returns || back.group.seen >= r.attempt)
 		if role == Decode && (had || r.prefilled) {
 			return true

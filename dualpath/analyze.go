@@ -7,15 +7,15 @@ import (
 
 // Cluster is the input of the bottleneck-free analysis of DualPath section 4.2.
 type Cluster struct {
-	// PrefillNodes and DecodeNodes: P and D.
+	// PrefillNodes and DecodeNodes are the numbers of nodes (P and D in the paper).
 	PrefillNodes, DecodeNodes int
-	// GPUs is the number of GPUs of a node, each with one compute NIC: g.
+	// GPUs is the number of GPUs of a node, each with one compute NIC (g).
 	GPUs int
-	// CNIC is the bandwidth of one compute NIC: B, in GB/s.
+	// CNIC is the bandwidth of one compute NIC in GB/s (B).
 	CNIC float64
-	// SNICs is the storage bandwidth of a node in multiples of B: s.
+	// SNICs is the storage bandwidth of a node in multiples of CNIC (s).
 	SNICs float64
-	// DRAM is the memory bandwidth of a node: M, in GB/s.
+	// DRAM is the memory bandwidth of a node in GB/s (M).
 	DRAM float64
 }
 
@@ -97,7 +97,7 @@ func Analyze(c Cluster) (Analysis, error) {
 			{"prefill CNIC, write", (tp + tc) * d * g, b},  // 4(a) path 4, 4(b) path 5; equation 2
 			{"decode CNIC, read", (tp + 2*tc) * p * g, b},  // 4(a) path 8, 4(b) paths 3 and 6; equation 4
 			{"decode CNIC, write", (2*tp + tc) * p * g, b}, // 4(a) paths 7 and 9, 4(b) path 7; equation 6
-			{"prefill DRAM", 2 * s * b, m},                 // storage reads in, copies to the GPUs out
+			{"prefill DRAM", 2 * s * b, m},                 // in: storage reads; out: copies to the GPUs
 			{"decode DRAM", (3 + 2*p/d) * s * b, m},        // equation 8
 		},
 	}

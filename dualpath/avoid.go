@@ -36,7 +36,7 @@ func (p *Planner) avoids(r *request, en *engine) bool {
 // mayAvoid reports whether the request may avoid any engine.
 func (p *Planner) mayAvoid(r *request) bool { return r.failures > 0 || p.now < p.avoidUntil }
 
-// avoidsAll reports whether the request avoids every engine of the group that could take it.
+// avoidsAll reports whether the request avoids every engine of the group that could serve it.
 func (p *Planner) avoidsAll(r *request, g *group) bool {
 	for _, en := range g.engines {
 		if !p.avoids(r, en) && p.takes(en, r) {
@@ -46,9 +46,9 @@ func (p *Planner) avoidsAll(r *request, g *group) bool {
 	return true
 }
 
-// othersTake reports whether another group of g's role has an engine that can take the request
-// and that it need not avoid. The group must keep its role and have fetched within
-// Options.Patience.
+// othersTake reports whether another group of g's role has an engine that could serve the request
+// and that the request does not avoid. Groups that are changing their role, or whose last Fetch is
+// older than Options.Patience, do not count.
 func (p *Planner) othersTake(r *request, g *group) bool {
 	for _, o := range p.order {
 		if o != g && o.role == g.role && !o.switching() && p.now-o.heard <= p.opts.Patience && !p.avoidsAll(r, o) {

@@ -109,8 +109,9 @@ type decodeChoice struct {
 	seconds float64
 }
 
-// chooseDecode chooses the decode engine of a request that pe prefills: by DualPath section 6.1,
-// "DE scheduling phase 2", or by the predicted time until the first token with Options.Network.
+// chooseDecode chooses the decode engine of a request that pe prefills, by DualPath section 6.1,
+// "DE scheduling phase 2". With Options.Network it chooses by the predicted time until the first
+// token.
 func (p *Planner) chooseDecode(r *request, pe *engine) (c decodeChoice) {
 	if p.opts.Network != nil {
 		c.engine, c.seconds = p.cheapest(r, pe)

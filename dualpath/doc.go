@@ -44,13 +44,13 @@
 // When the model's weights change (Epoch), a waiting request is planned with the new weights and
 // without its cached prefix. The event names a policy (Drain) for requests that have been started:
 //
-//	recompute   the planner plans requests that are not prefilled yet again, without their prefix, of
-//	            which the model may have used a part already. Decode continues
+//	recompute   a request whose prefill has not ended is planned again, without its cached prefix,
+//	            because the model may have used a part of the prefix already. Decode continues
 //	finish      all continue with the old weights and their prefix, as long as storage keeps the epoch
 //	abort       all are rejected
 //
-// An Exact request names its weights. It keeps them and its prefix under each policy, as long
-// as storage keeps the epoch.
+// An Exact request names its weights. Under each policy it keeps these weights and its prefix, as
+// long as storage keeps the epoch.
 //
 // A group changes its role (SwitchRole) after it has been drained: the planner assigns no new
 // request to the group, and the group's requests end there (finish) or are planned again
@@ -59,9 +59,9 @@
 // progress fits into no other group.
 //
 // With Options.Network (package netcost) the planner chooses, among all decode engines with room,
-// the engine that would produce the first token soonest, with the transfer of the KV from the
-// prefill engine counted. To split a read over the two sides, it counts both hops of each side:
-// storage to buffer, and buffer to device.
+// the engine that would produce the first token soonest, including the transfer of the KV from the
+// prefill engine. When the planner splits a read over the two sides, it counts both hops of each
+// side: storage to buffer, and buffer to device.
 //
 // # Broken sessions
 //
@@ -70,24 +70,24 @@
 // that reached the group. The group's leader then repeats the last report about each read and the
 // end of each attempt. The planner plans a request again only if it cannot continue:
 //
-//	lost                         at GroupUp, or at the repeated report
+//	lost                         what follows at GroupUp, or at the repeated report
 //	Assign                       the group does not hold the request: planned anew
 //	Start                        it holds the request with another attempt, or none: planned anew
 //	Read, Cut, Drop, Recompute   numbers above the last order: sent again, with new numbers
 //	Abort                        the request has ended, or other engines have it: sent again
 //	Progress, Stopped            repeated; the number of the read's order shows whether it is the
 //	                             read in progress, so a report counts once
-//	Finished, Failed             held as ended, and repeated; it counts while the attempt is the
-//	                             request's last one and has not ended
+//	Finished, Failed             the group lists the request as ended and repeats the report, which
+//	                             counts if the attempt is the request's last one and has not ended
 //
 // After a restart the planner does not have the orders of the previous planner. The groups
 // report the cached tokens that each engine has read, is reading or computes (Held.Parts), and
 // the read in progress (Held.Reading):
 //
-//	lost with the planner   when the groups of both engines have registered
-//	Start, on one side      one engine has the attempt alone: it is aborted, the request planned anew
-//	Abort, on one side      the same. A decode engine alone continues if it reads nothing and its
-//	                        prefill group had the Start: prefill may have ended
+//	lost with the planner   what follows when the groups of both engines have registered
+//	Start, on one side      one engine alone has the attempt: aborted, and the request planned anew
+//	Abort, on one side      the same. But a decode engine that reads nothing, and whose prefill group
+//	                        had the Start, continues: prefill may have ended
 //	Abort, on both sides    the request continues
 //	Read, Recompute         the engines do not have all cached tokens: planned anew
 //	Cut, Drop               the planner takes over the reads in progress and decides again
@@ -96,8 +96,8 @@
 //
 // The state of an engine or machine is the last report of its group plus the work assigned later.
 // Each action carries a sequence number, and each Fetch contains the highest number that the group
-// had received. The planner adds only the work of higher numbers to the report. So a late report
-// never counts work twice.
+// had received. To the report the planner adds only the work of actions with higher numbers. So no
+// work counts twice, even if a report arrives late.
 //
 // # Units
 //

@@ -6,19 +6,19 @@ import (
 	"slices"
 )
 
-// Drain is the policy for started requests that must end: requests of older weights when the
-// weights change (Epoch), and requests of a group that changes its role (SwitchRole).
+// Drain is the policy for requests that have been started: for requests of older weights when the
+// weights change (Epoch), and for requests of a group that changes its role (SwitchRole).
 type Drain uint8
 
 const (
-	// DrainRecompute plans such a request again. If older weights are the reason, a request that is
+	// DrainRecompute plans the started requests again. If the weights change, a request that is
 	// already decoding continues instead.
 	DrainRecompute Drain = iota
-	// DrainFinish lets such a request continue. If one of its engines fails, the request is planned
-	// again with the newest weights.
+	// DrainFinish lets the started requests continue. If an engine of a request fails, the request
+	// is planned again with the newest weights.
 	DrainFinish
-	// DrainAbort rejects such a request. A change of role does not accept this policy, because it
-	// must lose no request.
+	// DrainAbort rejects the started requests. A change of role must lose no request, so it does
+	// not accept this policy.
 	DrainAbort
 )
 

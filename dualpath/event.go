@@ -2,8 +2,8 @@ package dualpath
 
 import "time"
 
-// EngineID, NodeID and GroupID identify an engine (one GPU), a machine, and a group of engines
-// that fetch together. The caller assigns them, preferably small numbers.
+// EngineID, NodeID and GroupID identify an engine (one GPU), a machine, and a group of engines that
+// fetch work together. The caller assigns these IDs, preferably small numbers.
 type (
 	EngineID uint32
 	NodeID   uint32
@@ -127,7 +127,7 @@ type EngineSpec struct {
 type Buffer struct {
 	Bytes int
 	// Block is the size of one block of KV in the buffer. A request in progress takes additional
-	// space: Sums for each block of the prompt, and Request once.
+	// space: Sums (checksums) for each block of the prompt, and Request once.
 	Block, Sums, Request int
 }
 
@@ -156,8 +156,8 @@ type Held struct {
 	Ended bool `json:",omitempty"`
 }
 
-// GroupDown is a group that is gone. A group that stops fetching is treated the same way after
-// Options.GroupTimeout.
+// GroupDown reports that a group is gone. A group that sends no Fetch for Options.GroupTimeout is
+// treated the same way.
 type GroupDown struct {
 	At    time.Duration
 	Group GroupID
@@ -251,14 +251,14 @@ type Failed struct {
 	Upto int
 }
 
-// Cancelled is a request that its gateway cancelled.
+// Cancelled reports that the gateway has cancelled a request.
 type Cancelled struct {
 	At      time.Duration
 	Request RequestID
 }
 
-// Epoch is a new version of a namespace's weights. Only Exact requests use prefixes of
-// older versions.
+// Epoch reports a new version of a namespace's weights. Among the requests that have not been
+// started, only Exact ones use prefixes of older versions.
 type Epoch struct {
 	At        time.Duration
 	Namespace NamespaceID
@@ -268,7 +268,8 @@ type Epoch struct {
 }
 
 // SwitchRole changes the role of a group to Role. If Role is the group's present role, the event
-// withdraws a switch that has not been ordered yet. Drain is DrainFinish or DrainRecompute.
+// withdraws a change for which the planner has not sent the Switch yet. Drain is DrainFinish or
+// DrainRecompute.
 type SwitchRole struct {
 	At    time.Duration
 	Group GroupID
@@ -283,7 +284,7 @@ type SwitchRefused struct {
 	Group GroupID
 }
 
-// Tick only advances the time. It triggers deadlines, timeouts and the detection of slow reads.
+// Tick only advances the time. The planner then checks deadlines, timeouts and slow reads.
 type Tick struct{ At time.Duration }
 
 func (e Submit) at() time.Duration        { return e.At }

@@ -27,7 +27,8 @@ type note struct {
 	n      int
 }
 
-// note adds a line. format takes args in order; a %s stands for a Role.
+// note adds a line to the explanation. The verbs of format take args in order; %s prints an
+// argument as a Role.
 func (x *Explanation) note(at time.Duration, format string, args ...int) {
 	if x.n == maxNotes {
 		x.Lost++
@@ -124,7 +125,7 @@ func (q *explainRing) next(id RequestID, now time.Duration) *Explanation {
 	return x
 }
 
-// explainOrder notes why a request of a tenant, or of a priority, is granted next.
+// explainOrder notes why a request is granted next, if the request has a tenant or a priority.
 func (p *Planner) explainOrder(r *request) {
 	f := r.flow
 	switch {

@@ -22,7 +22,7 @@ import (
 // request would be forgotten.
 //
 //	level (priority)
-//	 ├─ anew                requests that are planned anew, before all tenants
+//	 ├─ replanned           requests that are planned again, before all tenants
 //	 └─ flow (tenant)       served = work / weight
 //	     └─ lane (decode group)
 //	         └─ requests    by age
@@ -32,10 +32,10 @@ import (
 // higher priority arrives. So small requests cannot take the memory for which a large request
 // waits.
 
-// maxDebts is the number of tenants without requests that a level keeps, at most.
+// maxDebts is the maximum number of tenants without requests that a level keeps.
 const maxDebts = 1024
 
-// maxIdleLevels is the number of levels without requests that are kept.
+// maxIdleLevels is the number of levels above which a level without requests is deleted.
 const maxIdleLevels = 4
 
 // level has the waiting requests of one priority.
@@ -161,9 +161,9 @@ func (p *Planner) join(r *request, again bool) {
 	p.shareOf(r.Tenant).Queued++
 }
 
-// leave undoes join. If the tenant has no other request, its flow is kept in debts or deleted. If
-// the level has no other request, all its counters are deleted, because no tenant of the level
-// waits for another.
+// leave undoes join. If the tenant has no other request, its flow is kept in level.debts or
+// deleted. If the level has no other request, the counters of its tenants are deleted, because no
+// tenant competes with another.
 func (p *Planner) leave(r *request) {
 	p.withdraw(r)
 	f := r.flow
@@ -183,8 +183,9 @@ func (p *Planner) leave(r *request) {
 	}
 }
 
-// retireLevel deletes a level whose last request, of the flow last, has left, or resets the level
-// to one flow. At most maxIdleLevels levels are kept.
+// retireLevel is called when the last request of a level, a request of the flow last, has left. If
+// there are more than maxIdleLevels levels, it deletes the level. Otherwise it resets the level's
+// counters and keeps only that flow.
 func (p *Planner) retireLevel(l *level, last *flow) {
 	if len(p.priorities) > maxIdleLevels {
 		delete(p.priorities, l.priority)
@@ -201,8 +202,8 @@ func (p *Planner) retireLevel(l *level, last *flow) {
 	}
 }
 
-// reprice updates the work of a request whose Hit has changed, and the time at which its prefill
-// must begin.
+// reprice updates the work of a request whose Hit has changed, and the time at which the request's
+// deadlines are checked.
 func (p *Planner) reprice(r *request) {
 	if r.flow != nil {
 		r.flow.work -= r.work
@@ -282,7 +283,7 @@ func (p *Planner) withdraw(r *request) {
 	}
 }
 
-// precedes reports whether request r goes before request o, which has reserved a group.
+// precedes reports whether request r is granted before request o, which has reserved a group.
 func (r *request) precedes(o *request) bool {
 	switch {
 	case r.Priority != o.Priority:
@@ -349,8 +350,8 @@ func (p *Planner) setFull(g *group, full bool) {
 	g.full = full
 }
 
-// retryAll calls retry for all full groups, because a group without a queue may have room for the
-// requests that reserved them (rehome).
+// retryAll calls retry for all full groups. It is called when a request that has reserved a full
+// group may be able to move to another group, which has room and no queue (rehome).
 func (p *Planner) retryAll() {
 	if p.full == 0 {
 		return
@@ -362,8 +363,8 @@ func (p *Planner) retryAll() {
 	}
 }
 
-// retry handles a decode group that may have room again: the request that reserved the group may be
-// granted.
+// retry handles a decode group that may have room again: it makes the request that reserved the
+// group eligible to be granted.
 func (p *Planner) retry(g *group) {
 	p.setFull(g, false)
 	if g.reservedFor == nil {
@@ -400,8 +401,9 @@ func (p *Planner) endReservation(g *group) {
 	g.closed = g.closed[:0]
 }
 
-// nextOf is next for a prefill group that sent a Fetch. If the group keeps its memory for a request
-// (group.keptFor), it returns that request, unless a request that precedes it waits.
+// nextOf returns the next request for a prefill group that sent a Fetch. If the group keeps its
+// memory for a request (group.keptFor) that may be granted, it returns that request, unless the
+// result of next precedes the request.
 func (p *Planner) nextOf(g *group) *request {
 	r, o := p.next(), g.keptFor
 	g.keptFor = nil

@@ -1,7 +1,7 @@
 package dualpath
 
-// A request holds no memory until both its engines have room for the whole request, each
-// in device memory and in its buffer. A request that held memory of one engine while it
+// A request holds no memory until both its engines have room for the whole request, each of them
+// in its device memory and in its buffer. A request that held memory of one engine while it
 // waited for the other could deadlock with another request. So every request that
 // holds memory can end and return it.
 
@@ -26,8 +26,8 @@ func (p *Planner) blocks(tokens int) int {
 	return (tokens + b - 1) / b
 }
 
-// passing returns the bytes of an engine's buffer that a request takes when the given number of
-// its blocks pass through it.
+// passing returns the number of bytes of an engine's buffer that a request takes if the given
+// number of its blocks pass through the buffer.
 func (b *Buffer) passing(r *request, blocks int) int {
 	return b.Request + blocks*b.Block + r.promptBlocks*b.Sums
 }
@@ -35,7 +35,7 @@ func (b *Buffer) passing(r *request, blocks int) int {
 // least returns the smallest amount of an engine's memory with which the request can be served. On
 // a decode engine it includes buffer space for the KV of the whole prompt. On a prefill engine it
 // includes no buffer space for cached tokens, because the decode engine may read them all. With
-// PrefillOnly the decode engine reads nothing, so least is most.
+// PrefillOnly the decode engine reads nothing, so a prefill engine needs the result of most.
 func (p *Planner) least(en *engine, r *request) room {
 	switch {
 	case en.group.role == Decode:
@@ -59,7 +59,7 @@ func (p *Planner) accepts(en *engine, r *request) bool {
 	return en.left.fits(p.least(en, r)) && p.takes(en, r)
 }
 
-// takenBy reports whether an engine of the group takes the request.
+// takenBy reports whether an engine of the group could serve the request (takes).
 func (p *Planner) takenBy(g *group, r *request) bool {
 	for _, en := range g.engines {
 		if p.takes(en, r) {
@@ -76,8 +76,8 @@ type shortfall struct {
 	need, most int
 }
 
-// shortfall returns why no registered engine could ever serve the request. It is zero if an
-// engine of each role could, or if a role has no engine.
+// shortfall returns why no registered engine of a role could ever serve the request. The result is
+// zero if each role has an engine that could, or no engine at all.
 func (p *Planner) shortfall(r *request) shortfall {
 	for _, role := range [...]Role{Decode, Prefill} {
 		if s := p.shortfallOf(role, r); s.why != NoReason {
@@ -128,12 +128,12 @@ func (p *Planner) shortfallAt(en *engine, r *request) shortfall {
 // in the order of fair.go. A request that waits for a full decode group blocks only the requests
 // that are routed to that group.
 //
-// The DualPath paper has one queue for all prefill groups. It does not define why the first group
-// that fetches does not take the whole queue, up to the limit beta of its engines. Here a group
-// skips a request if an engine of another group would be less loaded even with the request's
+// The DualPath paper has one queue for all prefill groups. It does not say what prevents the first
+// group that fetches from taking requests until all its engines have reached the limit beta. Here a
+// group skips a request if an engine of another group would be less loaded even with the request's
 // tokens. Only groups with a Fetch within the last Options.Patience count.
 func (p *Planner) grant(g *group) {
-	full := false // an engine that is not overloaded has no room for the next request
+	full := false // whether an engine that is not overloaded lacks room for the next request
 	defer func() { g.noteLeast(p, full) }()
 	if p.queued == 0 {
 		return
@@ -168,8 +168,8 @@ func (p *Planner) grant(g *group) {
 			return
 		}
 		if pe == nil || lessElsewhere || (careful && p.avoids(r, pe) && p.othersTake(r, g)) {
-			// Another group will take this request. For later requests, this group may have the
-			// less loaded engine that this request avoids.
+			// Another group will take this request. A later request may still be given to an
+			// engine of this group, because it need not avoid the same engines.
 			p.withdraw(r)
 			left = append(left, r)
 			continue

@@ -14,8 +14,8 @@ type engine struct {
 	node  *node
 
 	spec EngineSpec
-	// size is the engine's total memory, left its free memory. tok and seq are the tokens and the
-	// number of its unfinished requests.
+	// size is the engine's total memory, left its free memory. tok is the number of tokens of the
+	// engine's unfinished requests, seq the number of these requests.
 	size, left room
 	tok, seq   int
 	// prefilling is the number of requests that were started on a prefill engine and are not
@@ -51,7 +51,7 @@ type node struct {
 	engines int
 }
 
-// group is a set of engines that fetch together.
+// group is a set of engines that fetch work together.
 type group struct {
 	id      GroupID
 	role    Role
@@ -81,7 +81,7 @@ type group struct {
 	least int
 	// leaving is the group's change of role that is in progress, if any.
 	leaving leaving
-	// totalAt is its index in Planner.leastTotal.
+	// totalAt is the group's index in Planner.leastTotal.
 	totalAt int
 }
 
@@ -196,8 +196,8 @@ func (p *Planner) groupDown(g *group) {
 	}
 }
 
-// replan returns a request to the queue because the group lost is gone. The request continues if
-// that group only prefilled it and prefill has ended.
+// replan handles a request of a group that is gone: it returns the request to the queue. If the
+// group only prefilled the request and prefill has ended, the request continues instead.
 func (p *Planner) replan(r *request, lost *group) {
 	if r.pe != nil && r.pe.group == lost && r.prefilled {
 		r.pe = nil // prefill has ended, so the request does not need it
@@ -212,8 +212,8 @@ func (p *Planner) replan(r *request, lost *group) {
 	p.requeue(r, GroupLost)
 }
 
-// fetch handles a group's report. A prefill group is then given requests. Their decode engines are
-// chosen by the last reports of the decode groups.
+// fetch handles a group's report. A prefill group is then given requests, whose decode engines are
+// chosen from the last reports of the decode groups.
 func (p *Planner) fetch(e *Fetch) {
 	g := p.groups[e.Group]
 	if g == nil {
@@ -272,7 +272,7 @@ func (p *Planner) reportNode(rep *NodeReport, seen uint64) {
 	}
 }
 
-// unseen removes the entries that the report includes.
+// unseen removes from list the work of the actions up to number seen, which the report includes.
 func unseen(list []assigned, seen uint64) []assigned {
 	i := 0
 	for i < len(list) && list[i].seq <= seen {
@@ -288,7 +288,7 @@ func (p *Planner) give(en *engine, a assigned) {
 	en.since = append(en.since, a)
 }
 
-// take adds an amount to the engine's state.
+// take adds assigned work to the engine's load: its tokens, its requests and the memory they take.
 func (p *Planner) take(en *engine, a assigned) {
 	en.tok += a.tokens
 	en.seq += a.requests

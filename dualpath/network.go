@@ -18,10 +18,11 @@ type Network interface {
 	// batch takes the request, and the first decode step. index is -1 if no candidate has enough
 	// memory. Choose keeps neither argument.
 	Choose(r *Transfer, candidates []Candidate) (index int, seconds float64)
-	// Read estimates the time to read a cached prefix from storage, through the buffer of the
-	// machine via, into the memory of a prefill engine on the machine to. The time is fixed
-	// seconds, for the queue tokens that via reads first, plus perToken seconds for each token of
-	// the prefix. rate is the rate of via's storage NIC in tokens per second.
+	// Read estimates the time to read a cached prefix from storage into the buffer of a machine
+	// (via) and from there into the memory of a prefill engine on the same or another machine (to).
+	// queue is the number of tokens that via reads first, rate the rate of via's storage NIC in
+	// tokens per second. The result is a fixed time, which includes the queue, and the additional
+	// time for each token of the prefix, both in seconds.
 	Read(via, to NodeID, queue int, rate float64) (fixed, perToken float64)
 	// Begin adds a KV transfer between two machines to the transfers in progress and returns the
 	// distance of the machines (a tier below Tiers). End removes the transfer; tier is the result
@@ -121,7 +122,8 @@ func (p *Planner) cheapest(r *request, pe *engine) (best *engine, seconds float6
 	return best, seconds
 }
 
-// cheapestOf is cheapest. With careful it excludes engines that the request avoids.
+// cheapestOf is cheapest over all engines with room or, if careful is set, over those that the
+// request does not avoid.
 func (p *Planner) cheapestOf(r *request, pe *engine, careful bool) (*engine, float64) {
 	p.candidates, p.candidateEngines = p.candidates[:0], p.candidateEngines[:0]
 	for _, g := range p.order {
@@ -166,8 +168,9 @@ type line struct{ fixed, perToken float64 }
 // at is the time for n tokens.
 func (l line) at(n int) float64 { return l.fixed + l.perToken*float64(n) }
 
-// paths returns the read times for a prefill engine's machine pn and a decode engine's machine dn.
-// Without a Network they include only the first hop, from storage to the machine's buffer.
+// paths returns the read times for the machine pn of a prefill engine and the machine dn of a
+// decode engine. Without a Network they include only the first hop, from storage to the machine's
+// buffer.
 func (p *Planner) paths(pn, dn *node) paths {
 	way := func(n *node) (l line) {
 		if p.opts.Network == nil {

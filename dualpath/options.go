@@ -88,7 +88,8 @@ type Options struct {
 	HedgeFactor float64
 	MaxHedge    int
 	// Patience is the time since the start of a read during which the read is left alone: its
-	// tokens neither move to the other side nor are hedged. Default 50 ms.
+	// tokens neither move to the other side nor are hedged. It is also the age up to which the last
+	// Fetch of another group counts when requests are granted. Default 50 ms.
 	Patience time.Duration
 
 	// Weights are the shares of tenants (Request.Tenant) relative to each other. A tenant that is
@@ -99,14 +100,15 @@ type Options struct {
 	// GroupTimeout is the time without a fetch after which a group is considered gone. Default 5
 	// s.
 	GroupTimeout time.Duration
-	// MaxAttempts is the number of failed attempts after which a request is rejected. Default 4.
+	// MaxAttempts is the number of failed attempts at which a request is rejected. Default 4.
 	MaxAttempts int
 	// Cooldown is the time after repeated failures during which an engine is given a request only
 	// if no other engine can take the request. Default 2 s.
 	Cooldown time.Duration
 	// MaxQueue is the largest number of requests that are waiting or being served. Default 1 << 20.
 	MaxQueue int
-	// MaxExplain is the number of latest requests for which Explain has a record. Default 4096.
+	// MaxExplain is the number of requests, the latest ones, for which Explain has a record.
+	// Default 4096.
 	MaxExplain int
 }
 

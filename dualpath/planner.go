@@ -30,7 +30,7 @@ type Planner struct {
 	// levels are the levels with a request that may be granted.
 	priorities map[int]*level
 	levels     ordered[level]
-	// full is the number of decode groups without room for the next request of their queue.
+	// full is the number of decode groups without room for the request that has reserved them.
 	full int
 	// shares are the granted and waiting work of each tenant in Options.Weights; others is the sum
 	// over all other tenants.
@@ -77,9 +77,9 @@ type Stats struct {
 	// the number of requests whose prefix was split over both engines at the start.
 	PartsPrefill, PartsDecode, TokensPrefill, TokensDecode, Splits uint64
 	Cuts, Hedges, Recomputes                                       uint64
-	// Aborted are the requests of older weights that a change of weights has rejected. Switched is
-	// the number of completed role changes of groups, SwitchesFailed the number of attempted role
-	// changes that ended without a change.
+	// Aborted is the number of requests of older weights that a change of weights has rejected.
+	// Switched is the number of completed role changes of groups, SwitchesFailed the number of
+	// attempted role changes that ended without a change.
 	Aborted, Switched, SwitchesFailed uint64
 	// Late is the number of requests that were rejected because their first token could not be
 	// produced by its deadline.
@@ -151,7 +151,7 @@ type request struct {
 	attempt uint64
 	orders  [2][]Action
 	// adopted is set when an engine reports an attempt that an earlier planner process started. It
-	// is cleared when both engines have reported what they read; found are these reports.
+	// is cleared when both engines have reported the attempt. found are their reports.
 	adopted bool
 	found   [2]*Held
 	// failures is the number of the request's attempts that failed at an engine.
@@ -260,7 +260,7 @@ func (p *Planner) Stats() Stats {
 	return st
 }
 
-// submit admits a request to the queue.
+// submit adds a new request to the queue, or rejects it.
 func (p *Planner) submit(q *Request) {
 	p.stats.Submitted++
 	reason := NoReason

@@ -30,9 +30,9 @@ func (p *Planner) classOf(en *engine) class {
 // noEngine is the value of group.least for a group that takes no request.
 const noEngine = math.MaxInt
 
-// noteLeast sets group.least: the unfinished tokens of the group's least loaded engine. grant
-// compares them with the engines of other groups. If the group is full, the value is noEngine, so
-// that no other group skips a request for this group.
+// noteLeast sets group.least: the number of unfinished tokens of the group's least loaded engine,
+// which grant compares with the engines of other groups. If the group is full, the value is
+// noEngine, so that no other group leaves a request to this group.
 func (g *group) noteLeast(p *Planner, full bool) {
 	g.least = noEngine
 	if full {
@@ -45,8 +45,8 @@ func (g *group) noteLeast(p *Planner, full bool) {
 	}
 }
 
-// leastElsewhere returns the unfinished tokens of the least loaded engine in the other prefill
-// groups that sent a Fetch within Options.Patience, or noEngine.
+// leastElsewhere returns the number of unfinished tokens of the least loaded engine in the other
+// prefill groups that sent a Fetch within Options.Patience. It returns noEngine if there is none.
 func (p *Planner) leastElsewhere(g *group) int {
 	least := noEngine
 	for _, o := range p.order {
@@ -91,7 +91,8 @@ func (ps *pools) build(p *Planner) {
 	ps.stale = false
 }
 
-// least returns the least loaded engine of the best category, or nil. It takes the next request.
+// least returns the engine for the next request: the least loaded engine of the best category, or
+// nil if all engines are overloaded.
 func (ps *pools) least(p *Planner) *engine {
 	if ps.stale {
 		ps.build(p)
@@ -104,8 +105,8 @@ func (ps *pools) least(p *Planner) *engine {
 	return nil
 }
 
-// leastFor is least among the engines with room for the request. It returns an engine that the
-// request avoids only if no other engine has room.
+// leastFor returns the least loaded engine with room for the request, from the best category that
+// has one, or nil. It returns an engine that the request avoids only if no other engine has room.
 func (ps *pools) leastFor(p *Planner, r *request) *engine {
 	first := ps.least(p)
 	if first == nil {

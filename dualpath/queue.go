@@ -65,7 +65,7 @@ func (p *Planner) requeue(r *request, why Reason) {
 	p.enqueue(r, true)
 }
 
-// refuse rejects a request that no engine could ever serve.
+// refuse rejects a request, with the reason and the amounts of s in the Reject.
 func (p *Planner) refuse(r *request, s shortfall) {
 	p.end(r, s.why)
 	reject := &p.out[len(p.out)-1]

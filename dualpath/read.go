@@ -33,7 +33,7 @@ const (
 	cutting // Cut was sent, but Stopped has not arrived
 )
 
-// sideAt is the index in request.sides for the engine of a role.
+// sideAt returns the index in request.sides of the engine of a role.
 func sideAt(r Role) int { return int(r - Prefill) }
 
 // engineOf returns the request's engine of a role, or nil.
@@ -44,7 +44,7 @@ func (r *request) engineOf(s Role) *engine {
 	return r.de
 }
 
-// setEngine sets it.
+// setEngine sets the request's engine of a role.
 func (r *request) setEngine(s Role, en *engine) {
 	if s == Prefill {
 		r.pe = en
@@ -53,7 +53,7 @@ func (r *request) setEngine(s Role, en *engine) {
 	}
 }
 
-// start splits the read over the two engines of a request and sends Start.
+// start divides the read of the cached prefix between the two engines of a request and sends Start.
 func (p *Planner) start(r *request) {
 	r.phase, r.started, r.adopted, r.found = serving, p.now, false, [2]*Held{}
 	r.sides = [2]side{}
@@ -103,9 +103,9 @@ func (p *Planner) instruct(r *request, a Action) uint64 {
 	return a.Seq
 }
 
-// repeat sends the orders again that did not reach an engine of a request before the session of the
-// engine's group broke: the orders with a Seq above last. If the leader does not report that number
-// (last is 0), any of the orders may have been lost, so the request is planned again, unless its
+// repeat sends again the orders that did not reach an engine of a request before the session of the
+// engine's group broke: the orders with a Seq above last. If last is 0, the leader has not reported
+// which orders arrived. Then the request is planned again, unless it has had no orders or its
 // prefill has ended.
 func (p *Planner) repeat(r *request, to Role, last uint64) {
 	orders, en, s := r.orders[sideAt(to)], r.engineOf(to), &r.sides[sideAt(to)]
@@ -128,8 +128,8 @@ func (p *Planner) repeat(r *request, to Role, last uint64) {
 			continue
 		}
 		n := a.Parts[0].Len()
-		// The work of this order is already counted, but under the old number. The group's next
-		// report may not include it.
+		// The work of this order is already part of the load, but under the old number. The group's
+		// next report may not include the work, so the work is also recorded under the new number.
 		if to == Prefill {
 			en.since = append(en.since, assigned{seq: a.Seq, room: room{buffer: p.blocks(n) * en.spec.Buffer.Block}})
 		}
@@ -272,7 +272,7 @@ func (p *Planner) progress(e Progress) {
 	}
 }
 
-// read handles the end of a read: the side by has read its whole part.
+// read handles the end of a complete read. by is the side that has read its whole part.
 func (p *Planner) read(r *request, by Role) {
 	s := &r.sides[sideAt(by)]
 	s.state = idle
@@ -353,8 +353,8 @@ func (p *Planner) place(r *request) {
 // reader chooses the side that reads a range of tokens. Among the sides that have no read in
 // progress and have not failed, it prefers a side that was not cut for slowness, then the side that
 // would end sooner. A prefill engine without room in its buffer is not chosen: a request that
-// waited for room would hold memory for which other requests wait. If to is 0, no side can read the
-// range at this time; wait then reports whether a side may be able to later.
+// waited for room would hold memory for which other requests wait. If no side should read the range
+// at this time, to is 0, and wait reports whether a side may do so later.
 func (p *Planner) reader(r *request, tokens int) (to Role, wait bool) {
 	var best Role
 	for _, s := range [...]Role{Prefill, Decode} {
@@ -398,22 +398,22 @@ func (p *Planner) orderPart(r *request, part Part, hedge bool) {
 	p.begin(r, part, hedge, seq)
 }
 
-// recompute makes the prefill engine compute a range that no side can read.
+// recompute orders the prefill engine to compute a range of tokens that no side can read.
 func (p *Planner) recompute(r *request, from, to int, why Reason) {
 	p.stats.Recomputes++
 	r.why.note(p.now, "tokens [%d, %d) are recomputed: "+why.String(), from, to)
 	p.instruct(r, Action{Kind: Recompute, Side: Prefill, Parts: [2]Part{{Prefill, from, to}}, NParts: 1, Why: why})
 }
 
-// stopLoading removes the request from loading.
+// stopLoading removes the request from loading and marks both its sides as idle.
 func (p *Planner) stopLoading(r *request) {
 	p.unlist(&r.loadingAt, p.loading)
 	r.sides[0].state, r.sides[1].state = idle, idle
 }
 
-// checkReads checks every read in progress. A read that is far slower than the other side would be
-// is cut, and its unread tokens move to the other side. If a read is overdue and few tokens remain,
-// both sides read these tokens.
+// checkReads checks every read in progress. It cuts a read if the other side would be far faster;
+// the unread tokens then move to the other side. If a read is overdue and few tokens remain, both
+// sides read these tokens.
 func (p *Planner) checkReads() {
 	for el := p.loading.Front(); el != nil; {
 		r := el.Value.(*request)
@@ -455,8 +455,10 @@ func (p *Planner) checkReadsOf(r *request) {
 
 // remaining predicts the time until the part is read. If tokens have arrived and the machine reads
 // nothing else, the prediction is the time at the read's own rate so far. Otherwise that rate is
-// unknown, or reflects a shared NIC. Then the prediction is at most the time at the machine's rate
-// or, if the read is overdue, the longer of the machine's queue time and the elapsed time.
+// unknown or was measured on a shared NIC. Then the prediction is the shorter of the time at the
+// read's own rate, if known, and the time by the machine's rate. The latter is the rest of the
+// machine's queue time, but at least the time of the missing tokens. For an overdue read it is the
+// machine's whole queue time, but at least the elapsed time.
 func (s *side) remaining(n *node, elapsed time.Duration) time.Duration {
 	left := s.part.Len() - s.landed
 	bySpeed := time.Duration(math.MaxInt64)

@@ -9,8 +9,8 @@ import "math"
 //
 //	SwitchRole ─► drained ─► Switch ─► GroupUp, other role ─► Switched
 //	                 │          └────► SwitchRefused ───────► Switched, with the reason
-//	                 └── the last other group of its role is lost, or the operator takes the
-//	                     switch back: Switched, with the reason
+//	                 └── the last other group of its role is lost, or the operator withdraws the
+//	                     switch: Switched, with the reason
 //
 // A switch has no timeout: a group that is being drained still serves its requests, and a leader
 // that has the order either answers or is lost, and both end the switch. After a restart, the
@@ -30,8 +30,8 @@ type leaving struct {
 func (g *group) switching() bool { return g.leaving.to != 0 }
 
 // SwitchCheck returns why a group cannot change to a role, or NoReason if it can. GroupLost means
-// that no such group is registered. If to is the role that the group has, the switch in progress
-// can be withdrawn.
+// that no such group is registered. If to is the group's present role, NoReason means that the
+// switch in progress can be withdrawn.
 func (p *Planner) SwitchCheck(id GroupID, to Role) Reason {
 	g := p.groups[id]
 	switch {
@@ -69,7 +69,7 @@ func (p *Planner) indispensable(g *group) Reason {
 	return NoReason
 }
 
-// Holding returns the number of requests in progress of each group.
+// Holding returns, for each group, the number of requests in progress on its engines.
 func (p *Planner) Holding() map[GroupID]int {
 	held := make(map[GroupID]int, len(p.groups))
 	for _, r := range p.requests {
@@ -83,7 +83,7 @@ func (p *Planner) Holding() map[GroupID]int {
 	return held
 }
 
-// heldBy returns the requests in progress of a group.
+// heldBy returns the requests in progress on a group's engines.
 func (p *Planner) heldBy(g *group) (held []*request) {
 	for _, r := range p.requests {
 		if (r.pe != nil && r.pe.group == g && !r.prefilled) || (r.de != nil && r.de.group == g) {
@@ -124,7 +124,7 @@ func (p *Planner) beginSwitch(g *group, to Role) {
 	}
 }
 
-// evacuate plans a group's requests in progress again.
+// evacuate plans again the requests in progress on a group's engines.
 func (p *Planner) evacuate(g *group) {
 	held := p.heldBy(g)
 	youngestFirst(held)
@@ -134,7 +134,8 @@ func (p *Planner) evacuate(g *group) {
 	}
 }
 
-// orderSwitch sends the order to the leader of a group that has been drained.
+// orderSwitch sends a Switch to the leader of a group that changes its role, once the group has
+// been drained.
 func (p *Planner) orderSwitch(g *group) {
 	if g.switching() && !g.leaving.ordered && len(p.heldBy(g)) == 0 {
 		g.leaving.ordered = true
@@ -198,11 +199,11 @@ func (p *Planner) reconsider() {
 	}
 }
 
-// recentMax is the number of finished requests on which Recent is based, at most.
+// recentMax is the maximum number of finished requests on which Recent is based.
 const recentMax = 512
 
-// Recent describes the last finished requests. The number of prefill and decode groups that the
-// load needs is computed from it.
+// Recent describes the last finished requests. The planner node computes from it how many prefill
+// and decode groups the load needs.
 type Recent struct {
 	// Uncached has one length per request, in tokens: the prompt without its cached prefix.
 	Uncached []int

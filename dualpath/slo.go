@@ -17,8 +17,8 @@ import (
 //	             estimate, and no request is refused because of an estimate
 //	engines      for each prefill engine, the work that was started there and has not ended,
 //	             minus the work done at that rate since the end of the engine's last prefill
-//	queue        the work that is granted before the request (fair.go), given always to the
-//	             engine that is free first, divided into pieces of any size
+//	queue        the work that is granted before the request (fair.go), divided into pieces of any
+//	             size, each of which goes to the engine that is free first
 //	request      its own work, at the higher of the rate and Options.PrefillRate
 //
 // The rule for the queue divides requests into pieces, but one engine prefills a whole request. So
@@ -36,8 +36,9 @@ const (
 	measuredKeep = 31.0 / 32
 )
 
-// measured is the measured rate of busy prefill engines: work (in prefill tokens) per seconds. ends
-// is the number of prefills that have ended.
+// measured has the measured work of busy prefill engines, in prefill tokens, and the time of that
+// work in seconds. Their quotient is the rate of an engine. ends is the number of prefills that
+// have ended.
 type measured struct {
 	work, seconds float64
 	ends          int
@@ -88,8 +89,8 @@ func (p *Planner) leavePrefill(r *request) {
 	}
 }
 
-// endPrefill measures a prefill that has ended. It does not measure that of a request restored
-// after a restart, because the start is unknown.
+// endPrefill measures the rate of a prefill that has ended. It skips a request that was restored
+// after a restart of the planner, because the start of its prefill is unknown.
 func (p *Planner) endPrefill(r *request) {
 	if en := r.prefillingOn; en != nil && r.found == [2]*Held{} {
 		p.prefills.add(r.prefillWork, p.now-en.begun)
@@ -170,10 +171,10 @@ func fill(free []float64, work float64) float64 {
 }
 
 // ahead returns the queued work that is granted before a request, which counts as the last of its
-// tenant. It is the work of higher priorities, of requests that are planned again, of the request's
-// tenant, and of each other tenant until the tenant's counter has reached the counter of the
-// request's tenant. The work of each tenant is rounded to whole tokens, so that the sum does not
-// depend on the order of addition.
+// tenant. It is all work of higher priorities, of requests that are planned again, and of the
+// request's tenant. Of each other tenant, it includes the work until the tenant's counter reaches
+// the counter that the request's tenant has when the request is next. The work of each tenant is
+// rounded to whole tokens, so that the sum does not depend on the order of addition.
 func (p *Planner) ahead(r *request) float64 {
 	own, work := r.flow, 0
 	for priority, l := range p.priorities {
@@ -231,7 +232,7 @@ func (p *Planner) late(r *request) (estimate, left time.Duration, late bool) {
 	return estimate, left, (known && estimate > left) || p.own(r) >= left
 }
 
-// refuseLate rejects a request that cannot have its first token by the deadline.
+// refuseLate rejects a request whose first token cannot be produced by the deadline.
 func (p *Planner) refuseLate(r *request, estimate, left time.Duration) {
 	if estimate == 0 {
 		r.why.note(p.now, "the deadline of its first token has passed; too few prefills have ended for an estimate")
@@ -262,7 +263,7 @@ func byDue() ordered[request] {
 	}
 }
 
-// watch schedules the next check of a request.
+// watch schedules the next check of a request's deadlines.
 func (p *Planner) watch(r *request) {
 	if r.due = p.due(r); r.due != 0 {
 		p.deadlines.put(r)

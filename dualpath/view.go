@@ -15,8 +15,8 @@ type GroupView struct {
 	// Silent is the time since the group's last Fetch.
 	Silent  time.Duration
 	Engines []EngineView
-	// Leaving is the role to which the group is changing; 0: none. Ordered: the order to change has
-	// been sent to the group's leader.
+	// Leaving is the role to which the group is changing; 0: none. Ordered is set if the order to
+	// change has been sent to the group's leader.
 	Leaving Role
 	Ordered bool
 	// Nodes are the machines of the engines, without duplicates.

@@ -14,8 +14,8 @@ type Token = uint32
 const rootDomain = "penstock kv chain v1\x00"
 
 // A Chain turns a prompt's tokens into the ids of its blocks. The zero Chain is
-// not usable; make one with Namespace.Chain or NewChain. A Chain is a value:
-// copying it forks the prompt.
+// not usable; make one with Namespace.Chain or NewChain. A copy of a Chain is
+// independent: the two can continue with different tokens.
 //
 // The formulas are the following, for implementations in other languages. Test vectors are in
 // testdata/chain_vectors.json. All integers are little endian:
@@ -51,7 +51,7 @@ func NewChain(tenant, name string, salt []byte, blockTokens int) (Chain, error) 
 	return Chain{tip: BlockID(sum[:BlockIDSize]), blockTokens: blockTokens}, nil
 }
 
-// Tip returns the id of the last block appended, or the root before the first.
+// Tip returns the id of the chain's last block, or the root if the chain has no block yet.
 func (c Chain) Tip() BlockID { return c.tip }
 
 // saltDomain makes the hashes of salts differ from block ids, which hash other fields.
@@ -63,8 +63,8 @@ func (c Chain) Resume(parent BlockID) Chain {
 	return c
 }
 
-// Salt returns a chain whose next ids also depend on extra. extra contains the inputs of the KV
-// other than the tokens: an adapter, a cache salt, the hash of an image.
+// Salt returns a chain whose next ids also depend on extra. extra identifies what the KV depends on
+// besides the tokens: an adapter, a cache salt, the hash of an image.
 //
 //	tip = SHA-256("penstock kv salt v1\x00" ‖ tip ‖ u32 len(extra) ‖ extra)[:16]
 func (c Chain) Salt(extra []byte) Chain {

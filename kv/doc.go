@@ -11,7 +11,8 @@
 //	            │             │              │
 //	root ──► id0 ─────────► id1 ─────────► id2        id(i) = SHA-256(id(i-1) ‖ n ‖ tokens)[:16]
 //
-// Two prompts share an id exactly where they share the whole prefix.
+// Block i has the same id in two prompts exactly if all tokens up to the end of the block are the
+// same in both.
 //
 // The bytes of a block are laid out [layers, tokens, bytes], one layer after the other without
 // padding. These bytes are a Full Block, the only unit on storage. One layer of a Full Block is a
@@ -23,15 +24,16 @@
 //	             each layer:  BlockTokens × TokenBytes
 //
 // Hybrid models have several layer groups (full attention, sliding window, recurrent state). Each
-// group of a block is stored by itself, as a piece: the same layout over the group's own layers. A
-// namespace with one full group, the usual case, has one piece per block: the Full Block.
+// group of a block is stored by itself, as a piece, which has the same layout but only the layers
+// of the group. A namespace with one full group, the usual case, has one piece per block: the Full
+// Block.
 //
 // # Live epochs
 //
 // An epoch is a version of the weights. A namespace has one newest epoch and may have older live
-// epochs; blocks of any other epoch can be neither matched nor stored. A bump without keep leaves
-// only the new epoch live. A bump with keep leaves the newest keep epochs live. A pin keeps an
-// older epoch live until the pin ends.
+// epochs; blocks of any other epoch can be neither matched nor stored. A bump starts a new epoch.
+// Without keep, it leaves only the new epoch live. With keep = k, the k-1 newest epochs that were
+// live without a pin stay live too. A pin keeps an older epoch live until the pin ends.
 //
 //	Bump(8, keep 3)      newest ┌────── Keep = 3 ──────┐
 //	Live()                      8        7        6        4        2

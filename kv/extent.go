@@ -2,10 +2,10 @@ package kv
 
 import "fmt"
 
-// Extent is the number of a slot for one piece: a slot of a segment on one volume of a storage
-// node. The next slot of the same segment is Extent+1, so pieces written to consecutive slots have
-// consecutive extents. Only blockstore interprets the parts; in other packages an Extent is an
-// opaque, unique key.
+// Extent identifies the slot of a storage node that holds one piece: the volume, the segment of the
+// volume, and the slot of the segment. The next slot of the same segment is Extent+1, so pieces
+// written to consecutive slots have consecutive extents. Only package blockstore interprets the
+// three parts; in other packages an Extent is an opaque, unique key.
 //
 //	63      56 55               32 31                              0
 //	┌─────────┬───────────────────┬────────────────────────────────┐
@@ -20,8 +20,8 @@ const (
 	MaxSegments = 1 << 24
 )
 
-// MakeExtent packs the three parts. The caller must have checked them against MaxVolumes and
-// MaxSegments; excess bits are cut off.
+// MakeExtent returns the Extent of a slot. The caller must have checked volume and segment against
+// MaxVolumes and MaxSegments, because MakeExtent drops excess bits.
 func MakeExtent(volume, segment, slot uint32) Extent {
 	return Extent(uint64(volume)&(MaxVolumes-1)<<56 | uint64(segment)&(MaxSegments-1)<<32 | uint64(slot))
 }
@@ -49,8 +49,8 @@ type Generation uint64
 // the writes since the last start. Package blockstore assigns generations.
 const GenerationBits = 48
 
-// Ref is an Extent with the generation that the slot must have. If the slot has been overwritten,
-// its generation differs, so the holder of a Ref detects that.
+// Ref is an Extent and the Generation that the slot is expected to have. If the slot has been
+// overwritten, its generation differs, so a reader with a Ref detects the overwrite.
 type Ref struct {
 	Extent     Extent
 	Generation Generation

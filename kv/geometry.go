@@ -22,8 +22,7 @@ const (
 	maxTagLen     = 64
 )
 
-// ErrGeometry is wrapped by every error about an impossible geometry or about
-// bytes that do not fit one.
+// ErrGeometry is wrapped by every error about an invalid geometry.
 var ErrGeometry = errors.New("bad geometry")
 
 // GroupKind determines which blocks of a prefix a layer group needs before the prefix can be
@@ -31,12 +30,12 @@ var ErrGeometry = errors.New("bad geometry")
 type GroupKind uint8
 
 const (
-	// Full attention: every block from the start of the prompt.
+	// Full attention: the group needs every block from the start of the prompt.
 	Full GroupKind = iota + 1
-	// Window attention: the blocks that hold the last Window tokens.
+	// Window attention: the group needs the blocks that hold the last WindowTokens tokens.
 	Window
-	// State is recurrent (linear attention, SSM): one snapshot, valid at exactly
-	// the length at which it was taken (PrfaaS, section 3.2).
+	// State is recurrent (linear attention, SSM): the group needs one snapshot, which is valid only
+	// for a prefix of exactly the length at which the snapshot was taken (PrfaaS, section 3.2).
 	State
 )
 
@@ -63,7 +62,7 @@ func ParseGroupKind(s string) (GroupKind, error) {
 	return 0, fmt.Errorf("kv: layer group kind %q; want full, window or state: %w", s, ErrGeometry)
 }
 
-// Group is a set of layers whose KV is reused under one rule.
+// Group is a set of layers whose KV is reused under the same rule (Kind).
 type Group struct {
 	Kind GroupKind
 	// Layers is the number of layers in the group.
@@ -81,8 +80,8 @@ type Geometry struct {
 	// BlockTokens is the number of tokens in one block, 64 for example.
 	BlockTokens int
 	// DType and Layout are free text ("fp8_e4m3", "tp1") that describes the bytes. Writer and
-	// reader must use the same text: if bytes of the same size have another meaning, the geometry
-	// is another one.
+	// reader must use the same text: with another text the geometry is another one, even if all
+	// sizes are equal.
 	DType, Layout string
 	// Groups are the layer groups, at most MaxGroups, in the order of their pieces within a block.
 	Groups []Group
@@ -93,8 +92,8 @@ func SingleGroup(layers, blockTokens, tokenBytes int) Geometry {
 	return Geometry{BlockTokens: blockTokens, Groups: []Group{{Kind: Full, Layers: layers, TokenBytes: tokenBytes}}}
 }
 
-// Validate reports the first thing that is wrong with g, or nil. Every other
-// method expects a valid geometry.
+// Validate returns an error that names the first invalid field of g, or nil. Every other method
+// expects a valid geometry.
 func (g Geometry) Validate() error {
 	if err := g.validate(); err != nil {
 		return fmt.Errorf("kv: %w", err)
@@ -192,8 +191,8 @@ func (g Geometry) WindowBlocks(group int) int {
 	return 0
 }
 
-// FirstNeeded returns the index of the first block whose piece a prefix needs in the given group.
-// blocks is the length of the prefix in blocks. The result is 0 for a Full group.
+// FirstNeeded returns the index of the first block whose piece in the given group is needed to
+// reuse a prefix of the given number of blocks. The result is 0 for a Full group.
 func (g Geometry) FirstNeeded(group, blocks int) int {
 	w := g.WindowBlocks(group)
 	if w == 0 {
@@ -202,8 +201,8 @@ func (g Geometry) FirstNeeded(group, blocks int) int {
 	return max(0, blocks-w)
 }
 
-// NeededBytes is the size of all pieces that a prefix of the given number of
-// blocks needs, in bytes.
+// NeededBytes is the size, in bytes, of all pieces that are needed to reuse a prefix of the given
+// number of blocks.
 func (g Geometry) NeededBytes(blocks int) int64 {
 	var n int64
 	for i := range g.Groups {

@@ -15,7 +15,7 @@ var ErrNamespace = errors.New("bad namespace")
 // never served to a reader that requests another epoch.
 type Epoch uint64
 
-// EpochRun is a run of consecutive blocks of a chain that have one epoch.
+// EpochRun is a run of consecutive blocks of a chain that have the same epoch.
 type EpochRun struct {
 	Epoch  Epoch
 	Blocks int
@@ -37,10 +37,11 @@ type NamespaceID uint32
 type IndexKind uint8
 
 const (
-	// IndexTrie: ids are chained. A block can be matched while all its ancestors are stored.
+	// IndexTrie: ids are chained. A block can be matched as long as all blocks before it in the
+	// chain are stored.
 	IndexTrie IndexKind = iota + 1
 	// IndexFlat: ids are opaque keys without parents (LMCache chunks, vLLM's
-	// block hashes); a match is the run of keys that are present.
+	// block hashes). A match is the run of stored keys at the start of the requested list of keys.
 	IndexFlat
 )
 
@@ -85,9 +86,9 @@ type Namespace struct {
 	// live can be neither matched nor stored.
 	// Invariant: strictly descending, below Epoch, fewer than MaxLive.
 	Older []Epoch `json:",omitempty"`
-	// Keep is the number of live epochs, from the newest on, that stay live without a pin, until a
-	// bump or Retire ends them; 0 means 1. Live epochs beyond Keep are pinned, and end with their
-	// pins. Invariant: at most 1 + len(Older).
+	// Keep is the number of newest live epochs that stay live without a pin, until a bump or Retire
+	// ends them; 0 means 1. All older live epochs are pinned, and end with their pins.
+	// Invariant: at most 1 + len(Older).
 	Keep int `json:",omitempty"`
 	// QuotaBytes is the maximum size of the slots of the namespace, in bytes; 0 means that only the
 	// size of the store limits it.
@@ -119,9 +120,9 @@ func (n Namespace) IsLive(e Epoch) bool { return e == n.Epoch || slices.Contains
 // kept is the number of live epochs that do not need a pin.
 func (n Namespace) kept() int { return max(1, n.Keep) }
 
-// Bump returns n with the newest epoch to, which must be greater than n.Epoch. Of the epochs that
-// were live without a pin, the newest keep-1 stay live. Of all other epochs, the pinned ones stay
-// live. If more than MaxLive epochs would be live, the oldest are dropped.
+// Bump returns n with the argument to as the newest epoch; to must be greater than n.Epoch. Of the
+// epochs that were live without a pin, the newest keep-1 stay live. Of the other live epochs, the
+// pinned ones stay live. If more than MaxLive epochs would be live, the oldest are dropped.
 func (n Namespace) Bump(to Epoch, keep int, pinned func(Epoch) bool) Namespace {
 	was := n.Live()
 	keep = 1 + min(keep-1, n.kept())
@@ -134,7 +135,7 @@ func (n Namespace) Bump(to Epoch, keep int, pinned func(Epoch) bool) Namespace {
 	return n
 }
 
-// Settle returns n without the live epochs that need a pin and have no pin.
+// Settle returns n without the older epochs that need a pin to stay live but have none.
 func (n Namespace) Settle(pinned func(Epoch) bool) Namespace {
 	was := n.Older
 	n.Older = nil
@@ -159,7 +160,8 @@ func (n Namespace) Retire(e Epoch) Namespace {
 	return n
 }
 
-// Validate reports the first thing that is wrong with n, or nil. Every ID and every Epoch is valid.
+// Validate returns an error that names the first invalid field of n, or nil. It accepts every ID
+// and every Epoch.
 func (n Namespace) Validate() error {
 	if err := validateName("namespace name", n.Name, 1); err != nil {
 		return err

@@ -27,13 +27,13 @@ type Model struct {
 	KVBytes float64
 	// FLOPS is the rate that a GPU achieves in prefill, in floating-point operations per second.
 	FLOPS float64
-	// Step and StepPerRequest: a decode step of a batch of b requests takes Step + StepPerRequest
-	// b, in seconds.
+	// Step and StepPerRequest give the time of a decode step: Step + b StepPerRequest for a batch
+	// of b requests, in seconds.
 	Step, StepPerRequest float64
 	// DecodeHBM is the capacity of a decode engine for KV, in tokens.
 	DecodeHBM float64
-	// Quota is the largest attention time of an engine in one prefill step, and Overhead the time
-	// of a step without attention and linear work, both in seconds.
+	// Quota is the largest attention time of an engine in one prefill step. Overhead is the part of
+	// a step's time that is neither attention nor linear layers. Both are in seconds.
 	Quota, Overhead float64
 }
 
@@ -105,7 +105,7 @@ func (c Cluster) analyze() (dualpath.Analysis, error) {
 }
 
 // Predict predicts the job of the agents on the cluster. agents has the rounds of each agent, and
-// all agents begin at the same time. Predict may take some thousand passes over all agents.
+// all agents begin at the same time. Predict may take several thousand passes over all agents.
 func Predict(c Cluster, m Model, agents [][]Round) (Prediction, error) {
 	a, err := c.analyze()
 	if err != nil {
@@ -151,10 +151,10 @@ func Predict(c Cluster, m Model, agents [][]Round) (Prediction, error) {
 // fluid is the state of the simulated job.
 type fluid struct {
 	m Model
-	// readers is the number of storage NICs that read, times the share of their bandwidth that
-	// dualpath.Analyze allows. storage and compute are the bandwidths of one storage NIC and one
-	// compute NIC, in bytes per second. gpus and decoders are the numbers of prefill and decode
-	// engines.
+	// readers is the number of storage NICs that read. Without Cluster.PrefillOnly it is multiplied
+	// by the share of their bandwidth that dualpath.Analyze allows. storage and compute are the
+	// bandwidths of one storage NIC and one compute NIC, in bytes per second. gpus and decoders are
+	// the numbers of prefill and decode engines.
 	readers, storage, compute, gpus, decoders float64
 
 	active []agent
@@ -166,7 +166,7 @@ type fluid struct {
 	// prefillMax is the maximum rate of prefill in requests per second, decodeMax that of decode in
 	// tokens per second.
 	prefillMax, decodeMax float64
-	// largest has the attention times of some of the current rounds, ascending.
+	// largest has the attention times of a sample of the current rounds, ascending.
 	largest []float64
 
 	// nodes has the numbers of prefill and of decode nodes that read from storage. share is the
@@ -190,9 +190,9 @@ type agent struct {
 
 // demand is the work of a round at each station: in seconds, and for decode (gen) in tokens.
 type demand struct {
-	// storage is the time of the read if all storage NICs read it together. before is the
-	// additional time if one NIC reads it. delay is before plus the times at stations without a
-	// queue.
+	// storage is the time of the round's read from storage if all storage NICs share it. before is
+	// the additional time if one NIC reads alone. delay is before plus the times at stations
+	// without a queue.
 	storage, before, delay float64
 	// attention is the attention time on one engine, linear the time of the linear layers on all
 	// prefill engines together.
@@ -227,8 +227,8 @@ func (f *fluid) cycle(d *demand) float64 {
 	return d.storage*f.stretch + f.prefill + d.delay + d.gen*f.step
 }
 
-// settle computes the times at each station for the current rounds of the agents. It iterates to a
-// fixed point, starting from the previous result.
+// settle computes the times of a request at each station, for the current rounds of the agents. It
+// iterates to a fixed point, starting from the previous result.
 func (f *fluid) settle() {
 	n := float64(len(f.active))
 	f.sample()
@@ -288,7 +288,8 @@ func (f *fluid) divide() {
 	f.share = low
 }
 
-// approach moves a value half of the way to next, and returns the relative distance.
+// approach moves a value half of the way to next. It returns the distance before the move, relative
+// to next.
 func approach(v *float64, next float64) float64 {
 	change := math.Abs(next-*v) / max(next, 1e-12)
 	*v = (*v + next) / 2
@@ -305,12 +306,13 @@ func (f *fluid) batchMax() float64 {
 	return max(f.m.DecodeHBM*float64(len(f.active))/tokens, 1)
 }
 
-// steps returns the time of a request in the prefill group, at a rate of x requests per second with
-// the given attention and linear work. A step processes the requests that arrived during the step
-// before, and ends when its busiest engine ends. The attention time of that engine is the mean of
-// all engines, or the time of the largest request if that is longer, up to the quota. A request
-// waits for half a step if a step is running, and then takes one step. If more requests arrive than
-// fit into a step, the result grows until the agents send more slowly.
+// steps returns the time of a request in the prefill group. x is the rate of requests per second;
+// attention and linear are the mean values of demand.attention and demand.linear. A step processes
+// the requests that arrived during the step before, and ends when its busiest engine ends. The
+// attention time of that engine is the mean of all engines, or the time of the largest request if
+// that is longer, up to the quota. A request waits for half a step if a step is running, and then
+// takes one step. If more requests arrive than fit into a step, the result grows until the agents
+// send more slowly.
 func (f *fluid) steps(x, attention, linear float64) float64 {
 	fits := f.gpus * f.m.Quota / max(attention, 1e-12)
 	f.prefillMax = fits / (f.m.Overhead + f.m.Quota + fits*linear)
@@ -328,10 +330,10 @@ func (f *fluid) steps(x, attention, linear float64) float64 {
 	return step * (1 + min(x*step/k, 1)/2)
 }
 
-// sampleMax is about the number of attention times that sample sorts.
+// sampleMax is the maximum number of attention times that sample sorts.
 const sampleMax = 1024
 
-// sample records the attention times of some of the current rounds.
+// sample records the attention times of at most sampleMax of the current rounds.
 func (f *fluid) sample() {
 	f.largest = f.largest[:0]
 	for i := 0; i < len(f.active); i += 1 + len(f.active)/sampleMax {
@@ -365,8 +367,8 @@ func (f *fluid) advance() {
 	f.now += longest
 }
 
-// move advances one agent by at most the time within, up to the end of its round, and returns the
-// time used.
+// move advances one agent by the time within, or to the end of its last round if that comes sooner.
+// It returns the time used and whether the agent has ended.
 func (f *fluid) move(a *agent, within float64) (took float64, ended bool) {
 	for took < within {
 		d := &a.demand
@@ -400,8 +402,8 @@ type Division struct {
 	Safe bool
 }
 
-// Divide predicts every division of the cluster's nodes, in the order of prefill
-// nodes.
+// Divide predicts the job for every division of the cluster's nodes into prefill and decode nodes.
+// The division with the fewest prefill nodes comes first.
 func Divide(c Cluster, m Model, agents [][]Round) ([]Division, error) {
 	nodes := c.PrefillNodes + c.DecodeNodes
 	var out []Division
@@ -416,7 +418,8 @@ func Divide(c Cluster, m Model, agents [][]Round) ([]Division, error) {
 	return out, nil
 }
 
-// Best returns the index of the division with the shortest job; of equals, the first.
+// Best returns the index of the division with the shortest job. If several are equal, it returns
+// the first.
 func Best(d []Division) int {
 	best := 0
 	for i := range d {

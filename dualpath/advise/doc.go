@@ -1,7 +1,7 @@
 // Package advise predicts the job of a set of agents on a cluster of prefill and decode nodes: the
 // job's duration, the resource that limits it (that binds), and the best numbers of prefill and
-// decode nodes. The prediction is a fluid model: each agent has a pace, but requests are not
-// followed one by one, and queues have no order. Package sim/agentic simulates the same cluster
+// decode nodes. The prediction is a fluid model: each agent advances at a pace. Single requests are
+// not followed, and queues have no order. Package sim/agentic simulates the same cluster
 // request by request, which takes ten to a hundred times as long; `penstock plan advise` reports
 // the difference between the two.
 //
@@ -38,8 +38,8 @@
 // The pace of an agent is the duration of its round. The computation alternates: all agents advance
 // by about one round, and then the paces are computed again.
 //
-// The rate of the storage NICs is limited to the rate that dualpath.Analyze allows for compute NICs
-// and memory (DualPath section 4.2).
+// If both kinds of nodes read, the rate of the storage NICs is limited to the rate at which, by
+// dualpath.Analyze, neither compute NICs nor memory saturate (DualPath section 4.2).
 //
 // Units: bytes, tokens, FLOP, seconds.
 package advise

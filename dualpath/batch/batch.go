@@ -11,18 +11,17 @@ import (
 // DefaultQuota is the compute quota of DualPath section A.4.
 const DefaultQuota = 300 * time.Millisecond
 
-// Item is one request of a queue, in tokens: Cached tokens have their KV, Compute tokens must be
-// computed.
+// Item is one request of a queue: the KV of the first Cached tokens exists, and the next Compute
+// tokens must be computed.
 type Item struct{ Cached, Compute int }
 
-// Chunk is a part of a batch: the next Compute tokens of the queue's item
-// Index.
+// Chunk is a part of a batch: the first Compute uncached tokens of item number Index of the queue.
 type Chunk struct{ Index, Compute int }
 
-// Model predicts the attention time of a batch, in seconds over all layers. The time of an item is
-// PerToken n + PerPair n (cached + n/2): n tokens, each attending to all tokens before it. The form
-// is the number of operations of causal attention. The DualPath paper fits the constants by
-// profiling (section 6.2).
+// Model predicts the attention time of a batch, in seconds over all layers. An item with n tokens
+// to compute takes PerToken n + PerPair n (cached + n/2), because each of the n tokens attends to
+// all tokens before it. So the formula follows the number of operations of causal attention. The
+// DualPath paper fits the constants by profiling (section 6.2).
 type Model struct {
 	// PerToken is in seconds, PerPair in seconds for each pair of a query and a
 	// key.
@@ -37,7 +36,7 @@ func (m Model) Validate() error {
 	return nil
 }
 
-// Seconds returns the predicted time of n tokens after cached tokens.
+// Seconds returns the predicted attention time of n tokens that follow the cached tokens.
 func (m Model) Seconds(cached, n int) float64 {
 	return float64(n) * (m.PerToken + m.PerPair*(float64(cached)+float64(n)/2))
 }
@@ -74,7 +73,8 @@ type Sample struct {
 // Fit returns the model with the least squared relative error over the samples. It needs at least
 // two samples with different cached lengths.
 func Fit(samples []Sample) (Model, error) {
-	// Minimise sum((a x_i + b y_i - 1)^2) with x = n/t, y = n (cached + n/2)/t.
+	// Minimise sum((a x_i + b y_i - 1)^2) for a = PerToken and b = PerPair, with x = n/t and
+	// y = n (cached + n/2)/t for a sample of n tokens that took t seconds.
 	var xx, xy, yy, x1, y1 float64
 	for _, s := range samples {
 		t := s.Took.Seconds()

@@ -7,8 +7,8 @@ import (
 )
 
 // Model has the parameters of the cost that do not depend on the network. The zero value selects
-// those of the NetKV paper's evaluation: Llama-3-70B on 4 tensor-parallel GPUs (§VI-A), with the
-// iteration time from the paper's column of times between tokens.
+// those of the NetKV paper's evaluation: Llama-3-70B on 4 tensor-parallel GPUs (§VI-A). The time of
+// a step is from the column with the times between tokens in the paper's results.
 type Model struct {
 	// Step and StepPerRequest are a and b in the time a + b β of a decode step of β requests
 	// (§III-C). Defaults: 12.3 ms and 0.16 ms.
@@ -22,7 +22,7 @@ type Model struct {
 	// (§V-C). Default 16.
 	InFlightMax int
 	// CongestionHasOwn is set if the operator's telemetry includes the scheduler's own transfers.
-	// Their number is then left out of the cost (§III-D).
+	// The cost then does not count these transfers again (§III-D).
 	CongestionHasOwn bool
 }
 
@@ -99,7 +99,7 @@ func (r *Request[K]) Validate() error {
 	return nil
 }
 
-// missing returns the bytes that must be sent to a candidate (eq. 2).
+// missing returns the number of bytes that must be sent to a candidate with the given Hit (eq. 2).
 func (r *Request[K]) missing(hit int) float64 {
 	hit = min(max(hit, 0), r.Tokens)
 	return float64(r.Bytes) * (1 - float64(hit)/float64(r.Tokens))
@@ -146,12 +146,12 @@ func (o *Oracle[K]) Cost(r *Request[K], d *Candidate[K]) Cost {
 	return o.cost(r, d, signals{congestion: true, own: true})
 }
 
-// cost is Cost with only the signals in see.
+// cost is Cost with only the inputs that see selects.
 func (o *Oracle[K]) cost(r *Request[K], d *Candidate[K], see signals) Cost {
 	return o.costOver(o.way(r.From, d.ID, see), r, d)
 }
 
-// costOver is cost with w, the bandwidth and latency to the candidate, already computed.
+// costOver is cost for a known bandwidth and latency to the candidate: w.
 func (o *Oracle[K]) costOver(w way, r *Request[K], d *Candidate[K]) Cost {
 	c := Cost{Tier: w.tier, Bytes: r.missing(d.Hit)}
 	// One byte is the tolerance for the rounding in missing.

@@ -17,9 +17,9 @@
 //	                                Beff = B (1-c) / (1+min(n, cap))               eq. 4
 //	                                feasible: m ≥ s(1-λ/l) + reserve ── argmin ──► Decision, Intent
 //
-// The scheduler's own transfers in flight are counted here and are not part of the congestion. If
-// the operator's telemetry includes the scheduler's transfers in the congestion,
-// Model.CongestionHasOwn must be set, and their number is left out of the cost.
+// The package counts the scheduler's own transfers in flight; they are not part of the congestion.
+// If the operator's telemetry includes them in the congestion, Model.CongestionHasOwn must be set,
+// and the cost does not count them again.
 //
 // A Chooser decides by one Policy: the paper's rule, that rule without some of its inputs, or a
 // rule without network costs. A Planner implements dualpath.Network with a Chooser, and also
@@ -34,6 +34,6 @@
 //
 // # Units
 //
-// Bytes, bytes per second, tokens. Costs are float64 seconds and not time.Duration, because they
-// are only added and compared.
+// Bytes, bytes per second, tokens. Costs are seconds as float64 and not as time.Duration, because
+// costs are only added and compared.
 package netcost

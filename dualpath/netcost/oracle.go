@@ -28,8 +28,8 @@ func (t Tier) String() string {
 	return fmt.Sprintf("tier %d", uint8(t))
 }
 
-// Place is the location of an instance, in the operator's names. An empty name means that the name
-// is unknown; it equals no other name.
+// Place is the location of an instance, in the operator's names. An empty name means unknown, and
+// two unknown names are not equal.
 type Place struct{ Pod, Rack, Node string }
 
 // TierOf returns the tier between two places. The name of a rack is unique only within its pod, the
@@ -78,8 +78,8 @@ func (f *Fabric) Validate() error {
 	return nil
 }
 
-// Congestion is, for each tier, the share of the bandwidth that traffic other than the scheduler's
-// uses, in [0, 1) (c in §III-D).
+// Congestion has, for each tier, the share of the bandwidth that is taken by traffic other than the
+// scheduler's own transfers, in [0, 1) (c in §III-D).
 type Congestion [Tiers]float64
 
 // Validate returns an error that names the first value out of its range. It refuses 1, because a
@@ -172,7 +172,7 @@ func (o *Oracle[K]) Update(s Snapshot[K]) error {
 	return nil
 }
 
-// Measured replaces only the congestion, measured at time at.
+// Measured replaces only the congestion. at is the time at which it was measured.
 func (o *Oracle[K]) Measured(c Congestion, at time.Duration) error {
 	if err := c.Validate(); err != nil {
 		return err
@@ -181,7 +181,7 @@ func (o *Oracle[K]) Measured(c Congestion, at time.Duration) error {
 	return nil
 }
 
-// Snapshot returns the current snapshot. Its maps belong to the oracle.
+// Snapshot returns the current snapshot, which belongs to the oracle.
 func (o *Oracle[K]) Snapshot() *Snapshot[K] { return &o.snapshot }
 
 // Model returns the model.
@@ -209,7 +209,8 @@ func (o *Oracle[K]) End(from K, t Tier) {
 	}
 }
 
-// InFlight returns the number of the scheduler's transfers that leave from on the tier.
+// InFlight returns the number of the scheduler's own transfers in progress from a source over a
+// tier.
 func (o *Oracle[K]) InFlight(from K, t Tier) int {
 	if n := o.own[from]; n != nil {
 		return n[t]
@@ -218,8 +219,8 @@ func (o *Oracle[K]) InFlight(from K, t Tier) int {
 }
 
 // Bandwidth returns the bandwidth that one more transfer would get, in bytes per second (Beff in
-// eq. 4 of the NetKV paper). The number of transfers in progress is capped here and not in Begin,
-// so that End always matches a Begin.
+// eq. 4 of the NetKV paper). Bandwidth caps the number of transfers in progress; Begin does not cap
+// it, so that each End matches a Begin.
 func (o *Oracle[K]) Bandwidth(from K, t Tier) float64 {
 	return o.bandwidth(from, t, signals{congestion: true, own: true})
 }

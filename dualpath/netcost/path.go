@@ -10,9 +10,9 @@ type Hop struct {
 	Bandwidth, Latency, Queued float64
 }
 
-// Seconds returns the time to move bytes over all hops, one hop after the other: the sum over the
-// hops of latency, queued bytes and bytes at the hop's bandwidth (eq. 3). If the hops overlap layer
-// by layer, the time is shorter, but that rarely changes the order of two paths.
+// Seconds returns the time to move bytes over all hops, one hop after the other. Each hop takes its
+// latency and the time of the queued and the new bytes at its bandwidth (eq. 3). If the hops
+// overlap layer by layer, the time is shorter, but that rarely changes the order of two paths.
 func Seconds(bytes float64, path ...Hop) float64 {
 	fixed, slope := line(path)
 	return fixed + bytes*slope

@@ -39,8 +39,8 @@ type PlannerOptions struct {
 
 var _ dualpath.Network = (*Planner)(nil)
 
-// NewPlanner returns a cost model without positions of machines: until the first report, all
-// machines count as far from each other.
+// NewPlanner returns a cost model that has no positions of machines yet: until the first report,
+// all machines count as far from each other.
 func NewPlanner(o PlannerOptions) (*Planner, error) {
 	if o.BytesPerToken <= 0 {
 		return nil, fmt.Errorf("netcost: %d bytes of KV a token; the model's must be given", o.BytesPerToken)
@@ -72,8 +72,8 @@ func SnapshotOf(r *dualpath.NetworkReport) Snapshot[dualpath.NodeID] {
 	return s
 }
 
-// Update implements dualpath.Network. Update ignores an invalid report. So the caller should
-// validate the report (SnapshotOf, then Validate) before it is passed on as an event.
+// Update implements dualpath.Network. It ignores an invalid report. So the report should be
+// validated (SnapshotOf, then Validate) before it is given to the dualpath.Planner as an event.
 func (p *Planner) Update(r *dualpath.NetworkReport) { _ = p.oracle.Update(SnapshotOf(r)) }
 
 // Oracle returns the oracle, with the last report and the transfers in flight.
@@ -108,8 +108,8 @@ func (p *Planner) Choose(r *dualpath.Transfer, candidates []dualpath.Candidate) 
 	return d.Index, d.Cost.Total()
 }
 
-// Read implements dualpath.Network for two hops: from storage to via's buffer, and from there to
-// the machine to.
+// Read implements dualpath.Network for two hops: from storage to the buffer of machine via, and
+// from that buffer to the target machine.
 func (p *Planner) Read(via, to dualpath.NodeID, queue int, rate float64) (fixed, perToken float64) {
 	storage, onward := Hop{Bandwidth: rate * p.bytes, Queued: float64(queue) * p.bytes}, p.hop(via, to)
 	fixed, slope := line([]Hop{storage, onward})

@@ -6,8 +6,8 @@ import (
 	"math"
 )
 
-// Policy is a rule for the choice of a decode instance: that of the NetKV paper, parts of that
-// rule, or a rule with which the paper compares it (§VI-A).
+// Policy is a rule for the choice of a decode instance: the NetKV paper's rule, that rule with
+// fewer inputs, or another rule with which the paper compares its own (§VI-A).
 type Policy uint8
 
 const (

@@ -18,7 +18,8 @@ type Config struct {
 		Sigma float64 `yaml:"sigma"`
 		Min   float64 `yaml:"min"`
 		Max   float64 `yaml:"max"`
-		// Trace is a file of requests. If it is set, the lengths of its prompts are used instead.
+		// Trace is a file of requests. If it is set, the uncached lengths of its prompts are used
+		// instead of the distribution.
 		Trace string `yaml:"trace"`
 	} `yaml:"lengths"`
 	OutputTokens float64 `yaml:"output_tokens"`
@@ -62,8 +63,8 @@ type Files struct {
 	Prompts func(path string) ([]float64, error)
 }
 
-// System returns the system that a configuration describes. Errors name the keys of f with prefix
-// in front. prefix is empty or ends in a dot.
+// System returns the system that a configuration describes. An error names the key of the YAML file
+// f that is wrong: prefix, which is empty or ends in a dot, and the key within the configuration.
 func (c *Config) System(f *yamlfile.File, prefix string, files Files) (System, error) {
 	p, err := c.profile(f, prefix, files)
 	if err != nil {

@@ -14,11 +14,12 @@ type ShortOptions struct {
 	// QueueHigh is the number of requests waiting for prefill in the PrfaaS clusters, or for the
 	// link, from which the queue counts as a surge; 0 selects 4 per instance.
 	QueueHigh int
-	// Backoff is the factor by which the share of offloaded requests is reduced when their queue
-	// surges although the model predicts that the PrfaaS clusters keep up; 0 selects 0.9.
+	// Backoff is the factor, below 1, by which the share of offloaded requests is multiplied when
+	// their queue surges although the model predicts that the PrfaaS clusters keep up; 0 selects
+	// 0.9.
 	Backoff float64
-	// Hold is the least time between two changes of the threshold. It is also the time without
-	// congestion after which more requests are offloaded again; 0 selects 5 s.
+	// Hold is the minimum time between two changes of the threshold. It is also the time for which
+	// the link must have spare bandwidth before more requests are offloaded again; 0 selects 5 s.
 	Hold time.Duration
 }
 
@@ -84,14 +85,14 @@ type Short struct {
 	// began to have spare bandwidth; -1 if it has none.
 	changed, calm time.Duration
 	began         bool
-	// looked is the time at which the queues were last compared, and queue and local are their
-	// lengths at that time. The controller does not act on a queue that is already shrinking.
+	// looked is the time at which the lengths of the queues were last recorded: queue for
+	// EgressSample.Queue, local for LocalQueue. The controller does not act on a queue that has
+	// become shorter since.
 	looked       time.Duration
 	queue, local int
 }
 
-// NewShort returns a controller that starts with the given division of the PD cluster and the best
-// threshold for this division.
+// NewShort returns a controller that starts with the given plan.
 func NewShort(s System, plan Plan, opts ShortOptions) (*Short, error) {
 	if err := s.Validate(); err != nil {
 		return nil, err
@@ -159,9 +160,8 @@ func (c *Short) Observe(s EgressSample) Adjustment {
 }
 
 // threshold returns the new threshold and the reason. The model gives the best threshold for the
-// link's capacity. If a queue grows although the model predicts that it should not, the controller
-// follows the queue, as long as it is longer than the queue of the cluster that would get the
-// requests.
+// link's capacity. If the queue of a cluster surges although the model does not predict it, the
+// controller moves requests to the other cluster, as long as the other cluster's queue is shorter.
 func (c *Short) threshold(s EgressSample, congested bool) (float64, string) {
 	now := c.sys
 	now.EgressBytes = c.capacity
@@ -234,8 +234,8 @@ type Load struct {
 	EgressBytes float64
 }
 
-// Long is the long-term controller: each period it divides the PD cluster between prefill and
-// decode (equations 7 and 8). It must be used by one goroutine at a time.
+// Long is the long-term controller: in each period it divides the instances of the PD cluster
+// between prefill and decode (equations 7 and 8). It must be used by one goroutine at a time.
 type Long struct {
 	opts LongOptions
 	sys  System
@@ -262,8 +262,8 @@ func NewLong(s System, plan Plan, opts LongOptions) (*Long, error) {
 // Reallocation is a decision of the long-term controller.
 type Reallocation struct {
 	Plan Plan
-	// ToPrefill is the number of instances that change from decode to prefill; negative for the
-	// opposite direction.
+	// ToPrefill is the number of instances that change from decode to prefill. It is negative if
+	// instances change from prefill to decode.
 	ToPrefill int
 	// Gain is the relative gain of throughput of the best division over the current division,
 	// according to the model.
@@ -271,11 +271,11 @@ type Reallocation struct {
 	Why  string
 }
 
-// Due reports whether a period has passed.
+// Due reports whether a period has passed since the last decision, or none has been made.
 func (c *Long) Due(at time.Duration) bool { return !c.ran || at-c.last >= c.opts.Period }
 
-// Observe processes the load of a period and divides the cluster. An error means that the load is
-// invalid; the plan does not change.
+// Observe processes the load of a period and divides the PD cluster again. An error means that the
+// load is invalid; the plan then does not change.
 func (c *Long) Observe(l Load) (Reallocation, error) {
 	sys := c.sys
 	if l.Lengths != nil {

@@ -44,8 +44,8 @@ func Interpolate(points []Point) (Curve, error) {
 	return c, nil
 }
 
-// FitQuadratic returns the parabola with the least sum of squared differences from the points. A
-// parabola for three points passes through them.
+// FitQuadratic returns the parabola with the least sum of squared differences from the points. If
+// there are three points, the parabola passes through them.
 func FitQuadratic(points []Point) (Curve, error) {
 	p, err := checked(points, 3)
 	if err != nil {
@@ -71,7 +71,8 @@ func FitQuadratic(points []Point) (Curve, error) {
 	return Polynomial(v[0], v[1]/scale, v[2]/scale/scale), nil
 }
 
-// checked returns a sorted copy of the points, or an error if no curve passes through them.
+// checked returns a copy of the points, sorted by tokens. It returns an error if there are fewer
+// than least points, two have the same tokens, or a number is negative or not finite.
 func checked(points []Point, least int) ([]Point, error) {
 	if len(points) < least {
 		return nil, fmt.Errorf("prfaas: a curve over %d points; it needs at least %d", len(points), least)
@@ -164,7 +165,8 @@ func (c Curve) Sum(d Lengths, lo, hi float64) float64 {
 	return total
 }
 
-// Mean returns E[c(L) | lo < L <= hi], 0 if there is no such request.
+// Mean returns E[c(L) | lo < L <= hi], the mean over the requests with these lengths; 0 if there is
+// none.
 func (c Curve) Mean(d Lengths, lo, hi float64) float64 {
 	share := d.Moment(0, lo, hi)
 	if share <= 0 {
@@ -173,8 +175,8 @@ func (c Curve) Mean(d Lengths, lo, hi float64) float64 {
 	return c.Sum(d, lo, hi) / share
 }
 
-// Rising reports whether the curve is above 0 and does not fall between lo and hi. Every cost must
-// satisfy this.
+// Rising reports whether the curve is above 0 at lo and does not fall from lo to hi. Every cost
+// must satisfy this.
 func (c Curve) Rising(lo, hi float64) bool {
 	if !(c.At(lo) > 0) {
 		return false
@@ -197,8 +199,8 @@ func KVThroughput(kvBytes, prefillSeconds Curve, tokens float64) float64 {
 	return kvBytes.At(tokens) / prefillSeconds.At(tokens)
 }
 
-// ClusterEgress returns the bandwidth that a prefill cluster of the given number of GPUs needs so
-// that its link never stalls it: N/P times the KV throughput of an instance, for N GPUs in
+// ClusterEgress returns the bandwidth that the link of a prefill cluster needs so that prefill
+// never waits for the link: N/P times the KV throughput of an instance (perInstance), for N GPUs in
 // instances of P GPUs (equation 2). The unit is that of perInstance.
 func ClusterEgress(gpus, gpusPerInstance int, perInstance float64) float64 {
 	return float64(gpus) / float64(gpusPerInstance) * perInstance

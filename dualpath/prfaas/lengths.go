@@ -20,7 +20,8 @@ type Lengths interface {
 // Share returns the share of requests with lo < L <= hi.
 func Share(d Lengths, lo, hi float64) float64 { return d.Moment(0, lo, hi) }
 
-// Mean returns E[L | lo < L <= hi], 0 if there are no such requests.
+// Mean returns E[L | lo < L <= hi], the mean over the requests with these lengths; 0 if there is
+// none.
 func Mean(d Lengths, lo, hi float64) float64 {
 	m0 := d.Moment(0, lo, hi)
 	if m0 <= 0 {
@@ -68,7 +69,8 @@ func (d LogNormal) Moment(k int, lo, hi float64) float64 {
 	return math.Exp(float64(k)*d.Mu+s*s/2) * d.mass(s, lo, hi) / d.mass(0, d.Min, d.Max)
 }
 
-// mass returns Phi(beta - shift) - Phi(alpha - shift).
+// mass returns Phi(beta - shift) - Phi(alpha - shift), for the standardised logarithms alpha of lo
+// and beta of hi.
 func (d LogNormal) mass(shift, lo, hi float64) float64 {
 	alpha, beta := d.standard(lo)-shift, d.standard(hi)-shift
 	if alpha > 0 { // both in the upper tail: subtract small numbers, not numbers near 1
@@ -90,8 +92,8 @@ func upper(x float64) float64 { return math.Erfc(x/math.Sqrt2) / 2 }
 // Bounds returns Min and Max.
 func (d LogNormal) Bounds() (least, greatest float64) { return d.Min, d.Max }
 
-// Quantile inverts the distribution. It uses the inverse of erfc. Far out in a tail, where that
-// function has too few digits, it uses bisection to a millionth of a token.
+// Quantile computes the length from the inverse of erfc. Far out in a tail, where that inverse is
+// not precise enough, it uses bisection to a millionth of a token.
 func (d LogNormal) Quantile(q float64) float64 {
 	q = min(max(q, 0), 1)
 	alpha, beta := d.standard(d.Min), d.standard(d.Max)
@@ -103,7 +105,7 @@ func (d LogNormal) Quantile(q float64) float64 {
 	return min(max(math.Exp(d.Mu+d.Sigma*z), d.Min), d.Max)
 }
 
-// bisect returns the point of lo..hi at which below turns from true to false.
+// bisect returns the point between lo and hi at which below changes from true to false.
 func bisect(lo, hi float64, below func(float64) bool) float64 {
 	for hi-lo > 1e-6 {
 		mid := lo + (hi-lo)/2
@@ -126,7 +128,8 @@ type Sample struct {
 	sums    [3][]float64
 }
 
-// NewSample copies the lengths, in tokens. All must be finite and not negative.
+// NewSample returns a distribution of a copy of the lengths, in tokens. All must be finite and not
+// negative.
 func NewSample(lengths []float64) (*Sample, error) {
 	if len(lengths) == 0 {
 		return nil, fmt.Errorf("prfaas: a sample without lengths; give at least one request")

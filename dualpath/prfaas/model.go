@@ -41,7 +41,7 @@ const (
 	Expected
 )
 
-// System is the hardware and the traffic: PrfaaS, Table 4.
+// System describes the hardware and the traffic (PrfaaS, Table 4).
 type System struct {
 	// Lengths is the distribution of the uncached prompt lengths: L.
 	Lengths Lengths
@@ -148,14 +148,14 @@ type Throughput struct {
 	EgressBytes float64
 }
 
-// Producers returns the maximum prefill rate of the PrfaaS and PD clusters together, at this share
-// of offloaded requests, in requests per second: the first two terms of equation 6.
+// Producers returns the maximum prefill rate of the PrfaaS and PD clusters together, at the share
+// Offloaded of offloaded requests, in requests per second: the first two terms of equation 6.
 func (t Throughput) Producers() float64 {
 	return min(over(t.Remote, t.Offloaded), over(t.LocalPrefill, 1-t.Offloaded))
 }
 
-// over returns rate/share: the total arrival rate at which this share of the requests saturates the
-// stage.
+// over returns rate/share: the arrival rate of all requests at which a stage with the given rate is
+// saturated by its share of the requests.
 func over(rate, share float64) float64 {
 	if share <= 0 {
 		return math.Inf(1)
@@ -282,8 +282,8 @@ func (t TTFT) Of(tokens float64) float64 {
 }
 
 // Quantile returns the time that a share q of the requests does not exceed, in seconds. In each
-// cluster the time rises with the length. So the requests with a time of at most x seconds are, in
-// each cluster, the requests up to a certain length.
+// cluster the time rises with the length. So in each cluster the requests with a time of at most x
+// seconds are those up to a certain length.
 func (t TTFT) Quantile(q float64) float64 {
 	least, greatest := t.sys.Lengths.Bounds()
 	at := min(max(t.plan.Threshold, least), greatest)

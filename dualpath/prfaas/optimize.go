@@ -5,8 +5,8 @@ import (
 	"sort"
 )
 
-// StepsDefault is the default number of steps into which the range of the threshold is divided: from
-// the shortest to the longest prompt.
+// StepsDefault is the default number of steps into which the search divides the range of the
+// threshold, from the shortest to the longest prompt.
 const StepsDefault = 100
 
 // stepsMax is the largest number of steps of a search. With prompts of up to 1M tokens, one step is
@@ -66,7 +66,8 @@ type grid struct {
 	sys        System
 	thresholds []float64
 	splits     []split
-	// remote is Theta_prfaas/p at each threshold.
+	// remote is Theta_prfaas/p at each threshold: the request rate at which the PrfaaS clusters are
+	// saturated.
 	remote []float64
 }
 
@@ -92,7 +93,8 @@ func newGrid(s System, steps int) (*grid, error) {
 	return g, nil
 }
 
-// local returns Theta_pd-p/(1-p) at a threshold with n prefill instances.
+// local returns Theta_pd-p/(1-p) at threshold number at: the request rate at which n prefill
+// instances of the PD cluster are saturated.
 func (g *grid) local(at, n int) float64 {
 	x := g.splits[at]
 	return over(times(n, x.local), 1-x.offloaded)
@@ -109,9 +111,9 @@ func (g *grid) crossing() bool {
 	return true
 }
 
-// candidate is a plan: threshold number at, and n prefill instances. max is the throughput of the
-// plan, and prod the prefill rate of both clusters together. The better of two candidates is the
-// one with the higher throughput; among equals, with the higher prod, then with fewer prefill
+// candidate is a plan with threshold number at and n prefill instances. max is the throughput of
+// the plan, and prod the prefill rate of both clusters together. The better of two candidates is
+// the one with the higher throughput; among equals, with the higher prod, then with fewer prefill
 // instances, then with the higher threshold, which loads the link less.
 type candidate struct {
 	set       bool

@@ -29,7 +29,7 @@ func (p Prefix) Reusable() int {
 	return best
 }
 
-// BlockUse is the use of KV after its prefill.
+// BlockUse is the purpose for which KV is kept after its prefill.
 type BlockUse uint8
 
 const (
@@ -54,9 +54,10 @@ func NewPool(recurrent bool) *Pool {
 	return &Pool{recurrent: recurrent, states: make(map[int]BlockUse)}
 }
 
-// Put adds the KV of a prefill of the first end blocks: the full-attention blocks that the pool
-// does not have, and the state at end. An entry that is PassOn becomes KeepPrefix if it is put
-// again as KeepPrefix; a KeepPrefix entry stays KeepPrefix.
+// Put adds the KV of a prefill of the chain's first blocks. end is their number. Put adds the
+// full-attention blocks that the pool does not have, and the recurrent state at the length end. An
+// entry that is PassOn becomes KeepPrefix if it is put again as KeepPrefix; a KeepPrefix entry
+// stays KeepPrefix.
 func (p *Pool) Put(end int, use BlockUse) {
 	for i := range min(end, len(p.full)) {
 		p.full[i] = min(p.full[i], use)

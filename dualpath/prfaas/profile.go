@@ -25,8 +25,9 @@ type Profile struct {
 	KVBytes Curve
 	// Accelerators has the accelerators by name, in lower case.
 	Accelerators map[string]Accelerator
-	// KVThroughputs has, by accelerator, the rate Phi_kv(l) at which an instance produces KV, in
-	// bytes per second, if this rate was measured instead of size and time.
+	// KVThroughputs has the rate Phi_kv(l) at which an instance produces KV, in bytes per second,
+	// by accelerator. It has only accelerators for which this rate was measured instead of size and
+	// time.
 	KVThroughputs map[string]Curve
 }
 
@@ -79,7 +80,7 @@ func Gbps(bytesPerSecond float64) float64 { return bytesPerSecond / bytesPerGbps
 // FromGbps converts Gbps to bytes per second.
 func FromGbps(gbps float64) float64 { return gbps * bytesPerGbps }
 
-// ParseProfile reads a profile. Errors use name for the file.
+// ParseProfile parses the YAML form of a profile. Errors contain name as the name of the file.
 func ParseProfile(name string, raw []byte) (Profile, error) {
 	f, err := yamlfile.Parse(name, raw)
 	if err != nil {
@@ -144,7 +145,8 @@ func ParseProfile(name string, raw []byte) (Profile, error) {
 	return p, nil
 }
 
-// curve returns the curve of the requested fit: linear by default.
+// curve returns the curve through the points by the given kind of fit: linear, which is the
+// default, or quadratic.
 func curve(f *yamlfile.File, at, fit string, points []Point) (Curve, error) {
 	var c Curve
 	var err error

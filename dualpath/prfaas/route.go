@@ -24,8 +24,8 @@ type Cluster struct {
 	// Cached is the longest prefix of the prompt that the cluster can reuse, in tokens (l_prfaas).
 	// In a hybrid model every layer group can be reused at this length (Reusable).
 	Cached int
-	// QueueSeconds is the time for which the request would wait for prefill in the cluster and for
-	// its link.
+	// QueueSeconds is the time for which the request would wait for prefill in the cluster and then
+	// for the cluster's link.
 	QueueSeconds float64
 	// Down is set if the cluster takes no requests and its prefixes cannot be fetched.
 	Down bool
@@ -148,8 +148,8 @@ func (q Request) remote(cluster, prefix, from int, why string) Route {
 	return Route{Side: Remote, Cluster: cluster, Prefix: prefix, Prefill: q.Total - prefix, FetchFrom: from, FetchBegin: begin(from, q.Remote[cluster].Cached, prefix), Why: why}
 }
 
-// begin returns the start of a fetched prefix. The prefix begins after the tokens that the
-// computing cluster has.
+// begin returns the index of the first token of a fetched prefix that crosses the link: the number
+// of tokens that the computing cluster has. Without a fetch it returns prefix.
 func begin(from, have, prefix int) int {
 	if from == FetchNone {
 		return prefix

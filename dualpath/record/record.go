@@ -18,15 +18,15 @@ import (
 // Version is the version of the format.
 const Version = 3
 
-// MaxLine is the largest length of a line in bytes. The Fetch of a very large group has some
-// hundred KiB.
+// MaxLine is the maximum length of a line in bytes. The line of a Fetch of a very large group has
+// several hundred KiB.
 const MaxLine = 16 << 20
 
 // ErrFormat is wrapped by every error about a malformed record.
 var ErrFormat = errors.New("not a planner's record")
 
-// Header has the options of the planner. Options.Network is not written. Instead, Network has the
-// options of the planner's network cost model; nil if the planner had none.
+// Header has the options of the planner. Options.Network is not written. Instead, the field Network
+// has the options of the planner's network cost model; nil if the planner had none.
 type Header struct {
 	Options dualpath.Options
 	Network *netcost.PlannerOptions
@@ -39,7 +39,7 @@ type header struct {
 	Network *netcost.PlannerOptions `json:"network,omitempty"`
 }
 
-// step is every other line.
+// step is a line after the first: an event with its actions.
 type step struct {
 	Kind    string          `json:"e"`
 	Event   json.RawMessage `json:"v"`
@@ -223,8 +223,8 @@ func eventOf(kind string, raw json.RawMessage) (dualpath.Event, error) {
 	return nil, fmt.Errorf("an event of the unknown kind %q", kind)
 }
 
-// decode decodes an event. It returns an error for unknown fields, because the planner would ignore
-// their values.
+// decode decodes an event. It returns an error if the event has an unknown field, because the
+// planner would ignore the value.
 func decode[E dualpath.Event](kind string, raw json.RawMessage) (dualpath.Event, error) {
 	var ev E
 	d := json.NewDecoder(bytes.NewReader(raw))
@@ -235,10 +235,10 @@ func decode[E dualpath.Event](kind string, raw json.RawMessage) (dualpath.Event,
 	return ev, nil
 }
 
-// Summary is the summary of a replay.
+// Summary has the counts of a replay.
 type Summary struct {
-	// Events and Actions are the numbers of events and actions, Kinds the numbers of events by
-	// kind.
+	// Events and Actions are the numbers of replayed events and of the planner's actions. Kinds has
+	// the number of events of each kind.
 	Events, Actions int
 	Kinds           map[string]int
 	// Span is the time from the first event to the last.
@@ -252,7 +252,7 @@ type Summary struct {
 type Difference struct {
 	Line  int
 	Event dualpath.Event
-	// Recorded and Now are the recorded and the current actions of the event.
+	// Recorded are the actions in the record, Now those of this program's planner.
 	Recorded, Now []string
 }
 

@@ -24,14 +24,15 @@ func (m Model) RouteRows(r Request) float64 {
 }
 
 // SpliceTokens returns the chunk length in tokens for which computing the chunk takes as long as
-// the splice of a fetched chunk: T_splice/(L c). The transfer of the chunk does not count (section
-// 5.1 of the paper: 75 to 220). It is +Inf if computing costs nothing.
+// the splice of a fetched chunk: T_splice/(L c). The transfer of the fetched chunk does not count
+// (section 5.1 of the paper: 75 to 220 tokens). The result is +Inf if computing takes no time.
 func (m Model) SpliceTokens() float64 {
 	return divide(m.Splice, m.Prefill*float64(m.Payload.Layers))
 }
 
 // LocalTokens returns the chunk length in tokens up to which local takes no longer than fetch of a
-// Moved chunk, with the transfer of the chunk counted. It is +Inf if local is always faster.
+// Moved chunk. Here the transfer of the fetched chunk counts. The result is +Inf if local is always
+// faster.
 func (m Model) LocalTokens() float64 {
 	more := (m.Prefill - float64(m.Payload.Token)/m.Fabric.bulk()) * float64(m.Payload.Layers)
 	if more <= 0 {
@@ -40,18 +41,17 @@ func (m Model) LocalTokens() float64 {
 	return m.Splice / more
 }
 
-// SpliceBandwidth returns the bandwidth, in bytes per second, below which the bytes of route take
-// longer than the splice of a fetch: Mq (q+p)/T_splice (section 8 of the paper, "Congestion"). It
-// is +Inf if the splice takes no time.
+// SpliceBandwidth returns the bandwidth, in bytes per second, below which the transfer of route's
+// bytes takes longer than the splice of a fetch: Mq (q+p)/T_splice (section 8 of the paper,
+// "Congestion"). The result is +Inf if the splice takes no time.
 func (m Model) SpliceBandwidth(rows int) float64 {
 	return divide(m.Payload.RouteBytes(rows, 1), m.Splice)
 }
 
 // AmortiseSteps returns the number of decoding steps from which fetching once is cheaper than
-// routing in each step (section 5.5 of the paper, "fetch only to amortise"). It is +Inf if fetch
-// never is cheaper, as for a selection that changes in every step. For agents that share a prefix,
-// it is the number of decoding steps, summed over the agents of one replica, after which the
-// transfer to that replica has paid off.
+// routing in each step (section 5.5 of the paper, "fetch only to amortise"). The result is +Inf if
+// fetch is never cheaper, as for a selection that changes in every step. If agents share a prefix,
+// the steps of all agents that use one copy of the chunk count together.
 func (m Model) AmortiseSteps(r Request) float64 {
 	r.EnsureDefaults()
 	r.Steps = 1

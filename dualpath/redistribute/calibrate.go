@@ -15,9 +15,9 @@ type Sample struct{ Bytes, Seconds float64 }
 type Fit struct {
 	// Intercept is in seconds, Bandwidth in bytes per second.
 	Intercept, Bandwidth float64
-	// MAPE is the mean absolute relative error over all samples. Amortised is this error over the
-	// samples whose bytes take longer than the intercept. (Table 2 of the paper has both.) Each is
-	// NaN if there are no such samples.
+	// MAPE is the mean absolute relative error over all samples. Amortised is the mean over only
+	// the samples whose bytes take longer than the intercept. (Table 2 of the paper has both.) A
+	// mean over no samples is NaN.
 	MAPE, Amortised float64
 	// Samples is the number of samples, Outliers the number of samples to which the fit gave weight
 	// 0. MAPE and Amortised exclude the outliers.
@@ -51,12 +51,12 @@ const (
 	exact = 1e-9
 )
 
-// Calibrate fits the affine model T = T_probe + bytes/BW (section 4.3) to measured round trips by
-// least squares of the relative error, and robustly. The first line comes from the median time of
-// each size: its slope is the median of the slopes between these times. Samples far from the line
-// then get less weight or none (Tukey's biweight), so a tenth of the samples may be arbitrary
-// outliers. Calibrate needs at least three samples of at least two sizes, and times that grow with
-// the size.
+// Calibrate fits the affine model T = T_probe + bytes/BW (section 4.3) to measured round trips. The
+// fit minimises the squares of the relative errors and is robust against outliers: up to a tenth of
+// the samples may be arbitrary. It starts with a line through the median times of the sizes, whose
+// slope is the median of the slopes between these times. Samples far from the line then get less
+// weight or none (Tukey's biweight). Calibrate needs at least three samples of at least two sizes,
+// and times that grow with the size.
 func Calibrate(samples []Sample) (Fit, error) {
 	if len(samples) < 3 || len(samples) > maxSamples {
 		return Fit{}, fmt.Errorf("redistribute: calibrate: %d samples; it takes between 3 and %d", len(samples), maxSamples)
@@ -89,8 +89,8 @@ func Calibrate(samples []Sample) (Fit, error) {
 	return f, nil
 }
 
-// start returns the first line of the fit: the median of the slopes between the median times of the
-// sizes, and the median intercept for that slope.
+// start returns the line with which the fit starts: the median of the slopes between the median
+// times of the sizes, and the median intercept for that slope.
 func start(samples []Sample) (at, slope float64, err error) {
 	sizes := medians(samples)
 	if len(sizes) < 2 {
@@ -169,9 +169,11 @@ func weigh(samples []Sample, at, slope float64, weights, residuals []float64) {
 	}
 }
 
-// line minimises sum w ((at + slope bytes)/seconds - 1)^2 with neither result negative.
+// line returns the line that minimises sum w ((at + slope bytes)/seconds - 1)^2, where neither at
+// nor slope may be negative.
 func line(samples []Sample, weights []float64) (at, slope float64) {
-	// Bytes are scaled by the largest, so that the sums have one magnitude.
+	// The bytes of each sample are divided by the largest bytes, so that the sums have the same
+	// order of magnitude.
 	scale := 0.0
 	for _, s := range samples {
 		scale = max(scale, s.Bytes)
@@ -213,15 +215,15 @@ func (f *Fit) judge(samples []Sample, weights []float64) {
 	f.MAPE, f.Amortised = all/kept, large/keptLarge
 }
 
-// flat is the largest relative increase of a round trip's time, caused by other flows, for which
-// the link does not count as full.
+// flat is a relative increase of a round trip's time. If other flows cause a larger increase, they
+// fill the link.
 const flat = 0.15
 
 // FitContention returns the contention of a fabric that was measured without other flows
-// (loaded[0]) and with 1, 2, … other flows. Free is the largest number of other flows with which a
-// round trip of rows query rows takes about as long as without them (flat). The factors are those
-// of the probe time and of the time per byte with one flow more. The result is zero if no measured
-// number of flows increases the time by more.
+// (loaded[0]) and with 1, 2, … other flows. Free is the largest number of other flows that increase
+// the time of a round trip of rows query rows by at most flat. The factors state how much longer
+// the probe and the transfer of a byte take with Free+1 other flows. The result is zero if no
+// measured number of flows increases the time by more than flat.
 func FitContention(p Payload, rows int, loaded []Fabric) Contention {
 	bytes := p.RouteBytes(rows, 1)
 	for k, f := range loaded {

@@ -12,8 +12,8 @@ type Fabric struct {
 	// Probe is the round trip of a signal without payload, in seconds: T_probe.
 	Probe float64 `json:"probe_seconds" yaml:"probe_seconds"`
 	// Turnaround is the time of a round trip with payload, in seconds, minus Probe and minus the
-	// transfer time of its bytes. The paper does not fit it, but finds it as the residual of small
-	// batches (section 4.3: about 9 us).
+	// transfer time of its bytes. The paper does not fit this constant. It reports the residual of
+	// small batches (section 4.3: about 9 us).
 	Turnaround float64 `json:"turnaround_seconds" yaml:"turnaround_seconds"`
 	// Bandwidth is the bandwidth of a routed round trip, in bytes per second: BW. On a GPU it is
 	// the rate of one thread block, which is lower than the rate of the link (section 8).
@@ -87,10 +87,10 @@ func (f Fabric) Validate() error {
 
 // Fabrics returns the five fabrics that the paper measured, in the order of its Table 2, with the
 // probe and the bandwidth of a single thread block. Bulk is the peak bandwidth of the link (section
-// 8); for PCIe Gen4 it is the fitted bandwidth, which the wire limits. The paper states a
-// turnaround only for the first fabric. Only the first has a Contention. Its probe factor is the
-// ratio of the measured probes with and without three other flows, 39.5/14.5. Its transfer factor
-// is 2.2, which agrees with the measured 95 us at 256 rows and 250 us at 1024 rows.
+// 8); for PCIe Gen4 it is the fitted bandwidth, because there the link is the limit. The paper
+// states a turnaround only for the first fabric. Only the first has a Contention. Its probe factor
+// is the ratio of the measured probes with and without three other flows, 39.5/14.5. Its transfer
+// factor is 2.2, which agrees with the measured 95 us at 256 rows and 250 us at 1024 rows.
 func Fabrics() []Fabric {
 	const us, gb = 1e-6, 1e9
 	return []Fabric{

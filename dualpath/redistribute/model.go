@@ -13,12 +13,12 @@ type Model struct {
 	// local pool, in seconds. It does not depend on the chunk's length (section 2.2: 2.8 to 3.1 ms
 	// from 55 to 4096 tokens).
 	Splice float64
-	// Prefill is the time to compute one token in one layer again, in seconds (c in the paper).
+	// Prefill is the time to recompute one token in one layer, in seconds (c in the paper).
 	Prefill float64
 	// Holder is the time in which the holder computes the partial attention over its tokens.
 	Holder Holder
-	// Merge is the time in which the requester merges the partial results of all holders, in
-	// seconds.
+	// Merge is the time, in seconds, in which the requester merges the partial results of all
+	// holders.
 	Merge float64
 	// Gather is the additional cost of fetching tokens that are scattered over the holders' memory.
 	Gather Gather
@@ -71,8 +71,8 @@ func H100(f Fabric) Model {
 	}
 }
 
-// Transport returns m without the times of computation on the holder, merge and host software,
-// which only route has. The paper's figures for route leave these times out.
+// Transport returns m without the times that only route has besides the transport: computation on
+// the holder, merge, and host software. The paper's figures for route leave these times out.
 func (m Model) Transport() Model {
 	m.Holder, m.Merge, m.Host = Holder{}, 0, Host{}
 	return m

@@ -5,8 +5,8 @@ import "fmt"
 // Payload has the sizes, in bytes, of the data that cross a fabric.
 type Payload struct {
 	// Query is the size of one routed query row (q in the paper). Partial is the size of the row
-	// that is sent back, an output with its softmax statistics (p). Stats is the part of Partial
-	// that holds the statistics: the running maximum and the denominator.
+	// that is sent back: an output and its softmax statistics (p). Stats is the size of these
+	// statistics within Partial: the running maximum and the denominator.
 	Query, Partial, Stats int
 	// Token is the size of one cached token in one layer (b_KV).
 	Token int
@@ -44,8 +44,8 @@ func (p Payload) Validate() error {
 	return nil
 }
 
-// RouteBytes returns the number of bytes, in both directions, of one round trip of rows query rows
-// to each of the holders.
+// RouteBytes returns the number of bytes, in both directions, of one round trip to each of the
+// holders, with the given number of query rows.
 func (p Payload) RouteBytes(rows, holders int) float64 {
 	return float64(holders) * float64(rows) * float64(p.Query+p.Partial)
 }
@@ -84,7 +84,7 @@ func (p Payload) Rank(n int) (Payload, error) {
 }
 
 // Pair is a rank of the requester, a rank of the holder, and the columns [Low, High) of the latent
-// that the first sends to the second.
+// that the requester's rank sends to the holder's rank.
 type Pair struct{ Requester, Holder, Low, High int }
 
 // PairRanks pairs the ranks of two instances that divide a latent of width columns into equal

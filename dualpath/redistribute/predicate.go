@@ -8,7 +8,8 @@ import (
 // Primitive is the way in which a request attends to a chunk.
 type Primitive uint8
 
-// The primitives, in the order in which ties are decided: the fewest bytes first.
+// The primitives. Among equal costs Decide chooses the first one in this order, which puts fewer
+// bytes first.
 const (
 	Route Primitive = iota
 	Fetch
@@ -85,8 +86,9 @@ type Request struct {
 	Requesters int
 	// Flows is the number of other flows on the same link.
 	Flows int
-	// NoRoute, NoFetch and NoLocal exclude a primitive: the holder cannot compute, the requester's
-	// KV pool has no room, or the requester does not have the chunk's token ids.
+	// NoRoute, NoFetch and NoLocal exclude a primitive. NoRoute: the holder cannot compute.
+	// NoFetch: the requester's KV pool has no room. NoLocal: the requester does not have the
+	// chunk's token ids.
 	NoRoute, NoFetch, NoLocal bool
 }
 
@@ -160,7 +162,7 @@ type Cost struct {
 // Decision is the result of Decide.
 type Decision struct {
 	Winner Primitive
-	// Costs has the cost of each primitive, also of excluded ones. The index is the Primitive.
+	// Costs has the cost of each primitive, including excluded ones. The index is the Primitive.
 	Costs [primitives]Cost
 	// Replicas is the number of copies of the chunk that the number of requesters justifies: one
 	// for each FanIn requesters (section 6.3). If it is above 1, further copies pay off whichever
@@ -194,9 +196,9 @@ func (m Model) Decide(r Request) (Decision, error) {
 // Replicas returns the number of copies of a chunk that the given number of requesters justifies.
 func Replicas(requesters int) int { return max(1, (requesters+FanIn-1)/FanIn) }
 
-// route returns the cost of route: each step has trips round trips. The requester sends a copy of
-// the rows to each holder over one link. The holders compute concurrently, and one merge combines
-// their partial results.
+// route returns the cost of route. Each step has r.Trips round trips. In each, the requester sends
+// a copy of the rows to each holder over one link, the holders compute concurrently, and one merge
+// combines their partial results.
 func (m Model) route(r Request) Cost {
 	trips := float64(r.Steps) * float64(r.Trips)
 	rows := float64(r.Holders) * float64(r.Rows)

@@ -12,8 +12,9 @@ const (
 	// For chunks of more than RuleFetchTokens tokens, fetch is cheaper. In between, the cost of
 	// computing a token decides.
 	RuleLocalTokens, RuleFetchTokens = 75, 220
-	// AmortiseRatio is a lower bound of T_fetch / T_route for one decoding step. Fetch is cheaper
-	// than route only if one instance decodes more steps than this with the chunk.
+	// AmortiseRatio: fetching a chunk takes at least AmortiseRatio times as long as routing the
+	// query of one decoding step to it. So fetch is cheaper than route only if one instance uses
+	// the fetched chunk in more than AmortiseRatio steps.
 	AmortiseRatio = 60
 )
 
@@ -38,19 +39,19 @@ func (r Request) RuleOfThumb() Rule {
 	case r.Reuse != Selected && r.Steps > AmortiseRatio && !r.NoFetch:
 		return Rule{Fetch, "many steps on one instance attend to it: a fetch is repaid", false}
 	case (r.Rows > RouteRowsMost || r.Rows > max(DecodeRows, r.Tokens)) && !(r.NoFetch && r.NoLocal):
-		// The query would be larger than the chunk (section 5.1). By time, fetch becomes cheaper
-		// than route only for a still larger query, so the choice is not sure.
+		// The query has more bytes than the chunk (section 5.1 of the paper). But route takes
+		// longer than fetch only for a still larger query, so the choice is not sure.
 		moves.Why = "the query is more than the chunk"
 		moves.Sure = false
 		return moves
 	case r.Reuse == Selected:
-		// Route is never sure here. Without the handshakes and host copies that the paper measured,
-		// fetching the selection at the peak rate of a fast link takes no longer than the
-		// computation and merge of route.
+		// Route is never sure here. The fetch that the paper measured has handshakes and host
+		// copies. Without them, fetching the selection at the peak rate of a fast link takes no
+		// longer than the computation and merge of route.
 		return Rule{Route, "the indexer's choice is attended on its holder", false}
 	case r.Rows <= DecodeRows:
-		// A prefix is fetched without a splice, but the paper's result is for a fetch with a
-		// splice.
+		// Route is sure only for a Moved chunk, because the paper compares route with a fetch that
+		// includes a splice.
 		return Rule{Route, "a decoding step: its rows are less than the chunk", once && r.Reuse == Moved && r.Tokens >= RuleFetchTokens}
 	}
 	return Rule{Route, "when in doubt, the query moves", false}

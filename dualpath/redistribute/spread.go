@@ -43,9 +43,9 @@ type holdingCost struct{ wait, bytes, fetch float64 }
 // after the other. Fetches also run one after the other, as in the paper's prototype (section 5.4).
 // m.Fabric is not used.
 //
-// The result is the exact minimum. Spread tries each holder as the slowest routed holder: slower
-// holders are then fetched from, and each other holder gets the cheaper of its bytes (route) and
-// its fetch.
+// The result is the exact minimum. Spread tries each holder as the slowest routed holder: it then
+// fetches the tokens of all slower holders. For each other holder it chooses the shorter of two
+// times: the transfer of the route's bytes, and the fetch.
 func (m Model) Spread(rows int, holdings []Holding) (Spread, error) {
 	costs, err := m.holdingCosts(rows, holdings)
 	if err != nil {
@@ -97,8 +97,8 @@ func (m Model) holdingCosts(rows int, holdings []Holding) ([]holdingCost, error)
 	return costs, nil
 }
 
-// spreadUnder returns the best choice in which no routed holder waits longer than slowest. It
-// returns false if a slower holder cannot be fetched from.
+// spreadUnder returns the best choice in which the wait for each routed holder is at most slowest.
+// It returns false if the tokens of a slower holder cannot be fetched.
 func (m Model) spreadUnder(slowest float64, rows int, holdings []Holding, costs []holdingCost) (Spread, bool) {
 	s := Spread{Choice: make([]Primitive, len(costs))}
 	routed := false

@@ -13,8 +13,8 @@ type Latent struct {
 	Scale      float32
 }
 
-// DeepSeekV2Lite returns the shape with 576 and 512 columns. The scale is that of an attention head
-// before absorption, which has 128 columns and 64 columns of rotary position.
+// DeepSeekV2Lite returns the shape with 576 and 512 columns. Scale is that of an attention head
+// before absorption, whose keys have 128 columns and another 64 columns for the rotary position.
 func DeepSeekV2Lite() Latent {
 	return Latent{Key: 576, Value: 512, Scale: float32(1 / math.Sqrt(128+64))}
 }
@@ -70,7 +70,8 @@ func (g Latent) Absorbed(dst *Partial, query, cache []float32, selected []int) e
 	return nil
 }
 
-// logits fills into with the logits of row r, q, and returns the largest.
+// logits stores the logits of query row r in the slice into and returns the largest logit. q has
+// the elements of the row.
 func (g Latent) logits(into []float32, r int, q, cache []float32, selected []int) (float32, error) {
 	m := float32(math.Inf(-1))
 	for i, j := range selected {

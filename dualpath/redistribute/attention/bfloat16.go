@@ -8,8 +8,8 @@ type BFloat16 uint16
 // maxBFloat16 is the largest finite value, 3.39e38.
 const maxBFloat16 BFloat16 = 0x7f7f
 
-// ToBFloat16 rounds to the nearest value, and half-way cases to the even value. A finite value that
-// would round to infinity becomes the largest finite value.
+// ToBFloat16 rounds x to the nearest bfloat16 value or, if two are equally near, to the even one. A
+// finite x that would round to infinity becomes the largest finite value.
 func ToBFloat16(x float32) BFloat16 {
 	b := math.Float32bits(x)
 	if x != x {

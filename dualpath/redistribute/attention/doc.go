@@ -14,7 +14,7 @@
 // another order. So the merge is commutative and, up to rounding, associative, and a part without
 // tokens (ℓ = 0) changes nothing. No exponent exceeds 0, so no exponential overflows.
 //
-// The engines' kernels compute the partials on accelerators. Absorbed is a slow reference
+// The engines' kernels compute the partial results on accelerators. Absorbed is a slow reference
 // implementation of absorbed multi-head latent attention, for tests and emulation. The package has
 // no goroutines and no state, and a merge allocates nothing.
 package attention

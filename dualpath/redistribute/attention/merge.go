@@ -44,13 +44,13 @@ func Merge[E Element](dst *Partial, parts []Rows[E]) error {
 	return nil
 }
 
-// tile is the number of columns that are summed at a time. Their sums, 2 KiB, stay in the
-// first-level cache. If the destination is also one of the parts, each tile is read before it is
-// written.
+// tile is the number of columns that mix sums at a time. The sums of a tile, 2 KiB, stay in the
+// first-level cache. If the destination is also one of the parts, mix reads each tile before it
+// writes the tile.
 const tile = 256
 
-// mix sets out to the sum of the parts' rows r, weighted by their shares. It returns the first
-// column that is not finite, or -1.
+// mix stores the sum of the parts' rows r, weighted by their shares, in out. It returns the first
+// column in which the sum is not finite, or -1.
 func mix[E Element](out []float32, parts []Rows[E], r int, b *blend) int {
 	var sums [tile]float64
 	for at := 0; at < len(out); at += tile {
@@ -95,8 +95,9 @@ type blend struct {
 	n     int
 }
 
-// weigh converts the statistics of n parts into shares that add up to 1, and returns the statistics
-// of the whole. Shares are in float64, because 64 shares in float32 would not add up to 1.
+// weigh converts the statistics of n parts into shares that add up to 1, and returns the maximum
+// and the denominator of the whole row. Shares are in float64, because the rounding errors of 64
+// shares in float32 would make their sum differ from 1.
 func (b *blend) weigh(n, row int) (m, l float32, err error) {
 	m = float32(math.Inf(-1))
 	for i := range n {

@@ -7,18 +7,18 @@ import (
 	"math"
 )
 
-// MaxParts is the largest number of partials in one merge: eight times the largest number of
+// MaxParts is the largest number of partial results in one merge: eight times the largest number of
 // holders in the paper's tests.
 const MaxParts = 64
 
-// ErrInvalid is wrapped by every error about a partial. The caller must drop the partial and
-// compute the attention over its tokens in another way.
+// ErrInvalid is wrapped by every error about an invalid partial result. The caller must drop the
+// partial result and obtain the attention over its tokens in another way.
 var ErrInvalid = errors.New("invalid partial")
 
 // Element is the element type of outputs.
 type Element interface{ float32 | BFloat16 }
 
-// Rows is the attention of a batch of rows over one part of a cache.
+// Rows has the attention results of a batch of query rows over one part of a cache.
 type Rows[E Element] struct {
 	// Width is the number of columns of an output row: d_v.
 	Width int
@@ -30,7 +30,8 @@ type Rows[E Element] struct {
 	M, L []float32
 }
 
-// Partial has outputs in float32, for computation. Wire has outputs in bfloat16, for the fabric.
+// Partial is the form for computation, with outputs in float32. Wire is the form that crosses the
+// fabric, with outputs in bfloat16.
 type (
 	Partial = Rows[float32]
 	Wire    = Rows[BFloat16]
@@ -48,7 +49,8 @@ func (p *Rows[E]) Reserve(rows, width int) {
 	}
 }
 
-// resize is Reserve, but it leaves the content of the rows undefined.
+// resize sets the number and the width of the rows, as Reserve does, but leaves their content
+// undefined.
 func (p *Rows[E]) resize(rows, width int) {
 	p.Width = width
 	p.O, p.M, p.L = grow(p.O, rows*width), grow(p.M, rows), grow(p.L, rows)
