@@ -33,7 +33,8 @@ type DialOptions struct {
 	Timeout time.Duration
 }
 
-// maxMessageBytes bounds one gRPC message, as the node does.
+// maxMessageBytes is the largest gRPC message that the client sends or accepts. The node has the
+// same limit.
 const maxMessageBytes = 16 << 20
 
 // HTTP/2 flow-control windows: the number of bytes that a node may send before the client grants
@@ -72,8 +73,8 @@ func Dial(target string, opts DialOptions) (*grpc.ClientConn, error) {
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
 			MinConnectTimeout: opts.Timeout,
 		}),
-		// Keepalive detects a node that vanished without closing the connection within 15 s, also
-		// for a call without a deadline. The node accepts one ping in 5 s.
+		// Keepalive detects within 15 s that a node has vanished without closing the connection,
+		// also during a call without a deadline. The node accepts one ping in 5 s.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
 	}
 	if opts.BearerToken != "" {

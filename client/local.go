@@ -229,7 +229,8 @@ func (l *loan) end(ctx context.Context) error {
 	return l.link.giveBack(ctx, n, back)
 }
 
-// abandon is end in the background, for a loan that is not returned to the caller.
+// abandon returns the loan to the node in the background. It is for a loan that the caller of
+// ReadLocal does not get.
 func (l *loan) abandon() {
 	n, back, first := l.take()
 	if !first {

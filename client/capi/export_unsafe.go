@@ -66,7 +66,8 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: %w", binding.ErrInvalid, fmt.Errorf(format, args...))
 }
 
-// sized returns an error if a structure has the size of another version.
+// sized returns an error if the caller's structure does not have the size that this version of the
+// library expects.
 func sized(what string, got C.uint64_t, want uintptr) error {
 	if uint64(got) != uint64(want) {
 		return invalid("%s.size is %d; want %d: set it to sizeof, and use the header of this library", what, uint64(got), want)
@@ -96,7 +97,8 @@ func text(s *C.char) string {
 
 func millis(n C.uint32_t) time.Duration { return time.Duration(n) * time.Millisecond }
 
-// limit returns the time limit of a call that may have no limit.
+// limit converts the time limit of a call from milliseconds. PENSTOCK_NO_LIMIT means that the call
+// has no limit.
 func limit(ms C.uint32_t) time.Duration {
 	if ms == C.PENSTOCK_NO_LIMIT {
 		return binding.NoLimit

@@ -128,7 +128,7 @@ func goLeaderRemove(l C.uint64_t, name *C.char, to *C.penstock_error) C.int32_t 
 	})
 }
 
-// eventfd writes the descriptor that of returns to the caller's variable.
+// eventfd calls of and writes the returned descriptor to the caller's variable fd.
 func eventfd(fd *C.int32_t, of func() (int, error)) error {
 	if fd == nil {
 		return invalid("fd is NULL")
@@ -190,8 +190,8 @@ func (l *layout) bytes(b []byte, pad int) unsafe.Pointer {
 
 func (l *layout) text(s string) *C.char { return (*C.char)(l.bytes([]byte(s), 1)) }
 
-// writeStart writes s to buf, unless buf is nil, and returns its size. The pointers in it point into
-// buf, which is the caller's memory.
+// writeStart writes s to buf, unless buf is nil, and returns its size. The pointers in the written
+// structure point into buf, which is the caller's memory.
 func writeStart(buf []byte, s *binding.Start) int {
 	const size = unsafe.Sizeof(C.penstock_start{})
 	l := layout{buf: buf, size: int(size)}

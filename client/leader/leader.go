@@ -244,10 +244,11 @@ type Leader struct {
 	meter meter
 }
 
-// maxReports is the number of waiting reports from which the leader handles no further action.
+// maxReports is the number of waiting reports at which the leader stops handling the planner's
+// actions.
 const maxReports = 1024
 
-// report is a message for the planner, mostly about an attempt.
+// report is a message for the planner. Most reports are about an attempt.
 type report struct {
 	of      *Request // nil: the report is about no request, or about a request that was never started here
 	message *pb.LeaderMessage

@@ -198,9 +198,9 @@ func (d *Decode) beginRead(read *localRead) bool {
 	return true
 }
 
-// endRead removes a read from reads and marks the blocks that it has read. It does not set the
-// checksums of blocks that the prefill side sends, because the prefill side writes these checksums
-// itself.
+// endRead removes a read from reads and marks the blocks of have, which the read has loaded. It
+// also sets their checksums, except for blocks that the prefill side sends: the prefill side writes
+// the checksums of these blocks itself.
 func (d *Decode) endRead(read *localRead, have Part, sums [][]uint64) {
 	d.update(func() {
 		d.reads = slices.DeleteFunc(d.reads, func(r *localRead) bool { return r == read })
@@ -332,7 +332,8 @@ func (d *Decode) takeAccept(a *pb.TrafficAccept) error {
 // push sends the PE the layers of the blocks that this side has read. Before each layer it waits
 // until the PE has granted credit for the layer.
 func (d *Decode) push() error {
-	// The PE needs exactly the blocks that are not in the PE's own list of blocks to send.
+	// The PE needs from this side exactly the blocks that are not in the PE's list of blocks to
+	// send.
 	known := func() bool { return d.accept != nil && d.pages.left == 0 }
 	if err := d.await(d.ctx, func() bool { return d.sends.complete() && (known() || !slices.Contains(d.sends.sent, false)) }); err != nil {
 		return err
@@ -440,7 +441,7 @@ func (d *Decode) assemble(landed *rdma.Flag) error {
 		return err
 	}
 	d.update(func() { d.ready = true })
-	// The write to storage still reads the buffer.
+	// Until persisted is closed, the write to storage reads the buffer.
 	<-persisted
 	return nil
 }

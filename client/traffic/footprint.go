@@ -3,7 +3,8 @@ package traffic
 import "github.com/penstock-kv/penstock/internal/arena"
 
 // Footprint describes how many bytes of a manager's buffer a job takes. The planner keeps the sum
-// over an engine's jobs within Buffer. Otherwise a job would wait for memory until other jobs end.
+// of these bytes over an engine's jobs within Buffer. Otherwise a job would wait for memory until
+// other jobs end.
 type Footprint struct {
 	// Buffer is the size of the whole buffer.
 	Buffer int64

@@ -35,8 +35,8 @@ var (
 	ErrRecompute = errors.New("a block to recompute has already been used")
 	// ErrExists: a job of that request is running on this manager.
 	ErrExists = errors.New("a job of that request is under way")
-	// ErrBusy: the buffer has no room, and the job may not wait for room or the queue of waiting
-	// jobs is full.
+	// ErrBusy: the buffer has no room, and either the job may not wait for room or the queue of
+	// waiting jobs is full.
 	ErrBusy = errors.New("the buffer is full")
 )
 
@@ -105,8 +105,9 @@ func (d *Device) validate(layerBytes, size uint64) error {
 		}
 		for k, other := range d.Bases[:l] {
 			apart := max(base, other) - min(base, other)
-			// Two layers overlap only if the distance of some pages, a multiple of Stride, is
-			// nearly the distance of the layers: n or n+1 strides.
+			// Two layers overlap only if the distance of two pages of one layer is less than a page
+			// away from the distance of the layers. The distance of two pages is a multiple of
+			// Stride, so only n and n+1 strides are near enough.
 			if n := apart / d.Stride; apart%d.Stride < layerBytes && n < pages || d.Stride-apart%d.Stride < layerBytes && n+1 < pages {
 				return fmt.Errorf("device pages of layers %d and %d overlap: they begin at %d and %d, every %d bytes: %w", k, l, other, base, d.Stride, ErrJob)
 			}
@@ -141,7 +142,7 @@ type Options struct {
 	DeviceCopies copier.Memory
 	// PersistMax is the largest number of blocks that wait to be stored. Further blocks are not
 	// stored; the requests are not affected. Default: the number of blocks for which the two
-	// buffers have room, because each waiting block is in a buffer, and at least 4096.
+	// buffers have room, because each waiting block is in a buffer; but at least 4096.
 	PersistMax int
 	// Verify selects where blocks on the way between the engines are compared with their checksums.
 	// Default: VerifyEveryHop.

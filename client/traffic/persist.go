@@ -14,8 +14,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/copier"
 )
 
-// pending holds the blocks that are being written to storage. The next turn of a session waits for
-// these writes, so that the turn finds the blocks of the previous turn in storage.
+// pending holds the blocks that are being written to storage. The next turn of a conversation waits
+// for these writes, so that it finds the blocks of the previous turn in storage.
 type pending struct {
 	max    int
 	mu     sync.Mutex
@@ -139,7 +139,8 @@ func (m *Manager) Settle(ctx context.Context, id kv.BlockID) error {
 
 // persist stores the full blocks of the prompt that storage does not have: the new blocks, and the
 // hit blocks that were computed again. The returned channel is closed when no write reads the
-// buffer. A block that storage refuses is missing only in the cache; the request is not affected.
+// buffer any more. A block that storage refuses is missing only in the cache; the request is not
+// affected.
 func (d *Decode) persist() <-chan struct{} {
 	done := make(chan struct{})
 	// The checksums are sent with the blocks, so storage refuses a block whose memory

@@ -57,7 +57,8 @@ type Prefill struct {
 	// sumsAt is the table's offset in the buffer's region.
 	sumsAt uint64
 	imm    uint32
-	// stage is the staging memory of staged device memory, once begun; otherwise nil.
+	// stage is the staging memory for device memory that the compute NIC cannot reach. It is nil if
+	// the NIC reaches device memory, and before begun is set.
 	stage *staging
 
 	// The fields below are guarded by transfer.mu.
@@ -66,7 +67,7 @@ type Prefill struct {
 	begun  bool
 	parts  []Part
 	from   []source // of each hit block
-	at     []uint64 // offset in the buffer's region of each hit block that is here
+	at     []uint64 // offset in the buffer's region of each hit block that is in this side's buffer
 	offer  *pb.TrafficOffer
 	decode rdma.Desc
 	// sends are the blocks that the decode engine (DE) does not have and that this side sends. It
@@ -360,10 +361,10 @@ func (p *Prefill) AddPages(pages ...uint32) {
 // pages must not change until Layer returns for layer + len(Device.Bases).
 func (p *Prefill) Computed(layer int) { p.ComputedTo(layer, p.job.Blocks) }
 
-// ComputedTo is Computed for the missed blocks before a block, for a prompt that is computed in
-// chunks: the PE sends these blocks while the model computes the layers and chunks that follow.
-// Device memory must hold all layers, because each chunk reads the KV of the chunks before it. A
-// block that is not full counts as computed with the last chunk.
+// ComputedTo is like Computed, but only for the missed blocks before the given block. It is for a
+// prompt that is computed in chunks: the PE sends these blocks while the model computes the layers
+// and chunks that follow. Device memory must hold all layers, because each chunk reads the KV of
+// the chunks before it. A block that is not full counts as computed with the last chunk.
 func (p *Prefill) ComputedTo(layer, block int) {
 	var err error
 	p.update(func() {
@@ -452,7 +453,7 @@ func (p *Prefill) takeOffer(o *pb.TrafficOffer) {
 }
 
 // feed loads the hit's layers to device memory, at most len(Device.Bases) at a time. It waits until
-// the hit is sealed.
+// the sources of the hit blocks are final (sealedLocked).
 func (p *Prefill) feed() error {
 	if err := p.await(p.ctx, p.sealedLocked); err != nil {
 		return err
@@ -547,7 +548,7 @@ func (p *Prefill) accept(blocks, hit []uint32, layers int) error {
 }
 
 // openPages opens a window on exactly the pages of blocks, in each layer that d holds. first is the
-// lowest page number. bases are the offsets in the window of page first, one for each layer.
+// lowest page number. bases has, for each layer, the offset of the page first in the window.
 func (p *Prefill) openPages(d *Device, blocks, hit []uint32) (window []byte, bases []uint64, first uint32, _ error) {
 	n := p.m.geo.layerBytes
 	pages := make([]uint32, len(blocks))
@@ -643,7 +644,7 @@ func (p *Prefill) land(layer int, hit, mine, theirs []uint32) error {
 
 // toDevice copies blocks of a layer from the buffer to their device pages. from returns the offset
 // of a block in the buffer. If the CPU cannot address device memory, toDevice verifies the blocks
-// before it copies them; where is the name of their memory in errors.
+// before it copies them; where names the memory of these blocks in errors.
 func (p *Prefill) toDevice(layer int, hit, blocks []uint32, from func(block uint32) uint64, where string) error {
 	g, d := p.m.geo, &p.m.opts.Device
 	if p.m.opts.deviceMemory() == nil {

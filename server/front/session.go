@@ -27,9 +27,9 @@ type session struct {
 	parts  sync.WaitGroup     // follow and ask
 
 	events   chan gateway.Event // follow closes it
-	failure  error              // of the planner, once events is closed
+	failure  error              // the planner's error, set before events is closed
 	outcomes chan outcome
-	over     chan struct{} // run receives no more outcomes
+	over     chan struct{} // closed when run receives no more outcomes
 	reply    chan reply    // receives one element
 	closed   chan error    // receives the error of answer.closed
 
@@ -369,8 +369,8 @@ func (s *session) answer(o outcome) {
 	s.reply <- reply{resp: o.resp}
 }
 
-// leave handles the end of the client's request. The end of the response, if there was one, has
-// come before.
+// leave handles the end of the client's request. If the client got a response, the end of the
+// response is in s.closed already.
 func (s *session) leave() {
 	s.gone = nil
 	select {
@@ -449,7 +449,7 @@ func (s *session) late() {
 	}
 }
 
-// fail ends the request with an error for the client, or cuts off its response.
+// fail ends the request with an error for the client, or cuts off a response that has begun.
 func (s *session) fail(err error) {
 	switch {
 	case s.complete:

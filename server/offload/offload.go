@@ -31,8 +31,8 @@ type Options struct {
 	// Namespace, which is the Namespace of the Gateway. Both fields are required.
 	Gateway   *gateway.Gateway
 	Namespace kv.Namespace
-	// There is the client of the remote storage. Link copies blocks from remote to local storage.
-	// The caller closes both. Both are required.
+	// There finds blocks in remote storage: it is a client of the remote storage nodes. Link copies
+	// blocks from remote to local storage. The caller closes both. Both are required.
 	There Storage
 	Link  *relay.Relay
 	// URL is the base of the OpenAI-compatible API of the remote engines, such as
@@ -220,8 +220,8 @@ func (f *Offload) try(ctx context.Context, r gateway.Request) (outcome string, e
 	return outcomeRemote, nil
 }
 
-// remote makes the remote engines prefill a prompt, unless remote storage has the prompt already,
-// and copies its blocks.
+// remote makes the remote engines prefill a prompt, unless remote storage has the prompt already.
+// Then it copies the prompt's blocks to local storage.
 func (f *Offload) remote(ctx context.Context, tokens []kv.Token, ids []kv.BlockID, here client.MatchResult, there int) error {
 	if there < len(ids) {
 		if err := f.complete(ctx, tokens); err != nil {

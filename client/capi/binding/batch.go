@@ -72,8 +72,8 @@ type Batch struct {
 	FirstLayer, Layers int
 	// Results, if not nil, receives a KeyState for each piece or key.
 	Results []byte
-	// KeyEpochs, if not nil, receives the epoch of each key of a match with Mix, and has the
-	// epoch of each key of a get.
+	// KeyEpochs, if not nil, has an entry for each key. A match with Mix sets the entry to the
+	// epoch of the key. A get reads the key from the epoch in its entry.
 	KeyEpochs []kv.Epoch
 }
 
@@ -115,8 +115,8 @@ type call struct {
 	// pieces' offsets. Otherwise fragments is set.
 	memory    *client.Memory
 	fragments [][]client.Fragment
-	// used are registered memories; this call is counted in their users until end. transient are
-	// memories that are registered only for this call.
+	// used are the registered memories of the call. Each counts the call as a user until the method
+	// end is called. transient are the memories that are registered only for this call.
 	used, transient []*Memory
 }
 
