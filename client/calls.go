@@ -50,7 +50,7 @@ type call struct {
 	// announces immediates.
 	imm uint32
 
-	// done receives once, when reply, body and err are settled.
+	// done receives one value, when reply, body and err are set.
 	done  chan struct{}
 	reply api.Reply
 	body  []byte
@@ -200,7 +200,8 @@ func (c *calls) awaitImmediates(x *call) {
 	}
 }
 
-// landed ends a call whose reply has come. err is the result of its expectation.
+// landed ends a call whose reply has come. err is the result of the call's expectation of
+// immediates.
 func (c *calls) landed(x *call, err error) {
 	c.mu.Lock()
 	x.landed = true

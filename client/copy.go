@@ -360,7 +360,8 @@ func (c *localConn) close() {
 	}
 }
 
-// Read reads from the socket until the node is no longer connected.
+// Read reads from the socket. If a read times out, Read tries again as long as the node is
+// connected.
 func (c *localConn) Read(p []byte) (int, error) {
 	for {
 		n, err := c.file.Read(p)
@@ -413,8 +414,8 @@ func (c *localConn) ended(ctx context.Context, what string, err error) error {
 	return errNotLocal
 }
 
-// callLocal makes a call without bytes of blocks on the unix socket. what is the call's name in
-// errors. Errors: errNotLocal, the error of ctx.
+// callLocal makes, on the unix socket, a call that transfers no bytes of blocks. what is the call's
+// name in errors. Errors: errNotLocal, the error of ctx.
 func (n *node) callLocal(ctx context.Context, sess *session, what string, m api.Method, req, resp proto.Message) error {
 	c, err := n.local.take(sess)
 	if err != nil {

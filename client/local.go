@@ -24,7 +24,7 @@ type LocalPiece struct {
 
 // LocalResult is the result of ReadLocal.
 type LocalResult struct {
-	// ReadResult is the result as from Read.
+	// ReadResult is the result as Read returns it.
 	ReadResult
 	// Pieces are the pieces that were found and verified, in the order of the request. Pieces
 	// behind a lost block are included.

@@ -113,7 +113,7 @@ func (n *node) use(ctx context.Context) (*session, error) {
 	}
 }
 
-// connect makes one attempt and records the result.
+// connect makes one attempt to open a session and records the result.
 func (n *node) connect(attempt chan struct{}) {
 	ctx, cancel := context.WithTimeout(n.store.ctx, n.store.opts.DialTimeout)
 	defer cancel()

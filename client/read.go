@@ -99,7 +99,7 @@ func (r *reading) runTasks(ctx context.Context) error {
 	return group.Wait()
 }
 
-// newReading checks the request, except for its memory.
+// newReading checks the request, except for its memory, and returns the state of the Read.
 func (s *Store) newReading(req ReadRequest) (*reading, error) {
 	if err := checkNamespace(req.Namespace); err != nil {
 		return nil, err

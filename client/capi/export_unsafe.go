@@ -36,7 +36,7 @@ var library = binding.NewLibrary()
 // handle is the type of handles in C.
 type handle = C.uint64_t
 
-// report writes err to the caller's structure and returns its code.
+// report writes err to the caller's structure and returns the code of err.
 func report(to *C.penstock_error, err error) C.int32_t {
 	code := binding.CodeOf(err)
 	if to == nil {
@@ -109,7 +109,8 @@ func limit(ms C.uint32_t) time.Duration {
 // slice returns the n elements at p.
 func slice[T, C any](p *C, n int) []T { return unsafe.Slice((*T)(unsafe.Pointer(p)), n) }
 
-// inStore calls f with the store of a handle, and reports its error.
+// inStore calls f with the store of a handle. It reports an unknown handle, or the error of f, to
+// the caller.
 func inStore(h C.uint64_t, to *C.penstock_error, f func(*binding.Store) error) C.int32_t {
 	s, err := library.Store(binding.Handle(h))
 	if err == nil {
@@ -118,7 +119,8 @@ func inStore(h C.uint64_t, to *C.penstock_error, f func(*binding.Store) error) C
 	return report(to, err)
 }
 
-// inNamespace calls f with the namespace of a handle, and reports its error.
+// inNamespace calls f with the namespace of a handle. It reports an unknown handle, or the error of
+// f, to the caller.
 func inNamespace(h C.uint64_t, to *C.penstock_error, f func(*binding.Namespace) error) C.int32_t {
 	ns, err := library.Namespace(binding.Handle(h))
 	if err == nil {
@@ -298,7 +300,8 @@ func batch(op binding.Op, b *C.penstock_batch, results *C.uint8_t) (*binding.Bat
 	if b == nil {
 		return nil, invalid("the batch is NULL")
 	}
-	// Version 1.0 ends before oldest_epoch, version 1.1 before key_epochs, and version 1.2 before first_layer.
+	// The structure of version 1.0 ends before oldest_epoch, that of version 1.1 before key_epochs,
+	// and that of version 1.2 before first_layer.
 	hasOldest := uint64(b.size) != uint64(unsafe.Offsetof(b.oldest_epoch))
 	hasEpochs := hasOldest && uint64(b.size) != uint64(unsafe.Offsetof(b.key_epochs))
 	hasLayers := hasEpochs && uint64(b.size) != uint64(unsafe.Offsetof(b.first_layer))

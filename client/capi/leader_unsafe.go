@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// inLeader calls f with the leader of a handle, and reports its error.
+// inLeader calls f with the leader of a handle. It reports an unknown handle, or the error of f, to
+// the caller.
 func inLeader(h C.uint64_t, to *C.penstock_error, f func(*binding.Leader) error) C.int32_t {
 	l, err := library.Leader(binding.Handle(h))
 	if err == nil {
@@ -21,7 +22,8 @@ func inLeader(h C.uint64_t, to *C.penstock_error, f func(*binding.Leader) error)
 	return report(to, err)
 }
 
-// inAttempt calls f with the attempt of a handle, and reports its error.
+// inAttempt calls f with the attempt of a handle. It reports an unknown handle, or the error of f,
+// to the caller.
 func inAttempt(h C.uint64_t, to *C.penstock_error, f func(*binding.Attempt) error) C.int32_t {
 	a, err := library.Attempt(binding.Handle(h))
 	if err == nil {

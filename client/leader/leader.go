@@ -66,8 +66,8 @@ type Member struct {
 	// PromptBlocks is the longest prompt that the engine accepts, in blocks. Default:
 	// traffic.MaxBlocks.
 	PromptBlocks int
-	// Footprint is the result of Footprint of the engine's traffic.Manager. With the zero value the
-	// planner does not account for the buffer.
+	// Footprint is the result of the method Footprint of the engine's traffic.Manager. With the
+	// zero value the planner does not account for the buffer.
 	Footprint traffic.Footprint
 }
 

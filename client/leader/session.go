@@ -213,7 +213,8 @@ func (l *Leader) flush(s stream) error {
 	}
 }
 
-// sent drops the end of a request after it has been sent, if the planner sends no confirmations.
+// sent is called when the report m has been sent. If m reports the end of a request and the planner
+// sends no confirmations, the leader does not keep the end any longer.
 func (l *Leader) sent(m report) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

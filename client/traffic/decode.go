@@ -213,7 +213,7 @@ func (d *Decode) endRead(read *localRead, have Part, sums [][]uint64) {
 	})
 }
 
-// takeSends handles one message of the list of blocks that the prefill side sends.
+// takeSends handles one of the messages with the list of blocks that the prefill side sends.
 func (d *Decode) takeSends(m *pb.TrafficSends) error {
 	lost, err := d.addSends(m)
 	// The planner ordered both sides to read these parts, and the prefill side finished first.
@@ -244,7 +244,7 @@ func (d *Decode) addSends(m *pb.TrafficSends) (lost []*localRead, err error) {
 	return lost, nil
 }
 
-// takePages handles one message of the list of the prefill side's device pages.
+// takePages handles one of the messages with the list of the prefill side's device pages.
 func (d *Decode) takePages(m *pb.TrafficPages) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

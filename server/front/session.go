@@ -48,7 +48,7 @@ type session struct {
 	slot      bool  // the session has an element in planned.confirming
 	last      error // the failure of the last attempt
 
-	// timer fires when the request has waited too long for the event that waits names.
+	// timer fires when the request has waited too long for the event in the field waits.
 	timer *time.Timer
 	waits wait
 }
@@ -98,7 +98,7 @@ type reply struct {
 	err  error
 }
 
-// follow passes on the planner's events.
+// follow passes the planner's events on to run.
 func (s *session) follow(r gateway.Request) {
 	defer close(s.events)
 	for ev, err := range s.router.planner.Serve(s.ctx, r) {

@@ -151,8 +151,8 @@ func (r *Reloader) reread() (*contents, error) {
 }
 
 // adopt uses files that reread has returned, unless a reload has changed their paths since then.
-// repaired is set if the read before this one failed, so that success is logged even if the content
-// in use does not change.
+// repaired is set if an error of the files was reported and this is the first good read since then.
+// Then adopt reports the success even if the content is the one in use.
 func (r *Reloader) adopt(files *contents, repaired bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
