@@ -42,7 +42,7 @@ type arrivalPlace struct {
 // window, in bytes.
 type arrivalRun struct {
 	at, end, layerBytes int64
-	first               int // index of its first layer
+	first               int // index in arrival.layers of the run's first layer
 }
 
 // arrivedLayer counts the bytes that have landed in one layer. sum is the checksum at the moment

@@ -161,8 +161,8 @@ func (c *calls) receive(from rdma.EngineID, msg []byte) {
 	}
 	reply, body, err := api.ParseReply(msg)
 	if err != nil {
-		// The message does not identify its call, so ending the session makes all calls fail and be
-		// retried.
+		// It is unknown to which call the message belongs. So the session is ended: then all of its
+		// calls fail and are retried.
 		c.store.opts.Logger.Error("data-plane session ended: a message cannot be decoded", "peer", from.String(), "err", err)
 		c.store.opts.Engine.Disconnect(from)
 		return

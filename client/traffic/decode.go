@@ -43,7 +43,7 @@ type Decode struct {
 
 	// The fields below are guarded by transfer.mu.
 
-	have []bool // by hit block: it was read from storage into this side's buffer
+	have []bool // by block of the cached prefix: it was read from storage into the DE buffer
 	// reads are the storage reads that are writing to the buffer. While a block is read, the
 	// prefill side must not write other bytes to it, because the result would depend on the order
 	// of the writes.
@@ -153,8 +153,9 @@ func (d *Decode) begin() error {
 	return nil
 }
 
-// Read makes this side read a range of hit blocks. No block of the range may be in a buffer of
-// either side, and neither side may be reading a block of the range.
+// Read makes the decode engine read a range of hit blocks (blocks of the cached prefix) from
+// storage. No block of the range may be in the buffer of either engine, and neither engine may be
+// reading a block of the range.
 func (d *Decode) Read(part Part) {
 	d.run(func() error {
 		if part.From < 0 || part.To > d.job.Hit || part.Len() <= 0 {
@@ -187,7 +188,8 @@ func (d *Decode) Read(part Part) {
 	})
 }
 
-// beginRead adds a read to reads. It returns false if the prefill side sends blocks of the part.
+// beginRead adds a read to reads. It does not add it, and returns false, if the prefill side sends
+// a block of the part.
 func (d *Decode) beginRead(read *localRead) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -225,7 +227,8 @@ func (d *Decode) takeSends(m *pb.TrafficSends) error {
 	return err
 }
 
-// addSends adds the message. It returns the running reads of blocks that the prefill side sends.
+// addSends adds a message to the list of blocks that the prefill side sends. It returns the running
+// reads that load such blocks.
 func (d *Decode) addSends(m *pb.TrafficSends) (lost []*localRead, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -308,8 +311,8 @@ func (d *Decode) sendAgain(raw []byte) {
 	d.run(func() error { return d.m.sendLater(d.tail, peer, raw, pause, d.messageSent) })
 }
 
-// takeAccept stores the windows of the PE to which this side, the decode engine (DE), writes the
-// layers of its hit blocks.
+// takeAccept stores the windows of the prefill engine (PE) to which this decode engine (DE) writes
+// the layers of the hit blocks that it has read.
 func (d *Decode) takeAccept(a *pb.TrafficAccept) error {
 	var device, table rdma.Desc
 	err := device.UnmarshalBinary(a.Device)
@@ -329,10 +332,10 @@ func (d *Decode) takeAccept(a *pb.TrafficAccept) error {
 	return nil
 }
 
-// push sends the PE the layers of the blocks that this side has read. Before each layer it waits
-// until the PE has granted credit for the layer.
+// push sends the prefill engine (PE) the layers of the blocks that this decode engine has read.
+// Before each layer it waits until the PE has granted credit for the layer.
 func (d *Decode) push() error {
-	// The PE needs from this side exactly the blocks that are not in the PE's list of blocks to
+	// The PE needs from this engine exactly the blocks that are not in the PE's list of blocks to
 	// send.
 	known := func() bool { return d.accept != nil && d.pages.left == 0 }
 	if err := d.await(d.ctx, func() bool { return d.sends.complete() && (known() || !slices.Contains(d.sends.sent, false)) }); err != nil {
@@ -387,12 +390,13 @@ func (d *Decode) push() error {
 	return nil
 }
 
-// sentLocked reports whether the prefill side sends a block of a read.
+// sentLocked reports whether the prefill side sends any block that read loads.
 func (d *Decode) sentLocked(read *localRead) bool {
 	return slices.Contains(d.sends.sent[read.part.From:read.part.To], true)
 }
 
-// mineLocked returns the blocks that the PE does not send, so this side has to send them.
+// mineLocked returns the hit blocks that the prefill engine does not send, so this decode engine
+// has to send them.
 func (d *Decode) mineLocked() []uint32 {
 	var mine []uint32
 	for b, s := range d.sends.sent {

@@ -184,7 +184,7 @@
 // its rank's shard of every block. A request is one job on each manager, and all jobs follow the
 // same plan of the planner. Different ranks may find different blocks missing. So the engine waits
 // until all jobs are Loaded. Then it calls Recompute on all jobs, from the lowest missing block on,
-// before it adds the pages of the hit.
+// before it adds the pages of the hit blocks.
 //
 // # Ends
 //

@@ -53,8 +53,9 @@ func (p *Prefill) claim(layer int) (blocks, pages, miss []uint32, last, ok bool)
 	return blocks, pages, miss, last, true
 }
 
-// forward sends the DE the blocks of a layer that this side has read or computed, as soon as their
-// KV is computed.
+// forward waits until the hit blocks of a layer are in device memory. Then it sends the DE the
+// blocks of the layer that this prefill engine has read or computed and that no other call of
+// forward sends (claim).
 func (p *Prefill) forward(layer int) error {
 	if err := p.await(p.ctx, func() bool { return p.in[layer] }); err != nil {
 		return err

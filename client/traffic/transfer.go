@@ -34,7 +34,7 @@ type Stop struct {
 	Part Part
 	// Upto is a block index: all blocks of the part before it are in the buffer.
 	Upto int
-	// Gone: storage does not have the block Upto. If Gone is false, this side could not read the
+	// Gone: storage does not have the block Upto. If Gone is false, this engine could not read the
 	// block, and Err may have the reason.
 	Gone bool
 	Err  error

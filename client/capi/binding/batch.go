@@ -43,7 +43,7 @@ const (
 // BatchMax is the greatest number of keys in a batch.
 const BatchMax = 1 << 16
 
-// Batch is penstock_batch. Its slices may be the caller's memory. After Submit has
+// Batch is the Go form of penstock_batch. Its slices may be the caller's memory. After Submit has
 // returned, the job uses only Results and the bytes at Addresses.
 type Batch struct {
 	Epoch kv.Epoch
