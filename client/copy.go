@@ -74,8 +74,8 @@ type sharedView struct {
 	users int // guarded by localConns.mu
 }
 
-// localConn is a connection to a node's unix socket. The call that uses the connection owns its
-// fields; while the connection is idle, localConns owns them.
+// localConn is a connection to a node's unix socket. The call that uses the connection owns the
+// connection's fields; while the connection is idle, localConns owns them.
 type localConn struct {
 	owner *localConns
 	// file is a duplicate of conn's socket, for blocking calls.
@@ -87,7 +87,7 @@ type localConn struct {
 	staging *arena.Staging
 	session api.LocalID
 	calls   uint64
-	// owed is the number of the loan to return; 0: none.
+	// owed is the loan number of the loan to return; 0: none.
 	owed uint64
 	// up reports whether the node is still connected. It is set for each call.
 	up func() bool

@@ -235,8 +235,8 @@ func dialLocal(ctx context.Context, path string, timeout time.Duration) (*localL
 	return &localLink{socket: path, conn: conn, view: view, node: hello.Node, session: hello.Session, watched: make(chan struct{}), refs: 1}, nil
 }
 
-// receiveHello reads the first message of a node. Without an error, the memfd of the node's arena
-// is not nil.
+// receiveHello reads the first message of a node. If it returns no error, the memfd of the node's
+// arena is not nil.
 func receiveHello(ctx context.Context, conn *net.UnixConn) (*os.File, api.LocalHello, error) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()

@@ -137,7 +137,7 @@ func (k Kind) String() string {
 	return fmt.Sprintf("kind %d", uint8(k))
 }
 
-// Event is one step of a request. Fields that the kind does not name are zero.
+// Event is one step of a request. Fields that the comment of its Kind does not name are zero.
 type Event struct {
 	Kind Kind
 	// Hit is the cached prefix in tokens. Epoch is the version of the weights: in Matched, the
@@ -260,7 +260,7 @@ func (g *Gateway) serve(ctx context.Context, r Request, event func(Event) bool) 
 	if !event(Event{Kind: Matched, Hit: hit, Epoch: m.Epoch}) {
 		return errLeft
 	}
-	answered := false // the request has had its first token
+	answered := false // set once the decode engine has the first token (Prefilled)
 	watched := func(ev Event) bool {
 		answered = answered || ev.Kind == Prefilled
 		return event(ev)

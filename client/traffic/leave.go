@@ -136,7 +136,8 @@ func (p *Prefill) depart(layer int, blocks, pages, miss []uint32, last bool) err
 	return nil
 }
 
-// send writes blocks of a layer, from the pages src of region, and their sums.
+// send writes blocks of a layer and their sums to the DE. The blocks are in the pages src of
+// region.
 func (p *Prefill) send(layer int, region rdma.Region, src rdma.Pages, blocks []uint32, last bool) error {
 	g := p.m.geo
 	imm := rdma.Imm{}

@@ -234,7 +234,7 @@ const (
 	// maxEarly is the largest number of messages that a manager keeps for jobs that have not begun
 	// on it, about 300 bytes each. Further messages are returned to their sender, which sends them
 	// again. returnsMax is the largest number of messages that are being returned at a time. When
-	// it is reached, receive blocks.
+	// this number is reached, the method receive waits.
 	maxEarly   = 4096
 	returnsMax = 256
 	// queueMax is the largest number of jobs that wait for memory. Each waiting job takes a

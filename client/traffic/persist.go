@@ -120,8 +120,8 @@ func (p *pending) len() int {
 }
 
 // Settle waits until a block that was computed or decoded here is in storage, or until its write
-// has failed. After Settle, a match finds all blocks of the turn that will ever be in storage. If
-// the block is not being written, Settle returns at once.
+// has failed. After Settle for the last block of a conversation's turn, a match finds all blocks of
+// the turn that will ever be in storage. If the block is not being written, Settle returns at once.
 func (m *Manager) Settle(ctx context.Context, id kv.BlockID) error {
 	m.pending.mu.Lock()
 	done := m.pending.blocks[id]

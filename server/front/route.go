@@ -25,7 +25,7 @@ type request struct {
 	body   payload
 	fields fields // of the body of a completion; nil if the body is compressed
 	start  time.Time
-	// completion reports whether an engine computes for the request.
+	// completion is set if an engine runs the model for the request.
 	completion bool
 }
 

@@ -51,15 +51,15 @@ type Options struct {
 	// Timeout is the longest time for the remote prefill and the copy of one request. Default 5 s.
 	// The QueueWait of the front must be longer, because it begins with the arrival of the request.
 	Timeout time.Duration
-	// BacklogMax is the longest time that the link may need for the bytes that wait for it when a
-	// remote prefill begins. Default 2 s.
+	// BacklogMax limits the backlog of the link: the time that the link needs for the bytes that
+	// wait for it. Above this limit no remote prefill begins. Default 2 s.
 	BacklogMax time.Duration
 	// DownFor is the time after a failure during which no remote request is made. Default 5 s.
 	DownFor time.Duration
 	// Client sends the requests to URL. Default: a client with http.DefaultTransport and no time
 	// limit.
 	Client *http.Client
-	// Logger defaults to discard. Registry, if not nil, receives the metrics.
+	// Logger receives the log; nil: nothing is logged. Registry, if not nil, receives the metrics.
 	Logger   *slog.Logger
 	Registry prometheus.Registerer
 }
@@ -132,7 +132,7 @@ func (f *Offload) Serve(ctx context.Context, r gateway.Request) iter.Seq2[gatewa
 			begin := time.Now()
 			f.prefill(ctx, r)
 			if r.FirstToken > 0 {
-				r.FirstToken = max(1, r.FirstToken-time.Since(begin)) // FirstToken counts from the call of Serve
+				r.FirstToken = max(1, r.FirstToken-time.Since(begin)) // the Gateway counts FirstToken from its own call of Serve
 			}
 		}
 		for ev, err := range f.opts.Gateway.Serve(ctx, r) {

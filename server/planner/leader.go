@@ -186,7 +186,7 @@ func (s *Service) heldLocked(r *pb.RegisterGroup, places map[dualpath.EngineID]p
 			s.alone[j.id] = s.now()
 		}
 		q := s.request(j, namespaces[i])
-		q.Hit = int(h.Request.HitTokens) // a gateway that submits the request again may have matched another prefix
+		q.Hit = int(h.Request.HitTokens) // not the hit of a gateway that has submitted the request again: it may have matched another prefix
 		as := dualpath.Held{Request: q, Engine: dualpath.EngineID(s.engines.ids[h.Engine]), Attempt: h.Attempt, Order: h.Order, Peer: dualpath.EngineID(peers[i]), Ended: h.Ended}
 		if read := h.Reading; read != nil {
 			as.Reading, as.Read, as.Landed = partOf(read.Part), read.Read, int(read.Landed)

@@ -94,7 +94,7 @@ type Result struct {
 // call is a validated copy of a batch.
 type call struct {
 	ns  *Namespace
-	def kv.Namespace // at the epoch of the batch
+	def kv.Namespace // the namespace's definition, with the epoch of the batch
 	op  Op
 	ids []kv.BlockID
 	// first is the index of the first key whose value is transferred.
