@@ -25,8 +25,8 @@ func (m *Manager) Footprint() Footprint {
 	}
 }
 
-// Of returns the number of bytes that a job takes. blocks is the number of blocks of its prompt, of
-// which pass go through the buffer.
+// Of returns the number of bytes that a job takes. blocks is the number of blocks of the job's
+// prompt, and pass the number of those that go through the buffer.
 func (f Footprint) Of(blocks, pass int) int64 {
 	return f.Request + int64(pass)*f.Block + int64(blocks)*f.Sums
 }

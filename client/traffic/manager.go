@@ -105,9 +105,8 @@ func (d *Device) validate(layerBytes, size uint64) error {
 		}
 		for k, other := range d.Bases[:l] {
 			apart := max(base, other) - min(base, other)
-			// Two layers overlap only if the distance of two pages of one layer is less than a page
-			// away from the distance of the layers. The distance of two pages is a multiple of
-			// Stride, so only n and n+1 strides are near enough.
+			// Page p of the higher layer and page p + i of the lower layer overlap if apart and i ×
+			// Stride differ by less than layerBytes. This is possible only for i = n and i = n + 1.
 			if n := apart / d.Stride; apart%d.Stride < layerBytes && n < pages || d.Stride-apart%d.Stride < layerBytes && n+1 < pages {
 				return fmt.Errorf("device pages of layers %d and %d overlap: they begin at %d and %d, every %d bytes: %w", k, l, other, base, d.Stride, ErrJob)
 			}

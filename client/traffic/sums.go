@@ -11,7 +11,7 @@ import (
 // sumBytes is the size of one XXH3-64.
 const sumBytes = 8
 
-// sumTable holds the sums of a job's Layer Blocks, layer by layer, in memory that the other side
+// sumTable holds the sums of a job's Layer Blocks, layer by layer, in memory that the peer engine
 // can write and the NIC can read. The sum of block b in layer l is at offset (l × blocks + b) ×
 // sumBytes of mem.
 type sumTable struct {

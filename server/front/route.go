@@ -124,7 +124,8 @@ type answer struct {
 	last   error
 }
 
-// first reads until a byte has arrived, or returns the error.
+// first reads until the first bytes of the body have arrived. If the body ends or fails before
+// that, first returns the error of the read (io.EOF for an empty body).
 func (a *answer) first() error {
 	buffer := make([]byte, 4096)
 	for len(a.start) == 0 && a.failed == nil {
