@@ -127,7 +127,7 @@ func CheckServer(target string) error {
 		default:
 			return fmt.Errorf("server %q is of scheme %s; want host:port, the address of the node's gRPC (its --listen)", target, scheme)
 		}
-		_, address, _ = strings.Cut(rest, "/") // the authority, which may be empty, comes before it
+		_, address, _ = strings.Cut(rest, "/") // drops the authority, which is before the address and may be empty
 	}
 	host, port, err := net.SplitHostPort(address)
 	switch {

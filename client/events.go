@@ -27,7 +27,7 @@ const (
 	// BlockRemoved: the blocks can no longer be matched.
 	BlockRemoved
 	// AllBlocksCleared: no block of the namespace's epoch can be matched any more. The epoch was
-	// retired, by a call or by the begin of a new epoch, or the namespace was deleted.
+	// retired, by a call or because a new epoch began, or the namespace was deleted.
 	AllBlocksCleared
 	// Gap: events were lost, or the node restarted. Resynchronise.
 	Gap

@@ -170,8 +170,8 @@ func (c *localSocket) current() (*localLink, error) {
 	return c.link, nil
 }
 
-// adopt makes l, to which the caller has a reference, the Store's link. If the Store is closed,
-// adopt releases the reference.
+// adopt makes l the Store's link and takes over the caller's reference to l. If the Store is
+// closed, adopt releases this reference and returns an error.
 func (c *localSocket) adopt(l *localLink) error {
 	c.mu.Lock()
 	if c.closed {

@@ -350,7 +350,7 @@ type NodeStatus struct {
 	// Server is the node's address as in Options.Servers.
 	Server string
 	// Up reports whether there is a session. Node and Version are the name and version that the
-	// node returned; empty if it is down.
+	// node returned; empty if the node is down.
 	Up            bool
 	Node, Version string
 	// Err is the reason why the node is down, if there is one.

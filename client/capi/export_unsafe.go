@@ -75,9 +75,9 @@ func sized(what string, got C.uint64_t, want uintptr) error {
 	return nil
 }
 
-// grown returns a copy of the caller's structure p, whose size is size bytes. The structure may be
-// of an earlier, shorter version of the library, with at least first bytes. The missing fields are
-// zero in the copy.
+// grown returns a full copy of the caller's structure p, which has size bytes. The structure of an
+// earlier version of the library is shorter, but it must have at least as many bytes as the
+// argument first. The missing fields are zero in the copy.
 func grown[T any](what string, p *T, size C.uint64_t, first uintptr) (whole T, err error) {
 	want := unsafe.Sizeof(whole)
 	if uint64(size) < uint64(first) || uint64(size) > uint64(want) {

@@ -219,7 +219,7 @@ func (g *Gateway) Serve(ctx context.Context, r Request) iter.Seq2[Event, error] 
 			case Started:
 				prefilled = false
 			case Prefilled:
-				if prefilled { // a restarted planner gets the engine's report, and sends Prefilled, again
+				if prefilled { // a restarted planner gets the engine's report again, so it sends Prefilled again
 					return true
 				}
 				prefilled = true

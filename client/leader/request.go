@@ -235,7 +235,7 @@ func (r *Request) Done(err error) {
 	case err == nil:
 		end = report{r, &pb.LeaderMessage{Message: &pb.LeaderMessage_Finished{Finished: &pb.RequestFinished{Request: r.ID, Attempt: r.attempt, Role: pb.Side(r.Role)}}}}
 	case aborted:
-		return // by the planner, which expects no report
+		return // the planner has aborted the attempt and expects no report
 	default:
 		l.log.Warn("a request failed on its engine", "group", l.opts.Group, "engine", r.member.Name, "request", r.ID, "err", err)
 		upto := 0

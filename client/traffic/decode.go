@@ -43,7 +43,7 @@ type Decode struct {
 
 	// The fields below are guarded by transfer.mu.
 
-	have []bool // by block of the cached prefix: it was read from storage into the DE buffer
+	have []bool // for each block of the cached prefix: it was read from storage into the DE buffer
 	// reads are the storage reads that are writing to the buffer. While a block is read, the
 	// prefill side must not write other bytes to it, because the result would depend on the order
 	// of the writes.

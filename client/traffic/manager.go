@@ -105,8 +105,9 @@ func (d *Device) validate(layerBytes, size uint64) error {
 		}
 		for k, other := range d.Bases[:l] {
 			apart := max(base, other) - min(base, other)
-			// Page p of the higher layer and page p + i of the lower layer overlap if apart and i ×
-			// Stride differ by less than layerBytes. This is possible only for i = n and i = n + 1.
+			// Page p of the layer with the higher base and page p+i of the other layer overlap if
+			// apart and i × Stride differ by less than layerBytes. This is possible only for i = n
+			// and i = n+1.
 			if n := apart / d.Stride; apart%d.Stride < layerBytes && n < pages || d.Stride-apart%d.Stride < layerBytes && n+1 < pages {
 				return fmt.Errorf("device pages of layers %d and %d overlap: they begin at %d and %d, every %d bytes: %w", k, l, other, base, d.Stride, ErrJob)
 			}
@@ -124,8 +125,8 @@ type Options struct {
 	// call that method.
 	Compute rdma.Engine
 	// BufferBytes is the size of the buffer for whole prompts, in DRAM (the PE or DE buffer of the
-	// paper). New maps it and registers it with Storage, Compute and Copier. It is rounded up to a
-	// multiple of 2 MiB. Required.
+	// DualPath paper). New maps it and registers it with Storage, Compute and Copier. It is rounded
+	// up to a multiple of 2 MiB. Required.
 	BufferBytes int64
 	// AppendBytes is the size of a second buffer, which holds only decoded blocks (Append), so that
 	// no decoded block waits for the memory of a prompt. It is rounded up like BufferBytes and
@@ -380,7 +381,7 @@ func (m *Manager) Close() error {
 	}
 	m.mu.Unlock()
 	for _, j := range jobs {
-		_ = j.close(ErrClosed) // Finish returns it to the job's owner
+		_ = j.close(ErrClosed) // Finish returns ErrClosed to the job's owner
 	}
 	m.mu.Lock()
 	m.endLife()
@@ -536,7 +537,7 @@ func (m *Manager) keep(from rdma.EngineID, t *pb.TrafficMessage, raw []byte) {
 		m.mu.Lock()
 		if j := m.jobs[t.Request]; j != nil {
 			m.mu.Unlock()
-			j.message(from, t) // the job has begun since find
+			j.message(from, t) // the job has begun since the call of find
 			return
 		}
 		kept := m.keepEarlyLocked(from, t)

@@ -25,7 +25,7 @@ type staging struct {
 	blocks      uint64
 	layerBytes  uint64
 	slots       int
-	leavingLock []chan struct{} // by slot; held while a layer leaves
+	leavingLock []chan struct{} // by slot; held while the slot's layer is sent
 }
 
 // stageBytes returns the size, in bytes, of the staging memory of a job with a prompt of the given

@@ -23,7 +23,7 @@ type router interface {
 // request is a client's request that has passed the front's checks.
 type request struct {
 	body   payload
-	fields fields // of the body of a completion; nil if the body is compressed
+	fields fields // the members of a completion's body; nil if the body is compressed
 	start  time.Time
 	// completion is set if an engine runs the model for the request.
 	completion bool

@@ -23,7 +23,7 @@ type session struct {
 	id     string
 	prompt int                // tokens
 	ctx    context.Context    // of the planner's session
-	cancel context.CancelFunc // ends the session with the planner; unless the request is done, the planner aborts it
+	cancel context.CancelFunc // ends the session with the planner, which then aborts the request unless it is done
 	parts  sync.WaitGroup     // follow and ask
 
 	events   chan gateway.Event // follow closes it
@@ -119,7 +119,8 @@ func (s *session) follow(r gateway.Request) {
 //
 // When an engine starts, its leader may register it with the planner before the engine listens for
 // requests. So ask repeats the connection attempt to an engine that accepts none, for at most
-// ReplanWait. Otherwise the attempt would fail, and only after the engines' own time limits.
+// ReplanWait. Otherwise the attempt would fail, and the engines would report this to the planner
+// only after their own time limits.
 func (s *session) ask(o outcome, body payload) {
 	f := s.router.front
 	end := time.Now().Add(f.opts.ReplanWait)

@@ -151,7 +151,7 @@ func NewDashboard(metrics map[string]Metric) Dashboard {
 		}
 		y += height
 		head.Panels = &[]grafanaPanel{}
-		if collapsed { // Grafana keeps the panels of a collapsed row in the row
+		if collapsed { // Grafana keeps the panels of a collapsed row inside the row's object
 			head.Panels = &panels
 			y = head.GridPos.Y + 1
 		}

@@ -49,7 +49,8 @@ type Options struct {
 	// InFlight is the largest number of concurrent remote prefills. Default 64.
 	InFlight int
 	// Timeout is the longest time for the remote prefill and the copy of one request. Default 5 s.
-	// The QueueWait of the front must be longer, because it begins with the arrival of the request.
+	// The QueueWait of the front must be longer, because QueueWait begins with the arrival of the
+	// request.
 	Timeout time.Duration
 	// BacklogMax limits the backlog of the link: the time that the link needs for the bytes that
 	// wait for it. Above this limit no remote prefill begins. Default 2 s.

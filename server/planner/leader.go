@@ -175,7 +175,7 @@ func (s *Service) heldLocked(r *pb.RegisterGroup, places map[dualpath.EngineID]p
 		switch {
 		case j != nil:
 		case h.Ended:
-			continue // the request has ended too, or its gateway will submit it again
+			continue // the request has ended too, or its gateway will submit the request again
 		case r.Planner == s.number:
 			s.lastID++
 			j = &job{id: s.lastID, submit: h.Request}

@@ -24,7 +24,7 @@ type roles struct {
 const maxRefusalBytes = 1 << 10
 
 // drainOf converts the drain policy of a call from its wire form. If the call names no policy, the
-// policy is unspecified.
+// result is the argument named unspecified.
 func drainOf(d, unspecified pb.Drain) (dualpath.Drain, error) {
 	if d == pb.Drain_DRAIN_UNSPECIFIED {
 		d = unspecified

@@ -116,7 +116,7 @@ func directories(path string) (dirs []string) {
 		dirs = append(dirs, filepath.Dir(link))
 		target, err := os.Readlink(link)
 		if err != nil {
-			break // the link was removed meanwhile, which is an event
+			break // the link was removed meanwhile; the watch reports this too
 		}
 		if !filepath.IsAbs(target) {
 			target = filepath.Join(filepath.Dir(link), target)
