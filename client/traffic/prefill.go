@@ -309,8 +309,8 @@ func (p *Prefill) missLocked() []int {
 
 // Loaded waits until the decode side has offered its memory and every hit block is in a buffer or
 // is to be recomputed. From then on the job waits only for its own transfers and its pages. An
-// engine should add a job to a batch only after Loaded has returned. Then no job of the batch waits
-// for storage, or for a decode engine whose buffer is full of jobs that wait for this engine.
+// engine should add a job to a batch only after Loaded has returned nil. Then no job of the batch
+// waits for storage, or for a decode engine whose buffer is full of jobs that wait for this engine.
 func (p *Prefill) Loaded(ctx context.Context) error {
 	return p.await(ctx, p.loadedLocked)
 }

@@ -370,8 +370,8 @@ func (s *session) answer(o outcome) {
 	s.reply <- reply{resp: o.resp}
 }
 
-// leave handles the end of the client's request. If the client got a response, the end of the
-// response is in s.closed already.
+// leave handles the end of the client's request. If the response to the client has ended, its end
+// is in s.closed already.
 func (s *session) leave() {
 	s.gone = nil
 	select {
