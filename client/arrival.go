@@ -11,8 +11,9 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// arrivedLayerMax is the longest layer that is hashed while its read lands. A longer layer comes
-// over several connections, and its first bytes have left the CPU cache when its last bytes arrive.
+// arrivedLayerMax is the size of the longest layer, in bytes, that is hashed on arrival. A longer
+// layer comes over several connections, and its first bytes have left the CPU cache when its last
+// bytes arrive.
 const arrivedLayerMax = 1 << 20
 
 // arrival hashes the layers of one attempt as they land. The goroutine that placed the last byte of
@@ -31,16 +32,17 @@ type arrival struct {
 	firsts []int
 }
 
-// arrivalPlace is the memory of one window and the runs in it.
+// arrivalPlace is the memory of one window and the runs of layers in this memory.
 type arrivalPlace struct {
 	mem  []byte
 	runs []arrivalRun // sorted by at, disjoint
 }
 
-// arrivalRun is the range of a run of layers in the window, in bytes.
+// arrivalRun is a run of consecutive layers of layerBytes each. It is the range [at, end) of the
+// window, in bytes.
 type arrivalRun struct {
 	at, end, layerBytes int64
-	first               int // index of its first layer
+	first               int // index in arrival.layers of the run's first layer
 }
 
 // arrivedLayer counts the bytes that have landed in one layer. sum is the checksum at the moment
@@ -50,7 +52,7 @@ type arrivedLayer struct {
 	sum    uint64
 }
 
-// newArrival returns the arrival of the task's pieces in windows over the zones. It
+// newArrival returns the arrival for the task's pieces, which land in windows over the zones. It
 // returns nil if all layers are too long to be hashed on arrival.
 func (r *reading) newArrival(t *readTask, zones []zone) *arrival {
 	l := &arrival{places: make([]arrivalPlace, len(zones)), firsts: make([]int, len(t.pieces))}
@@ -86,9 +88,9 @@ func (r *reading) newArrival(t *readTask, zones []zone) *arrival {
 	return l
 }
 
-// window opens a window of a target for the node. If the provider reports which bytes
-// have landed (rdma.LandingRegion), l.landed and counted.add are called for them. Both l
-// and counted may be nil.
+// window opens a window on the range [off, off+n) of region, the memory of a target, for the node.
+// If the provider reports each range of bytes that has landed (rdma.LandingRegion), l.landed gets
+// the range and counted.add its length. Both l and counted may be nil.
 func (l *arrival) window(target int, region rdma.Region, off, n uint64, node rdma.EngineID, counted *attemptBytes) (rdma.Window, error) {
 	early, ok := region.(rdma.LandingRegion)
 	switch {
@@ -125,8 +127,8 @@ func (l *arrival) landed(target int, off, n uint64) {
 	}
 }
 
-// sumsOf returns the n layers of the task's k-th piece; nil if no layer was hashed on arrival. The
-// window must be revoked.
+// sumsOf returns the arrivedLayer of each of the n layers of the task's k-th piece, or nil if no
+// layer was hashed on arrival. The caller must have revoked the window.
 func (l *arrival) sumsOf(k, n int) []arrivedLayer {
 	if l == nil {
 		return nil
@@ -134,7 +136,8 @@ func (l *arrival) sumsOf(k, n int) []arrivedLayer {
 	return l.layers[l.firsts[k]:][:n]
 }
 
-// sumIf returns the layer's sum. ok reports whether it is the sum of the present bytes.
+// sumIf returns the layer's sum. ok reports whether sum is the checksum of the bytes that are now
+// in memory.
 func (x *arrivedLayer) sumIf(layerBytes int64) (sum uint64, ok bool) {
 	return x.sum, x.placed.Load() == uint64(layerBytes)
 }

@@ -50,7 +50,7 @@ type call struct {
 	// announces immediates.
 	imm uint32
 
-	// done receives once, when reply, body and err are settled.
+	// done receives one value, when reply, body and err are set.
 	done  chan struct{}
 	reply api.Reply
 	body  []byte
@@ -161,8 +161,8 @@ func (c *calls) receive(from rdma.EngineID, msg []byte) {
 	}
 	reply, body, err := api.ParseReply(msg)
 	if err != nil {
-		// The message does not identify its call, so ending the session makes all calls fail and be
-		// retried.
+		// It is unknown to which call the message belongs. So the session is ended: then all of its
+		// calls fail and are retried.
 		c.store.opts.Logger.Error("data-plane session ended: a message cannot be decoded", "peer", from.String(), "err", err)
 		c.store.opts.Engine.Disconnect(from)
 		return
@@ -180,8 +180,8 @@ func (c *calls) receive(from rdma.EngineID, msg []byte) {
 	c.awaitImmediates(x)
 }
 
-// awaitImmediates finishes x when the reply's immediates have arrived, and so the bytes are in
-// place. The caller wakes once, for reply and bytes together.
+// awaitImmediates finishes x when the immediates that the reply announced have arrived. Then the
+// bytes are in place too, so the caller is woken only once.
 func (c *calls) awaitImmediates(x *call) {
 	expect, err := c.store.opts.Engine.ExpectImm(rdma.Expect{Imm: x.imm, Count: x.reply.Immediates, From: []rdma.EngineID{x.transport.peer}, Done: func(err error) { c.landed(x, err) }})
 	if err != nil {
@@ -200,7 +200,8 @@ func (c *calls) awaitImmediates(x *call) {
 	}
 }
 
-// landed ends a call whose reply has come. err is the result of its expectation.
+// landed ends a call whose reply has come. err is the result of the call's expectation of
+// immediates.
 func (c *calls) landed(x *call, err error) {
 	c.mu.Lock()
 	x.landed = true
@@ -230,16 +231,16 @@ func (c *calls) giveUp(x *call) {
 	}
 }
 
-// replyMax returns an upper bound, in bytes, of the size of the reply to a call for the given
-// number of pieces and, if the call is a read, of checksums.
+// replyMax returns an upper bound of the size of a reply in bytes. pieces is the number of pieces
+// of the call, sums the number of checksums in the reply to a Read.
 func replyMax(pieces, sums int) int {
 	const head, piece = 1 << 10, 192
 	return head + piece*pieces + 8*sums
 }
 
-// do makes a call as a message. It returns the body of the reply when the reply and its immediates
-// imm have arrived. replyMax is the largest size that the reply may have. Errors: errNoTransport, a gRPC
-// status, the error of ctx, errors of package rdma.
+// do makes a call as a message. It returns the body of the reply when the reply, and the immediates
+// imm that it announces, have arrived. replyMax is the largest size that the reply may have.
+// Errors: errNoTransport, a gRPC status, the error of ctx, errors of package rdma.
 func (r *transport) do(ctx context.Context, m api.Method, req proto.Message, imm uint32, replyMax int) (_ []byte, err error) {
 	c := r.calls
 	size := api.CallHeaderBytes + proto.Size(req)
@@ -304,7 +305,8 @@ func (r *transport) do(ctx context.Context, m api.Method, req proto.Message, imm
 	return x.body, nil
 }
 
-// sent ends a call whose message was not delivered.
+// sent is the completion function of a call's message. If err is not nil, the message was not
+// delivered, and sent ends the call.
 func (c *calls) sent(id uint64, r *transport, err error) {
 	if err == nil {
 		return
@@ -359,7 +361,8 @@ type message[T any] interface {
 }
 
 // ask makes a call by message, or over gRPC if the message transport is not open or is full.
-// byMessage reports the transport: if true, the immediates of a read have been counted.
+// byMessage is true if the call went by message. Then the immediates of a Read have arrived
+// already.
 func ask[T any, R message[T]](ctx context.Context, sess *session, m api.Method, req proto.Message, imm uint32, replyMax int, overGRPC func() (R, error)) (_ R, byMessage bool, _ error) {
 	body, err := sess.transport.do(ctx, m, req, imm, replyMax)
 	if errors.Is(err, errNoTransport) {

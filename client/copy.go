@@ -40,8 +40,9 @@ const (
 // be made over another transport. It never leaves the package.
 var errNotLocal = errors.New("not over a unix socket")
 
-// localConns are the connections to the unix socket of one node. Matches, chunks of Writes, and the
-// calls of Read tasks, which return where the pieces lie in the node's arena, go over them.
+// localConns are the connections to the unix socket of one node. They carry Match calls, chunks of
+// Writes, and the calls of Read tasks. The reply to a Read task's call has the position of each
+// piece in the node's arena.
 //
 // Each connection carries one call at a time, which the caller's thread makes with
 // blocking system calls. The runtime's poller would wake two threads for each reply: a
@@ -50,7 +51,7 @@ type localConns struct {
 	store *Store
 
 	mu sync.Mutex
-	// node identifies the run of the node (one start to its end) that all connections are to.
+	// node identifies the run of the node (from a start to its end) to which all connections lead.
 	node api.LocalID
 	view *sharedView
 	all  map[*localConn]struct{}
@@ -73,8 +74,8 @@ type sharedView struct {
 	users int // guarded by localConns.mu
 }
 
-// localConn is a connection to a node's unix socket. The call that uses the connection owns its
-// fields; while the connection is idle, localConns owns them.
+// localConn is a connection to a node's unix socket. The call that uses the connection owns the
+// connection's fields; while the connection is idle, localConns owns them.
 type localConn struct {
 	owner *localConns
 	// file is a duplicate of conn's socket, for blocking calls.
@@ -86,7 +87,7 @@ type localConn struct {
 	staging *arena.Staging
 	session api.LocalID
 	calls   uint64
-	// owed is the number of the loan to return; 0: none.
+	// owed is the loan number of the loan to return; 0: none.
 	owed uint64
 	// up reports whether the node is still connected. It is set for each call.
 	up func() bool
@@ -133,8 +134,9 @@ func (l *localConns) takeWhere(sess *session, prefer func(*localConn) bool) (*lo
 	return nil, errNotLocal
 }
 
-// followLocked switches all connections to the run of the node in sess. It returns the idle
-// connections to the previous run, which the caller closes after it has released the lock.
+// followLocked prepares l for connections to the run of the node in sess. If the present
+// connections lead to another run, it retires them and returns the idle ones, which the caller
+// closes after it has released the lock.
 func (l *localConns) followLocked(sess *session) (old []*localConn) {
 	if l.node != sess.localID {
 		old = l.retireLocked()
@@ -143,7 +145,8 @@ func (l *localConns) followLocked(sess *session) (old []*localConn) {
 	return old
 }
 
-// dialLocked starts to make one more connection, if the bounds allow it.
+// dialLocked starts to make one more connection in the background. It does nothing if l is closed
+// or has localConnsMax connections, while another connection is being made, and until notBefore.
 func (l *localConns) dialLocked(path string, sess *session) {
 	if !l.closed && len(l.all)+l.dialing < localConnsMax && l.dialing == 0 && !time.Now().Before(l.notBefore) {
 		if l.store.spawn(func() { l.dial(path, sess.localID) }) {
@@ -227,7 +230,8 @@ func (l *localConns) connect(ctx context.Context, path string, node api.LocalID)
 	return c, nil
 }
 
-// share returns the mapping of the node's arena with a reference, and closes memfd.
+// share returns the shared mapping of the node's arena, takes a reference to the mapping, and
+// closes memfd.
 func (l *localConns) share(memfd *os.File, hello api.LocalHello, node api.LocalID) (*sharedView, error) {
 	if hello.Node != node {
 		return nil, errors.Join(errors.New("another node listens on this socket"), memfd.Close())
@@ -266,8 +270,8 @@ func (l *localConns) unshare(v *sharedView) error {
 	return v.Close()
 }
 
-// hold keeps the connection open, and so the memory that its last call borrowed, until put. It
-// reports false if the connection has been retired.
+// hold keeps the connection open until put, so that the node does not take back the memory that the
+// connection's last call borrowed. It reports false if the connection has been retired.
 func (l *localConns) hold(c *localConn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -356,7 +360,8 @@ func (c *localConn) close() {
 	}
 }
 
-// Read reads from the socket until the node is no longer connected.
+// Read reads from the socket. If a read times out, Read tries again as long as the node is
+// connected.
 func (c *localConn) Read(p []byte) (int, error) {
 	for {
 		n, err := c.file.Read(p)
@@ -409,8 +414,8 @@ func (c *localConn) ended(ctx context.Context, what string, err error) error {
 	return errNotLocal
 }
 
-// callLocal makes a call without bytes of blocks on the unix socket. what is the call's name in
-// errors. Errors: errNotLocal, the error of ctx.
+// callLocal makes, on the unix socket, a call that transfers no bytes of blocks. what is the call's
+// name in errors. Errors: errNotLocal, the error of ctx.
 func (n *node) callLocal(ctx context.Context, sess *session, what string, m api.Method, req, resp proto.Message) error {
 	c, err := n.local.take(sess)
 	if err != nil {

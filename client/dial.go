@@ -33,7 +33,8 @@ type DialOptions struct {
 	Timeout time.Duration
 }
 
-// maxMessageBytes bounds one gRPC message, as the node does.
+// maxMessageBytes is the largest gRPC message that the client sends or accepts. The node has the
+// same limit.
 const maxMessageBytes = 16 << 20
 
 // HTTP/2 flow-control windows: the number of bytes that a node may send before the client grants
@@ -72,8 +73,8 @@ func Dial(target string, opts DialOptions) (*grpc.ClientConn, error) {
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
 			MinConnectTimeout: opts.Timeout,
 		}),
-		// Keepalive detects a node that vanished without closing the connection within 15 s, also
-		// for a call without a deadline. The node accepts one ping in 5 s.
+		// Keepalive detects within 15 s that a node has vanished without closing the connection,
+		// also during a call without a deadline. The node accepts one ping in 5 s.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
 	}
 	if opts.BearerToken != "" {
@@ -126,7 +127,7 @@ func CheckServer(target string) error {
 		default:
 			return fmt.Errorf("server %q is of scheme %s; want host:port, the address of the node's gRPC (its --listen)", target, scheme)
 		}
-		_, address, _ = strings.Cut(rest, "/") // the authority, which may be empty, comes before it
+		_, address, _ = strings.Cut(rest, "/") // drops the authority, which is before the address and may be empty
 	}
 	host, port, err := net.SplitHostPort(address)
 	switch {

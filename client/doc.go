@@ -58,10 +58,11 @@
 // # Outcomes and errors
 //
 // Every data call returns Hit, Miss or Busy in its result, and an error only if a person or a
-// program must act. A node that is down, draining, unreachable or of another version is a Miss. A
-// reached bound is Busy: the call returns at once and this package does not retry. When ctx ends,
-// the call returns the error of ctx. The remaining errors are refusals that a retry cannot mend:
-// ErrAuth, ErrProvider, ErrVersion, ErrNotFound, ErrRequest, ErrMismatch, ErrClosed.
+// program must act. A node that is down, draining, unreachable or of another version is a Miss. If
+// a bound is reached, the outcome is Busy: the call returns at once and this package does not
+// retry. When ctx ends, the call returns the error of ctx. The remaining errors are refusals that a
+// retry cannot mend: ErrAuth, ErrProvider, ErrVersion, ErrNotFound, ErrRequest, ErrMismatch,
+// ErrClosed.
 //
 // # What a caller may rely on
 //
@@ -73,9 +74,9 @@
 //     after the window is closed.
 //   - When Read has returned, with or without an error, no remote write touches the
 //     caller's memory any more. When Write has returned, nothing reads it.
-//   - The node can write anywhere between the first and the last piece of a task, so
-//     the bytes between the pieces must not hold other data while Read runs. Tasks take
-//     pieces in the order given, so sorted offsets make tight spans. The bytes of lost
+//   - The node can write anywhere between the first and the last piece of a task, so the bytes
+//     between the pieces must not hold other data while Read runs. Tasks take pieces in the order
+//     given, so the range of a task is small if the pieces are sorted by offset. The bytes of lost
 //     pieces are undefined.
 //   - Pieces that ReadLocal lends do not change until Return, even if the node evicts
 //     them or the Store is closed meanwhile.

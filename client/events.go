@@ -21,13 +21,13 @@ import (
 type EventKind uint8
 
 const (
-	// BlockStored: blocks became matchable. Parent is the block before the
-	// first.
+	// BlockStored: the blocks can be matched from now on. Parent is the block before the first of
+	// them.
 	BlockStored EventKind = iota + 1
-	// BlockRemoved: blocks are no longer matchable.
+	// BlockRemoved: the blocks can no longer be matched.
 	BlockRemoved
-	// AllBlocksCleared: no block of the namespace's epoch is matchable any more. The epoch was
-	// retired, by a call or by a bump, or the namespace was deleted.
+	// AllBlocksCleared: no block of the namespace's epoch can be matched any more. The epoch was
+	// retired, by a call or because a new epoch began, or the namespace was deleted.
 	AllBlocksCleared
 	// Gap: events were lost, or the node restarted. Resynchronise.
 	Gap

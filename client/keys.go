@@ -37,11 +37,11 @@ type KeysRequest struct {
 	Epoch kv.Epoch
 }
 
-// Exists returns for each block whether it is stored. With chained ids, a block counts
-// as stored only if its whole prefix is stored too. With touch, the stored blocks count
-// as used now in the order of eviction. Blocks of a node that is down are Unknown.
-// Errors: ErrRequest, ErrNotFound, ErrAuth, ErrVersion (the node's version is older
-// than this call), and the error of ctx.
+// Exists returns for each block whether it is stored. With chained ids, a block counts as stored
+// only if its whole prefix is stored too. With touch, the call counts as a use of the stored
+// blocks, which delays their eviction. Blocks of a node that is down are Unknown. Errors:
+// ErrRequest, ErrNotFound, ErrAuth, ErrVersion (the node's version is older than this call), and
+// the error of ctx.
 func (s *Store) Exists(ctx context.Context, req KeysRequest, touch bool) ([]Presence, error) {
 	return s.keys(ctx, "exists", &req, s.shares, func(n *node, sess *session, ids []byte) ([]byte, error) {
 		msg := &pb.ExistsRequest{Namespace: req.Namespace.Name, Epoch: uint64(req.Epoch), BlockIds: ids, Touch: touch}
@@ -102,8 +102,9 @@ func (s *Store) keys(ctx context.Context, what string, req *KeysRequest, split f
 	return out, errors.Join(errs...)
 }
 
-// onAllNodes is shares for blocks in the middle of chains. The first block of the prompt, which
-// decides the node, is unknown, so each block may be on any node.
+// onAllNodes is used instead of shares for blocks in the middle of chains. The first block of the
+// prompt, which decides the node, is unknown, so each node gets all blocks, except in a flat
+// namespace.
 func (s *Store) onAllNodes(ns kv.Namespace, ids []kv.BlockID) []share {
 	if ns.Index == kv.IndexFlat {
 		return s.shares(ns, ids)

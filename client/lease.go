@@ -23,10 +23,10 @@ type leasePart struct {
 	id   uint64
 }
 
-// PinEpoch keeps an epoch of the namespace live on every node that answers, for ttl. No bump ends
-// the epoch meanwhile, so a group of rollouts can continue with the weights that it began with.
-// epoch 0 means ns.Epoch. Blocks of the epoch may still be evicted. A node's restart ends the pin
-// on that node, and so does an operator who retires the epoch by force. A match of the epoch is
+// PinEpoch keeps an epoch of the namespace live on every node that answers, for ttl. No BumpEpoch
+// ends the epoch meanwhile, so a group of rollouts can continue with the weights that it began
+// with. epoch 0 means ns.Epoch. Blocks of the epoch may still be evicted. A node's restart ends the
+// pin on that node, and so does an operator who retires the epoch by force. A match of the epoch is
 // then a miss. Errors: ErrMismatch if the epoch is not live on a node, ErrNotFound, ErrRequest,
 // ErrUnavailable if no node answers, ErrAuth, the error of ctx.
 func (s *Store) PinEpoch(ctx context.Context, ns kv.Namespace, epoch kv.Epoch, ttl time.Duration) (*Lease, error) {

@@ -170,8 +170,8 @@ func (c *localSocket) current() (*localLink, error) {
 	return c.link, nil
 }
 
-// adopt makes l, to which the caller has a reference, the Store's link. If the Store is closed,
-// adopt releases the reference.
+// adopt makes l the Store's link and takes over the caller's reference to l. If the Store is
+// closed, adopt releases this reference and returns an error.
 func (c *localSocket) adopt(l *localLink) error {
 	c.mu.Lock()
 	if c.closed {
@@ -235,8 +235,8 @@ func dialLocal(ctx context.Context, path string, timeout time.Duration) (*localL
 	return &localLink{socket: path, conn: conn, view: view, node: hello.Node, session: hello.Session, watched: make(chan struct{}), refs: 1}, nil
 }
 
-// receiveHello reads the first message of a node. Without an error, the memfd of the node's arena
-// is not nil.
+// receiveHello reads the first message of a node. If it returns no error, the memfd of the node's
+// arena is not nil.
 func receiveHello(ctx context.Context, conn *net.UnixConn) (*os.File, api.LocalHello, error) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()

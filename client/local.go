@@ -24,7 +24,7 @@ type LocalPiece struct {
 
 // LocalResult is the result of ReadLocal.
 type LocalResult struct {
-	// ReadResult is the result as from Read.
+	// ReadResult is the result as Read returns it.
 	ReadResult
 	// Pieces are the pieces that were found and verified, in the order of the request. Pieces
 	// behind a lost block are included.
@@ -229,7 +229,8 @@ func (l *loan) end(ctx context.Context) error {
 	return l.link.giveBack(ctx, n, back)
 }
 
-// abandon is end in the background, for a loan that is not returned to the caller.
+// abandon returns the loan to the node in the background. It is for a loan that the caller of
+// ReadLocal does not get.
 func (l *loan) abandon() {
 	n, back, first := l.take()
 	if !first {

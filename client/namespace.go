@@ -58,13 +58,13 @@ func (n *node) createNamespace(ctx context.Context, def kv.Namespace) error {
 	return n.failed(sess, callError(ctx, "create namespace", n.target, err))
 }
 
-// BumpEpoch begins epoch to on every node and returns it. If to is 0, the new epoch is one after
-// the newest epoch of any node. keep is the number of newest epochs that stay live, including the
-// new epoch; 0 means 1. Pinned epochs also stay live. A node that is at the new epoch already does
-// not change. So several engines may bump to the same epoch, and a call may be repeated with the
-// returned epoch. Nodes that do not answer keep their old epoch, so calls for the new epoch miss on
-// them. Errors: ErrUnavailable (the error names the nodes that do not answer), ErrMismatch (a node
-// is at a later epoch), ErrNotFound, ErrAuth, and the error of ctx.
+// BumpEpoch begins a new epoch on every node and returns it. The new epoch is to or, if to is 0,
+// one after the newest epoch of any node. keep is the number of newest epochs that stay live,
+// including the new epoch; 0 means 1. Pinned epochs also stay live. A node that is at the new epoch
+// already does not change. So several engines may bump to the same epoch, and a call may be
+// repeated with the returned epoch. Nodes that do not answer keep their old epoch, so calls for the
+// new epoch miss on them. Errors: ErrUnavailable (the error names the nodes that do not answer),
+// ErrMismatch (a node is at a later epoch), ErrNotFound, ErrAuth, and the error of ctx.
 func (s *Store) BumpEpoch(ctx context.Context, name string, to kv.Epoch, keep int) (kv.Epoch, error) {
 	if keep < 0 || keep > kv.MaxLive {
 		return 0, fmt.Errorf("client: bump epoch: %w: keep %d epochs; want 0 to %d", ErrRequest, keep, kv.MaxLive)
@@ -109,8 +109,8 @@ func (s *Store) RetireEpoch(ctx context.Context, name string, epoch kv.Epoch, fo
 	return s.changeEach("retire epoch", func(n *node) error { return n.retireEpoch(ctx, name, epoch, force) })
 }
 
-// changeEach calls change for each node, one after the other, and joins the errors. A node
-// that does not answer is ErrUnavailable.
+// changeEach calls change for each node, one after the other, and joins the errors. The error of a
+// node that does not answer is ErrUnavailable.
 func (s *Store) changeEach(what string, change func(*node) error) error {
 	var errs []error
 	for _, n := range s.nodes {

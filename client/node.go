@@ -36,16 +36,16 @@ type session struct {
 	readBytes     int64      // largest payload of one Read
 	writeBytes    int64      // largest payload of one Reserve
 	chainBlocks   int
-	fragments     bool // the node can read into fragments
-	suffixes      bool // the node finds the end of a chain by itself
+	fragments     bool // a Read call may name fragments as destinations
+	suffixes      bool // a Read call may begin in the middle of a chain
 	// localID is the ID that the node sends on its unix socket; zero if it has no socket.
 	localID api.LocalID
 	// localSocket is the path of that socket, on the node's host.
 	localSocket string
 	localMatch  bool // the socket takes Match calls
 	existsCalls bool // Exists may be a call on the socket, or a message
-	// stagingBytes is the staging memory for the bytes of a write over the socket; 0 if the node
-	// takes no writes there.
+	// stagingBytes is the size of the staging memory that the node lends for the bytes of a write
+	// over the socket; 0 if the node takes no writes over the socket.
 	stagingBytes int64
 }
 
@@ -113,7 +113,7 @@ func (n *node) use(ctx context.Context) (*session, error) {
 	}
 }
 
-// connect makes one attempt and records the result.
+// connect makes one attempt to open a session and records the result.
 func (n *node) connect(attempt chan struct{}) {
 	ctx, cancel := context.WithTimeout(n.store.ctx, n.store.opts.DialTimeout)
 	defer cancel()
@@ -284,8 +284,8 @@ func (n *node) dataConnected(sess *session) bool {
 	return n.dataAlive(sess) && slices.ContainsFunc(n.store.opts.Engine.Peers(), func(p rdma.Peer) bool { return p.ID == sess.engine })
 }
 
-// live is use for calls that move bytes. If the data plane of the session has ended, it first
-// replaces the session.
+// live is like use, but for calls that move bytes. If the data plane of the session has ended, it
+// first replaces the session.
 func (n *node) live(ctx context.Context) (*session, error) {
 	sess, err := n.use(ctx)
 	if err != nil || n.dataAlive(sess) {
@@ -350,7 +350,7 @@ type NodeStatus struct {
 	// Server is the node's address as in Options.Servers.
 	Server string
 	// Up reports whether there is a session. Node and Version are the name and version that the
-	// node returned; empty if it is down.
+	// node returned; empty if the node is down.
 	Up            bool
 	Node, Version string
 	// Err is the reason why the node is down, if there is one.

@@ -60,9 +60,10 @@ type Options struct {
 
 	// ReadParallel is the largest number of Read RPCs that one Read runs at a time. Default 4.
 	ReadParallel int
-	// ReadTaskBytes and WriteChunkBytes are the payload of one Read RPC and of one Reserve. The
-	// node's own limits apply as well. With smaller values, verification overlaps more with
-	// transfer; larger values need fewer calls. Defaults: 8 MiB and 16 MiB.
+	// ReadTaskBytes and WriteChunkBytes are the largest payload of one Read RPC and of one Reserve,
+	// in bytes; a single larger piece is still sent. The node's own limits apply as well. With
+	// smaller values, verification overlaps more with transfer; larger values need fewer calls.
+	// Defaults: 8 MiB and 16 MiB.
 	ReadTaskBytes, WriteChunkBytes int64
 	// BatchParallel is the number of sequences that ReadBatch and WriteBatch process at once.
 	// Default 4.

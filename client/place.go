@@ -49,8 +49,8 @@ func (r *reading) place() error {
 	return r.checkFragmentsApart()
 }
 
-// checkFragments returns an error unless the fragments lie in their memories and have as
-// many layers together as the piece.
+// checkFragments returns an error unless the fragments lie in their memories and together have as
+// many layers as the piece.
 func checkFragments(fragments []Fragment, layers int, layerBytes int64) error {
 	left := layers
 	for k, f := range fragments {
@@ -117,8 +117,8 @@ func (r *reading) zones(t *readTask) []zone {
 	return zones
 }
 
-// pieceRef returns the reference to the task's k-th piece for a Read call. The zone of
-// target n is the call's destination destinations[n].
+// pieceRef returns the reference to the task's k-th piece for a Read call. destinations[n] is the
+// index, in the call's list of destinations, of the zone of target n.
 func (r *reading) pieceRef(t *readTask, k int, zones []zone, destinations []uint32) *pb.PieceRef {
 	i := t.pieces[k]
 	ref := &pb.PieceRef{Block: uint32(t.local[k]), Group: uint32(r.pieces[i].Group)}

@@ -18,8 +18,8 @@ type ReadProgress struct {
 // progress makes the calls of a Read's Progress function.
 type progress struct {
 	onProgress func(ReadProgress)
-	// total is the size of all pieces in bytes. step is the size of the smallest piece in bytes; a
-	// call is made for every step bytes that arrive.
+	// total is the size of all pieces in bytes. step is the size of the smallest piece in bytes. A
+	// call is made each time landed passes a multiple of step.
 	total, step int64
 	landed      atomic.Int64
 
@@ -29,7 +29,7 @@ type progress struct {
 	blocks   int
 }
 
-// newProgress returns nil if the caller does not request progress.
+// newProgress returns the progress of the Read, or nil if the caller does not request progress.
 func (r *reading) newProgress() *progress {
 	if r.req.Progress == nil || len(r.pieces) == 0 {
 		return nil
@@ -69,8 +69,8 @@ func (a *attemptBytes) add(n int64) {
 	a.progress.add(n)
 }
 
-// end is called when no more bytes arrive. It replaces the number of arrived bytes by delivered, in
-// which failed pieces and bytes that arrived twice do not count.
+// end is called when no more bytes arrive. It replaces the number of the attempt's landed bytes by
+// delivered, which counts neither failed pieces nor bytes that arrived twice.
 func (a *attemptBytes) end(delivered int64) {
 	if a != nil {
 		a.progress.add(delivered - a.landed.Load())

@@ -23,9 +23,9 @@ type reading struct {
 	digest kv.GeometryDigest
 	pieces []Piece
 	tasks  []readTask
-	// targets are the memories that the Read writes to. fragments[i] are the
-	// destinations of piece i in them. If fragments is nil, there is one target, and
-	// each piece goes to its Offset there.
+	// targets are the memories that the Read writes to. fragments[i] are the destinations of piece
+	// i in the targets. If fragments is nil, there is one target, and each piece goes to its Offset
+	// there.
 	targets   []*Memory
 	fragments [][]run
 	// local is nil unless the pieces are borrowed instead of moved.
@@ -99,7 +99,7 @@ func (r *reading) runTasks(ctx context.Context) error {
 	return group.Wait()
 }
 
-// newReading checks the request, except for its memory.
+// newReading checks the request, except for its memory, and returns the state of the Read.
 func (s *Store) newReading(req ReadRequest) (*reading, error) {
 	if err := checkNamespace(req.Namespace); err != nil {
 		return nil, err
@@ -343,7 +343,7 @@ func (r *reading) loseAll(t *readTask, why Reason, detail string) {
 	}
 }
 
-// result returns the totals. No task is running.
+// result returns the result of the Read. It is called when no task is running.
 func (r *reading) result() ReadResult {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -392,10 +392,10 @@ func (r *reading) result() ReadResult {
 	return out
 }
 
-// decides reports whether the loss of piece i, rather than that of piece j, is the reason for the
-// cut. The loss in the earlier block is the reason. With allOrNothing, a reported loss goes before
-// an absent piece: the node may have dropped the lost piece meanwhile, and then other tasks of the
-// read find their pieces absent.
+// decides reports whether the loss of piece i, and not the loss of piece j, is the reason for the
+// cut. The piece of the earlier block decides. Exception: with allOrNothing, a piece with a
+// reported loss takes precedence over an absent piece, because the node may have dropped the lost
+// piece meanwhile, and then other tasks of the read find their pieces absent.
 func (r *reading) decides(i, j int, allOrNothing bool) bool {
 	if a, b := r.states[i].reported(), r.states[j].reported(); a != b && allOrNothing {
 		return a

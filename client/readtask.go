@@ -71,9 +71,10 @@ func (t *readTask) add(piece, block int, ids []kv.BlockID, flat bool) {
 	t.local = append(t.local, block)
 }
 
-// setChains sets the ids of each task. With full attention, the blocks behind the task's last one
-// are not needed, and the node finds the ancestors of its first one. With window and state groups,
-// the length of the chain decides which pieces are needed, so every task sends the whole chain.
+// setChains sets the ids of each task. With full attention, the blocks behind the task's last block
+// are not needed, and the node finds the ancestors of the task's first block. With window and state
+// groups, the length of the chain decides which pieces are needed, so every task sends the whole
+// chain.
 func (r *reading) setChains(limits map[*node]readLimits) {
 	groups := r.req.Namespace.Geometry.Groups
 	whole := len(groups) > 1 || groups[0].Kind != kv.Full

@@ -131,7 +131,7 @@ type ReadResult struct {
 	Blocks, Tokens int
 	// Cut is the reason why the prefix is not longer.
 	Cut Cut
-	// Lost are the pieces of blocks that matched and did not arrive, in order of blocks.
+	// Lost are the pieces that did not arrive although their blocks matched, in order of blocks.
 	Lost []LostPiece
 	// Bytes is the number of bytes delivered and verified, including pieces behind a lost block.
 	Bytes int64
@@ -189,8 +189,9 @@ type WriteRequest struct {
 type WriteResult struct {
 	// Outcome is Hit if any piece is stored now, by this call or before.
 	Outcome Outcome
-	// Blocks is the length of the prefix that is stored now, as far as this call can determine:
-	// First, and the blocks behind it whose offered pieces are all stored.
+	// Blocks is the length of the prefix that is stored now, as far as this call can determine: the
+	// number of blocks before the first block with a refused piece, or of all IDs if no piece was
+	// refused.
 	Blocks int
 	// Stored is the number of pieces that this call has stored, and Existed the number of pieces
 	// that were stored before.

@@ -66,7 +66,7 @@ const (
 	LostGone Reason = "gone"
 	// LostBusy: the node had no room to load the piece.
 	LostBusy Reason = "busy"
-	// LostEpoch: the piece was read under another epoch than the blocks before it.
+	// LostEpoch: the node read the piece under another epoch than the requested one.
 	LostEpoch Reason = "epoch"
 	// LostNodeDown: the node stopped answering.
 	LostNodeDown Reason = "node_down"
@@ -74,7 +74,7 @@ const (
 	LostSkipped Reason = "skipped"
 )
 
-// LostPiece is a requested piece of a block that matched which is not in the caller's memory.
+// LostPiece is a requested piece that is not in the caller's memory although its block matched.
 type LostPiece struct {
 	// Block is the index in the chain, Group the layer group.
 	Block, Group int

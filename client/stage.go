@@ -97,8 +97,8 @@ func (l *localConns) stagingRefused(refusal string, err error) {
 	}
 }
 
-// runLocal is runChunk in one call over the unix socket of a node on this host. Errors: errNotLocal
-// and the errors of runChunk.
+// runLocal does the work of runChunk with one call over the unix socket of a node on this host.
+// Errors: errNotLocal and the errors of runChunk.
 func (w *writing) runLocal(ctx context.Context, n *node, sess *session, c writeChunk) error {
 	size := w.chunkBytes(c)
 	if size > sess.stagingBytes {

@@ -30,8 +30,9 @@ type Stats struct {
 	LocalWrites uint64
 	// RefusedPieces counts pieces that were offered and not stored.
 	RefusedPieces uint64
-	// Retries counts repeated calls. Connects and SessionsLost count sessions with nodes. DeadCalls
-	// counts calls whose result was a miss because the node was dead.
+	// Retries counts repeated calls. Connects and SessionsLost count the sessions with nodes that
+	// were opened and that were lost. DeadCalls counts calls whose result was a miss because the
+	// node was dead.
 	Retries, Connects, SessionsLost, DeadCalls uint64
 }
 

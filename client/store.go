@@ -201,8 +201,8 @@ func chainOf(ns kv.Namespace, ids []kv.BlockID, tokens []kv.Token) ([]kv.BlockID
 	return ids, nil
 }
 
-// checkNamespace returns an error for a namespace that did not come from Store.Namespace. Every
-// size is computed from it.
+// checkNamespace returns an error for an invalid namespace, such as one that did not come from
+// Store.Namespace. Every size is computed from the namespace.
 func checkNamespace(ns kv.Namespace) error {
 	if err := ns.Validate(); err != nil {
 		return fmt.Errorf("client: %w: use the namespace that Store.Namespace returned: %w", ErrRequest, err)

@@ -11,8 +11,8 @@ import (
 // of work.
 const hashShareBytes = 1 << 20
 
-// hashers limits the goroutines of the whole Store that help to hash, to one fewer than there are
-// processors. So one calling goroutine and all helpers fill the processors.
+// hashers limits the number of goroutines that help to hash, over the whole Store, to one less than
+// the number of processors. So one calling goroutine and all helpers fill the processors.
 type hashers chan struct{}
 
 func newHashers() hashers { return make(hashers, runtime.GOMAXPROCS(0)-1) }

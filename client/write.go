@@ -74,8 +74,8 @@ func (s *Store) Write(ctx context.Context, req WriteRequest) (WriteResult, error
 	return w.result(), firstCause(errs)
 }
 
-// firstCause returns the error because of which the Write has cancelled its other lines. It skips
-// the context errors of the cancelled lines.
+// firstCause returns the error that made the Write cancel its other lines (a line is the part of a
+// Write for one node). It skips the context errors of the cancelled lines.
 func firstCause(errs []error) error {
 	for _, err := range errs {
 		if err != nil && !errors.Is(err, context.Canceled) {
@@ -157,7 +157,7 @@ func (s *Store) newWriting(req WriteRequest) (*writing, error) {
 	return w, nil
 }
 
-// takeSums sets given. It is called while w.pieces has the caller's order.
+// takeSums sets given from WriteRequest.Sums. It is called before w.pieces is sorted.
 func (w *writing) takeSums() error {
 	if w.req.Sums == nil {
 		return nil
@@ -175,7 +175,7 @@ func (w *writing) takeSums() error {
 	return nil
 }
 
-// takeFragments sets fragments. It is called while w.pieces has the caller's order.
+// takeFragments sets fragments from WriteRequest.Fragments. It is called before w.pieces is sorted.
 func (w *writing) takeFragments() {
 	if w.req.Fragments == nil {
 		return
@@ -196,7 +196,8 @@ func (w *writing) runs(p Piece, one *[1]Fragment) []Fragment {
 	return one[:]
 }
 
-// takeExisted sets existedAt. It is called while w.pieces has the caller's order.
+// takeExisted sets existedAt if WriteRequest.Existed is set. It is called before w.pieces is
+// sorted.
 func (w *writing) takeExisted() error {
 	if w.req.Existed == nil {
 		return nil
@@ -301,7 +302,7 @@ func (w *writing) anyRefused(pieces []int) bool {
 	return slices.ContainsFunc(pieces, func(i int) bool { return w.states[i].refused != "" })
 }
 
-// result returns the totals. No chunk is running.
+// result returns the result of the Write. It is called when no chunk is running.
 func (w *writing) result() WriteResult {
 	w.mu.Lock()
 	defer w.mu.Unlock()

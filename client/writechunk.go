@@ -52,7 +52,7 @@ func (w *writing) chunkLen(n *node, sess *session, pieces []int) (int, error) {
 		return 0, fmt.Errorf("client: write: %w: a piece of %d bytes; %s takes %d in one write: raise its limit", ErrRequest, size, n.target, sess.writeBytes)
 	}
 	var bytes int64
-	whole := 0 // pieces up to the end of the last whole block that fits
+	whole := 0 // number of pieces up to the end of the last whole block that fits
 	for k, i := range pieces {
 		p := w.pieces[i]
 		bytes += max(g.PieceBytes(p.Group), pieceRoomMin)
@@ -71,7 +71,7 @@ func (w *writing) chunkLen(n *node, sess *session, pieces []int) (int, error) {
 }
 
 // chunk makes a chunk of pieces. In a trie its ids are the part of the chain from the first to the
-// last of their blocks; in a flat namespace they are the pieces' keys.
+// last block of the pieces; in a flat namespace they are the pieces' keys.
 func (w *writing) chunk(pieces []int) writeChunk {
 	c := writeChunk{pieces: pieces}
 	first, last := w.pieces[pieces[0]].Block, w.pieces[pieces[len(pieces)-1]].Block
@@ -207,7 +207,8 @@ func (w *writing) send(ctx context.Context, n *node, sess *session, c writeChunk
 	case <-land.done:
 	case <-ctx.Done():
 	}
-	// A refused write fails the whole chunk, because the node counts all of its writes.
+	// A refused write fails the whole chunk, because the node counts the writes of all granted
+	// pieces.
 	if err := land.outcome(); err == nil && ctx.Err() == nil {
 		return sums, nil
 	}

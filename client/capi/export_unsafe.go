@@ -36,7 +36,7 @@ var library = binding.NewLibrary()
 // handle is the type of handles in C.
 type handle = C.uint64_t
 
-// report writes err to the caller's structure and returns its code.
+// report writes err to the caller's structure and returns the code of err.
 func report(to *C.penstock_error, err error) C.int32_t {
 	code := binding.CodeOf(err)
 	if to == nil {
@@ -66,7 +66,8 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: %w", binding.ErrInvalid, fmt.Errorf(format, args...))
 }
 
-// sized returns an error if a structure has the size of another version.
+// sized returns an error if the caller's structure does not have the size that this version of the
+// library expects.
 func sized(what string, got C.uint64_t, want uintptr) error {
 	if uint64(got) != uint64(want) {
 		return invalid("%s.size is %d; want %d: set it to sizeof, and use the header of this library", what, uint64(got), want)
@@ -74,9 +75,9 @@ func sized(what string, got C.uint64_t, want uintptr) error {
 	return nil
 }
 
-// grown returns a copy of the caller's structure p, whose size is size bytes. The structure may be
-// of an earlier, shorter version of the library, with at least first bytes. The missing fields are
-// zero in the copy.
+// grown returns a full copy of the caller's structure p, which has size bytes. The structure of an
+// earlier version of the library is shorter, but it must have at least as many bytes as the
+// argument first. The missing fields are zero in the copy.
 func grown[T any](what string, p *T, size C.uint64_t, first uintptr) (whole T, err error) {
 	want := unsafe.Sizeof(whole)
 	if uint64(size) < uint64(first) || uint64(size) > uint64(want) {
@@ -96,7 +97,8 @@ func text(s *C.char) string {
 
 func millis(n C.uint32_t) time.Duration { return time.Duration(n) * time.Millisecond }
 
-// limit returns the time limit of a call that may have no limit.
+// limit converts the time limit of a call from milliseconds. PENSTOCK_NO_LIMIT means that the call
+// has no limit.
 func limit(ms C.uint32_t) time.Duration {
 	if ms == C.PENSTOCK_NO_LIMIT {
 		return binding.NoLimit
@@ -107,7 +109,8 @@ func limit(ms C.uint32_t) time.Duration {
 // slice returns the n elements at p.
 func slice[T, C any](p *C, n int) []T { return unsafe.Slice((*T)(unsafe.Pointer(p)), n) }
 
-// inStore calls f with the store of a handle, and reports its error.
+// inStore calls f with the store of a handle. It reports an unknown handle, or the error of f, to
+// the caller.
 func inStore(h C.uint64_t, to *C.penstock_error, f func(*binding.Store) error) C.int32_t {
 	s, err := library.Store(binding.Handle(h))
 	if err == nil {
@@ -116,7 +119,8 @@ func inStore(h C.uint64_t, to *C.penstock_error, f func(*binding.Store) error) C
 	return report(to, err)
 }
 
-// inNamespace calls f with the namespace of a handle, and reports its error.
+// inNamespace calls f with the namespace of a handle. It reports an unknown handle, or the error of
+// f, to the caller.
 func inNamespace(h C.uint64_t, to *C.penstock_error, f func(*binding.Namespace) error) C.int32_t {
 	ns, err := library.Namespace(binding.Handle(h))
 	if err == nil {
@@ -296,7 +300,8 @@ func batch(op binding.Op, b *C.penstock_batch, results *C.uint8_t) (*binding.Bat
 	if b == nil {
 		return nil, invalid("the batch is NULL")
 	}
-	// Version 1.0 ends before oldest_epoch, version 1.1 before key_epochs, and version 1.2 before first_layer.
+	// The structure of version 1.0 ends before oldest_epoch, that of version 1.1 before key_epochs,
+	// and that of version 1.2 before first_layer.
 	hasOldest := uint64(b.size) != uint64(unsafe.Offsetof(b.oldest_epoch))
 	hasEpochs := hasOldest && uint64(b.size) != uint64(unsafe.Offsetof(b.key_epochs))
 	hasLayers := hasEpochs && uint64(b.size) != uint64(unsafe.Offsetof(b.first_layer))

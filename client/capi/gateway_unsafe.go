@@ -13,7 +13,8 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// inGateway calls f with the gateway of a handle, and reports its error.
+// inGateway calls f with the gateway of a handle. It reports an unknown handle, or the error of f,
+// to the caller.
 func inGateway(h C.uint64_t, to *C.penstock_error, f func(*binding.Gateway) error) C.int32_t {
 	g, err := library.Gateway(binding.Handle(h))
 	if err == nil {

@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// inLeader calls f with the leader of a handle, and reports its error.
+// inLeader calls f with the leader of a handle. It reports an unknown handle, or the error of f, to
+// the caller.
 func inLeader(h C.uint64_t, to *C.penstock_error, f func(*binding.Leader) error) C.int32_t {
 	l, err := library.Leader(binding.Handle(h))
 	if err == nil {
@@ -21,7 +22,8 @@ func inLeader(h C.uint64_t, to *C.penstock_error, f func(*binding.Leader) error)
 	return report(to, err)
 }
 
-// inAttempt calls f with the attempt of a handle, and reports its error.
+// inAttempt calls f with the attempt of a handle. It reports an unknown handle, or the error of f,
+// to the caller.
 func inAttempt(h C.uint64_t, to *C.penstock_error, f func(*binding.Attempt) error) C.int32_t {
 	a, err := library.Attempt(binding.Handle(h))
 	if err == nil {
@@ -128,7 +130,7 @@ func goLeaderRemove(l C.uint64_t, name *C.char, to *C.penstock_error) C.int32_t 
 	})
 }
 
-// eventfd writes the descriptor that of returns to the caller's variable.
+// eventfd calls of and writes the returned descriptor to the caller's variable fd.
 func eventfd(fd *C.int32_t, of func() (int, error)) error {
 	if fd == nil {
 		return invalid("fd is NULL")
@@ -190,8 +192,8 @@ func (l *layout) bytes(b []byte, pad int) unsafe.Pointer {
 
 func (l *layout) text(s string) *C.char { return (*C.char)(l.bytes([]byte(s), 1)) }
 
-// writeStart writes s to buf, unless buf is nil, and returns its size. The pointers in it point into
-// buf, which is the caller's memory.
+// writeStart writes s to buf, unless buf is nil, and returns its size. The pointers in the written
+// structure point into buf, which is the caller's memory.
 func writeStart(buf []byte, s *binding.Start) int {
 	const size = unsafe.Sizeof(C.penstock_start{})
 	l := layout{buf: buf, size: int(size)}

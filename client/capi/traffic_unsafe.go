@@ -19,7 +19,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 
-// inTraffic calls f with the traffic manager of a handle, and reports its error.
+// inTraffic calls f with the traffic manager of a handle. It reports an unknown handle, or the
+// error of f, to the caller.
 func inTraffic(h C.uint64_t, to *C.penstock_error, f func(*binding.Traffic) error) C.int32_t {
 	t, err := library.Traffic(binding.Handle(h))
 	if err == nil {
@@ -28,7 +29,8 @@ func inTraffic(h C.uint64_t, to *C.penstock_error, f func(*binding.Traffic) erro
 	return report(to, err)
 }
 
-// inTransfer calls f with the transfer of a handle, and reports its error.
+// inTransfer calls f with the transfer of a handle. It reports an unknown handle, or the error of
+// f, to the caller.
 func inTransfer(h C.uint64_t, to *C.penstock_error, f func(*binding.Transfer) error) C.int32_t {
 	x, err := library.Transfer(binding.Handle(h))
 	if err == nil {

@@ -1,6 +1,6 @@
-// Package gateway serves one request at a time on a prefill/decode cluster: it finds the prompt's
-// cached prefix in storage, submits the request to the planner, and returns the events of the
-// request. The package has no queue and sends nothing to engines.
+// Package gateway serves a request on a prefill/decode cluster: it finds the prompt's cached prefix
+// in storage, submits the request to the planner, and returns the events of the request. The
+// package has no queue and sends nothing to engines.
 //
 //	g, err := gateway.New(gateway.Options{Namespace: ns, Store: store, Planner: conn})
 //	for ev, err := range g.Serve(ctx, gateway.Request{ID: "agent-7.3", Tokens: prompt, Output: 512}) {
@@ -26,9 +26,9 @@
 //
 // # What engines and gateway agree on
 //
-// The planner passes SubmitRequest (api/penstockv1) to both engines. The lengths in it are
-// tokens, and the hit is a multiple of the namespace's block. The payload is the JSON form of
-// Payload, which the planner does not read:
+// The planner passes SubmitRequest (api/penstockv1) to both engines. Its lengths are numbers of
+// tokens, and the hit (the cached prefix) is a multiple of the namespace's block length. The
+// payload is the JSON form of Payload, which the planner does not read:
 //
 //	{"ids": base64 of 16 bytes a block, "extra": further data of this gateway and these engines}
 //

@@ -79,11 +79,11 @@ type Request struct {
 	// device memory for them.
 	Output int
 	// Deadline, if not 0, is the longest time from the submission of the request until its engines
-	// are chosen. Then the planner refuses the request.
+	// are chosen. After this time the planner refuses the request.
 	Deadline time.Duration
 	// Tenant is the name of the tenant, at most 256 bytes. Tenants with requests in the queue share
-	// the engines by the weights that the planner has for them. Requests of a higher Priority go
-	// first, whatever their tenant.
+	// the engines in proportion to the shares that the planner has for these tenants. Requests of a
+	// higher Priority go first, whatever their tenant.
 	Tenant   string
 	Priority int32
 	// FirstToken, if not 0, is the longest useful time from the call of Serve to the first token.
@@ -137,7 +137,7 @@ func (k Kind) String() string {
 	return fmt.Sprintf("kind %d", uint8(k))
 }
 
-// Event is one step of a request. Fields that the kind does not name are zero.
+// Event is one step of a request. Fields that the comment of its Kind does not name are zero.
 type Event struct {
 	Kind Kind
 	// Hit is the cached prefix in tokens. Epoch is the version of the weights: in Matched, the
@@ -167,8 +167,8 @@ const (
 	TooLong = Refusal(pb.Refusal_REFUSAL_TOO_LONG)
 	// Invalid: the lengths of the request contradict each other.
 	Invalid = Refusal(pb.Refusal_REFUSAL_INVALID)
-	// OldWeights: the weights have changed, and the change ended the requests of older weights.
-	// It may be submitted again, and is then served with the new weights.
+	// OldWeights: the weights have changed, and the change ended the requests of older weights. If
+	// the request is submitted again, it is served with the new weights.
 	OldWeights = Refusal(pb.Refusal_REFUSAL_OLD_WEIGHTS)
 	// Late: the first token cannot be produced within Request.FirstToken. The request may be
 	// submitted again later (RefusedError.RetryAfter).
@@ -219,7 +219,7 @@ func (g *Gateway) Serve(ctx context.Context, r Request) iter.Seq2[Event, error] 
 			case Started:
 				prefilled = false
 			case Prefilled:
-				if prefilled { // a restarted planner gets the engine's report, and sends Prefilled, again
+				if prefilled { // a restarted planner gets the engine's report again, so it sends Prefilled again
 					return true
 				}
 				prefilled = true
@@ -260,7 +260,7 @@ func (g *Gateway) serve(ctx context.Context, r Request, event func(Event) bool) 
 	if !event(Event{Kind: Matched, Hit: hit, Epoch: m.Epoch}) {
 		return errLeft
 	}
-	answered := false // the request has had its first token
+	answered := false // set once the decode engine has the first token (Prefilled)
 	watched := func(ev Event) bool {
 		answered = answered || ev.Kind == Prefilled
 		return event(ev)
@@ -338,8 +338,8 @@ func (g *Gateway) submission(r Request, hit int, epoch kv.Epoch) (*pb.SubmitRequ
 	return s, nil
 }
 
-// Match finds the cached prefix of a chain, as Serve does: of Options.Epoch or, if that is 0, of
-// the newest epoch of the storage nodes.
+// Match finds the cached prefix of a chain, as Serve does. The blocks are of Options.Epoch or, if
+// that is 0, of the newest epoch of the storage nodes.
 func (g *Gateway) Match(ctx context.Context, ids []kv.BlockID) (client.MatchResult, error) {
 	if g.opts.Epoch != 0 {
 		return g.opts.Store.Match(ctx, client.MatchRequest{Namespace: g.opts.Namespace, IDs: ids, Epoch: g.opts.Epoch})

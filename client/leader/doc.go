@@ -42,11 +42,11 @@
 //
 // Messages in transit are lost when a session breaks. The next session replaces them:
 //
-//   - The registration has the number of the last action about each attempt that has arrived. The
+//   - For each attempt, the registration has the number of the last action that has arrived. The
 //     planner sends later actions again. The registration also has the parts of the cached prefix
-//     that the engine has read, is reading or computes. A restarted planner compares them: if the
-//     two engines of a request do not have all of the prefix, it plans the request again.
-//     Otherwise it takes over the reads in progress.
+//     that the engine has read, is reading or computes. A restarted planner compares these parts:
+//     if the two engines of a request together do not have all of the prefix, it plans the request
+//     again. Otherwise it takes over the reads in progress.
 //   - The registration has the other engine of each attempt, and the highest number of all actions
 //     that the leader has received. If only one of the two engines lists an attempt, a restarted
 //     planner plans the request again.
@@ -56,9 +56,9 @@
 //   - The leader keeps the end of each attempt (Finished or Failed) until the planner has
 //     confirmed it. The registration lists the request as ended, and the report is sent again.
 //
-// A planner of an earlier version sends no confirmations. With such a planner, the leader drops a
-// report as soon as the report is sent. If no group then lists the request in its registration, the
-// planner plans the request again.
+// A planner of an earlier version sends no confirmations. With such a planner, the leader drops the
+// report of an attempt's end as soon as the report is sent. If no group then lists the request in
+// its registration, the planner plans the request again.
 //
 // When the context of Run ends, the leader closes the stream, and the planner plans the group's
 // requests again at once. Then the contexts of all requests end.
@@ -68,13 +68,13 @@
 //
 // # Roles
 //
-// When an operator requests it, the planner orders a group to change its role. At that time the
-// group has no request of the planner. The leader waits until its engines have also ended aborted
-// requests, and then calls Options.SwitchRole. After this call, the leader registers the group in
-// its new role, or reports why the engines keep the old role. If the session breaks during the
-// change, the next registration has the new role, so that a restarted planner assigns no request to
-// the group. A group without Options.SwitchRole has a fixed role, and the planner refuses to switch
-// it.
+// When an operator requests it, the planner orders a group to change its role. The planner gives
+// the order when it has no request left on the group. The leader waits until its engines have also
+// ended aborted requests, and then calls Options.SwitchRole. After this call, the leader registers
+// the group in its new role, or reports why the engines keep the old role. If the session breaks
+// during the change, the next registration has the new role, so that a restarted planner assigns no
+// request to the group. A group without Options.SwitchRole has a fixed role, and the planner
+// refuses to switch it.
 //
 // # Bounds
 //

@@ -66,8 +66,8 @@ type Member struct {
 	// PromptBlocks is the longest prompt that the engine accepts, in blocks. Default:
 	// traffic.MaxBlocks.
 	PromptBlocks int
-	// Footprint is the result of Footprint of the engine's traffic.Manager. With the zero value the
-	// planner does not account for the buffer.
+	// Footprint is the result of the method Footprint of the engine's traffic.Manager. With the
+	// zero value the planner does not account for the buffer.
 	Footprint traffic.Footprint
 }
 
@@ -244,10 +244,11 @@ type Leader struct {
 	meter meter
 }
 
-// maxReports is the number of waiting reports from which the leader handles no further action.
+// maxReports is the number of waiting reports at which the leader stops handling the planner's
+// actions.
 const maxReports = 1024
 
-// report is a message for the planner, mostly about an attempt.
+// report is a message for the planner. Most reports are about an attempt.
 type report struct {
 	of      *Request // nil: the report is about no request, or about a request that was never started here
 	message *pb.LeaderMessage

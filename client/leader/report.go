@@ -10,8 +10,8 @@ import (
 
 // registration returns the registration of the group, and the version of its members. The
 // registration lists the requests that the group holds, and requests whose end the planner has not
-// confirmed. registration drops all other reports about ended requests: the planner plans a request
-// again if no group lists it, and a later request may have the same id.
+// confirmed. registration drops all waiting reports except those about running attempts: the
+// planner plans a request again if no group lists it, and a later request may have the same id.
 func (l *Leader) registration() (*pb.RegisterGroup, int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -57,7 +57,7 @@ func (l *Leader) listedLocked(h *held, ended bool) *pb.HeldRequest {
 	if h.attempt != nil {
 		m.Attempt, m.Order, m.PeerEngine = h.attempt.attempt, h.attempt.order, h.attempt.PeerEngine
 		for p, landed := range h.attempt.arrived {
-			// Earlier reads have been ended by the planner.
+			// Only the latest read is listed, because the planner has ended the earlier reads.
 			if order := h.attempt.ordered[p]; order > m.Reading.GetRead() {
 				m.Reading = &pb.HeldRead{Part: l.partOf(h.attempt.Role, p), Read: order, Landed: uint32(landed)}
 			}
@@ -69,15 +69,15 @@ func (l *Leader) listedLocked(h *held, ended bool) *pb.HeldRequest {
 	return m
 }
 
-// partOf converts a part that an engine of a role reads, from blocks to tokens.
+// partOf converts a part from blocks to tokens. role is the role of the engine that reads the part.
 func (l *Leader) partOf(role Role, p traffic.Part) *pb.Part {
 	return &pb.Part{Side: pb.Side(role), From: uint32(l.tokensOf(p.From)), To: uint32(l.tokensOf(p.To))}
 }
 
 // registered begins a session with the planner process of the given number. It queues the reports
-// again that a broken session may have lost. These are the last report about each read, if the
-// leader has sent it to the same planner process, and the end of each request without a
-// confirmation.
+// again that a broken session may have lost. These are the last report about the reads of each
+// attempt, if the previous session was with the same planner process, and the end of each request
+// that the planner has not confirmed.
 func (l *Leader) registered(planner uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -171,7 +171,7 @@ func (l *Leader) memberless() bool {
 
 // meter measures the rate of the storage NIC while it reads.
 type meter struct {
-	since time.Time // of the present busy time; zero: idle
+	since time.Time // start of the present busy time; zero: the NIC is idle
 	busy  time.Duration
 	read  float64
 }

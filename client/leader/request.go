@@ -56,7 +56,7 @@ type Request struct {
 	// report about a read.
 	progress *pb.ReadProgress
 	last     *pb.LeaderMessage
-	// order is the number of the last action about the attempt that has arrived.
+	// order is the number of the last received action about the attempt.
 	order uint64
 	// buffer is the number of bytes that the request uses in its engine's buffer; 0 when
 	// its KV has left the buffer.
@@ -167,7 +167,7 @@ func (r *Request) Progress(p traffic.Progress) {
 	}
 }
 
-// progressOf returns the progress report of a request that waits, and removes it from the request.
+// progressOf returns the waiting progress report of a request, and removes it from the request.
 func progressOf(r *Request) *pb.LeaderMessage {
 	r.last = &pb.LeaderMessage{Message: &pb.LeaderMessage_Progress{Progress: r.progress}}
 	r.progress = nil
@@ -235,7 +235,7 @@ func (r *Request) Done(err error) {
 	case err == nil:
 		end = report{r, &pb.LeaderMessage{Message: &pb.LeaderMessage_Finished{Finished: &pb.RequestFinished{Request: r.ID, Attempt: r.attempt, Role: pb.Side(r.Role)}}}}
 	case aborted:
-		return // by the planner, which expects no report
+		return // the planner has aborted the attempt and expects no report
 	default:
 		l.log.Warn("a request failed on its engine", "group", l.opts.Group, "engine", r.member.Name, "request", r.ID, "err", err)
 		upto := 0

@@ -31,8 +31,8 @@ func refusal(reason string) report {
 // other returns the other role.
 func (r Role) other() Role { return Prefill + Decode - r }
 
-// switchRole changes the engines' role. Afterwards it ends the session, so that the next session
-// registers the new role, or it reports why the engines keep their role.
+// switchRole changes the engines' role. After a change it ends the session, so that the next
+// session registers the new role. Otherwise it reports why the engines keep their role.
 func (l *Leader) switchRole(ctx context.Context, to Role) {
 	members, err := l.membersIn(ctx, to)
 	l.mu.Lock()

@@ -23,7 +23,7 @@ const (
 // other. It returns when the last session has ended. Call Run once.
 func (l *Leader) Run(ctx context.Context) {
 	// Requests continue after ctx has ended, until the planner has planned them again. Otherwise
-	// their other engines would report them as failed.
+	// the other engine of each request would report the request as failed.
 	defer func() {
 		l.cancelAll()
 		l.changes.Wait()
@@ -139,9 +139,9 @@ func (l *Leader) changed(version int) bool {
 	return l.version != version
 }
 
-// send sends the registration and, when begun is closed, reports and fetches. If it returns no
-// error, the caller closes the stream in order: the planner has ended the stream, ctx has ended, or
-// the group has no engine any more.
+// send sends the registration and, when begun is closed, reports and fetches. If it returns nil,
+// the caller closes the stream in order. The reason is that the planner has ended the stream, ctx
+// has ended, or the group has no engine any more.
 func (l *Leader) send(ctx context.Context, s stream, register *pb.RegisterGroup, version int, begun, received <-chan struct{}) error {
 	if err := s.Send(&pb.LeaderMessage{Message: &pb.LeaderMessage_Register{Register: register}}); err != nil {
 		return unlessEOF(err)
@@ -213,7 +213,8 @@ func (l *Leader) flush(s stream) error {
 	}
 }
 
-// sent drops the end of a request after it has been sent, if the planner sends no confirmations.
+// sent is called when the report m has been sent. If m reports the end of a request and the planner
+// sends no confirmations, the leader does not keep the end any longer.
 func (l *Leader) sent(m report) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -244,8 +245,8 @@ func (l *Leader) receive(ctx context.Context, s stream, begun chan<- struct{}) (
 		if err := l.act(ctx, a); err != nil {
 			l.log.Error("an action of the planner cannot be taken", "group", l.opts.Group, "action", a.Kind.String(), "request", a.Request, "err", err)
 		}
-		// From here on, reports of the engines' load include a request that the action has
-		// assigned, so they may include its number.
+		// From here on, the reported load of the engines includes a request that the action has
+		// assigned. So the reports may have the action's number (FetchWork.seen).
 		l.mu.Lock()
 		l.seen, l.taken = max(l.seen, a.Seq), max(l.taken, a.Seq)
 		l.mu.Unlock()

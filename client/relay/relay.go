@@ -127,9 +127,9 @@ func (r *Relay) Backlog() time.Duration {
 }
 
 // Copy copies the blocks [first, len(ids)) of the chain ids, in order, and returns the number of
-// leading blocks of the chain that To has then; it is first if no block was copied. A block that
-// From does not have, or that To refuses, ends the copy without an error. The namespace must have
-// the same definition and epoch in From and To, and exactly one layer group.
+// leading blocks of the chain that To has then. If no block was copied, the result is the argument
+// first. A block that From does not have, or that To refuses, ends the copy without an error. The
+// namespace must have the same definition and epoch in From and To, and exactly one layer group.
 func (r *Relay) Copy(ctx context.Context, ns kv.Namespace, epoch kv.Epoch, ids []kv.BlockID, first int) (end int, err error) {
 	if len(ns.Geometry.Groups) != 1 {
 		return first, fmt.Errorf("relay: namespace %q has %d layer groups; want 1", ns.Name, len(ns.Geometry.Groups))

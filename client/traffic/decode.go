@@ -43,7 +43,7 @@ type Decode struct {
 
 	// The fields below are guarded by transfer.mu.
 
-	have []bool // by hit block: it was read from storage into this side's buffer
+	have []bool // for each block of the cached prefix: it was read from storage into the DE buffer
 	// reads are the storage reads that are writing to the buffer. While a block is read, the
 	// prefill side must not write other bytes to it, because the result would depend on the order
 	// of the writes.
@@ -153,8 +153,9 @@ func (d *Decode) begin() error {
 	return nil
 }
 
-// Read makes this side read a range of hit blocks. No block of the range may be in a buffer of
-// either side, and neither side may be reading a block of the range.
+// Read makes the decode engine read a range of hit blocks (blocks of the cached prefix) from
+// storage. No block of the range may be in the buffer of either engine, and neither engine may be
+// reading a block of the range.
 func (d *Decode) Read(part Part) {
 	d.run(func() error {
 		if part.From < 0 || part.To > d.job.Hit || part.Len() <= 0 {
@@ -187,7 +188,8 @@ func (d *Decode) Read(part Part) {
 	})
 }
 
-// beginRead adds a read to reads. It returns false if the prefill side sends blocks of the part.
+// beginRead adds a read to reads. It does not add it, and returns false, if the prefill side sends
+// a block of the part.
 func (d *Decode) beginRead(read *localRead) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -198,9 +200,9 @@ func (d *Decode) beginRead(read *localRead) bool {
 	return true
 }
 
-// endRead removes a read from reads and marks the blocks that it has read. It does not set the
-// checksums of blocks that the prefill side sends, because the prefill side writes these checksums
-// itself.
+// endRead removes a read from reads and marks the blocks of have, which the read has loaded. It
+// also sets their checksums, except for blocks that the prefill side sends: the prefill side writes
+// the checksums of these blocks itself.
 func (d *Decode) endRead(read *localRead, have Part, sums [][]uint64) {
 	d.update(func() {
 		d.reads = slices.DeleteFunc(d.reads, func(r *localRead) bool { return r == read })
@@ -213,7 +215,7 @@ func (d *Decode) endRead(read *localRead, have Part, sums [][]uint64) {
 	})
 }
 
-// takeSends handles one message of the list of blocks that the prefill side sends.
+// takeSends handles one of the messages with the list of blocks that the prefill side sends.
 func (d *Decode) takeSends(m *pb.TrafficSends) error {
 	lost, err := d.addSends(m)
 	// The planner ordered both sides to read these parts, and the prefill side finished first.
@@ -225,7 +227,8 @@ func (d *Decode) takeSends(m *pb.TrafficSends) error {
 	return err
 }
 
-// addSends adds the message. It returns the running reads of blocks that the prefill side sends.
+// addSends adds a message to the list of blocks that the prefill side sends. It returns the running
+// reads that load such blocks.
 func (d *Decode) addSends(m *pb.TrafficSends) (lost []*localRead, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -244,7 +247,7 @@ func (d *Decode) addSends(m *pb.TrafficSends) (lost []*localRead, err error) {
 	return lost, nil
 }
 
-// takePages handles one message of the list of the prefill side's device pages.
+// takePages handles one of the messages with the list of the prefill side's device pages.
 func (d *Decode) takePages(m *pb.TrafficPages) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -308,8 +311,8 @@ func (d *Decode) sendAgain(raw []byte) {
 	d.run(func() error { return d.m.sendLater(d.tail, peer, raw, pause, d.messageSent) })
 }
 
-// takeAccept stores the windows of the PE to which this side, the decode engine (DE), writes the
-// layers of its hit blocks.
+// takeAccept stores the windows of the prefill engine (PE) to which this decode engine (DE) writes
+// the layers of the hit blocks that it has read.
 func (d *Decode) takeAccept(a *pb.TrafficAccept) error {
 	var device, table rdma.Desc
 	err := device.UnmarshalBinary(a.Device)
@@ -329,10 +332,11 @@ func (d *Decode) takeAccept(a *pb.TrafficAccept) error {
 	return nil
 }
 
-// push sends the PE the layers of the blocks that this side has read. Before each layer it waits
-// until the PE has granted credit for the layer.
+// push sends the prefill engine (PE) the layers of the blocks that this decode engine has read.
+// Before each layer it waits until the PE has granted credit for the layer.
 func (d *Decode) push() error {
-	// The PE needs exactly the blocks that are not in the PE's own list of blocks to send.
+	// The PE needs from this engine exactly the blocks that are not in the PE's list of blocks to
+	// send.
 	known := func() bool { return d.accept != nil && d.pages.left == 0 }
 	if err := d.await(d.ctx, func() bool { return d.sends.complete() && (known() || !slices.Contains(d.sends.sent, false)) }); err != nil {
 		return err
@@ -386,12 +390,13 @@ func (d *Decode) push() error {
 	return nil
 }
 
-// sentLocked reports whether the prefill side sends a block of a read.
+// sentLocked reports whether the prefill side sends any block that read loads.
 func (d *Decode) sentLocked(read *localRead) bool {
 	return slices.Contains(d.sends.sent[read.part.From:read.part.To], true)
 }
 
-// mineLocked returns the blocks that the PE does not send, so this side has to send them.
+// mineLocked returns the hit blocks that the prefill engine does not send, so this decode engine
+// has to send them.
 func (d *Decode) mineLocked() []uint32 {
 	var mine []uint32
 	for b, s := range d.sends.sent {
@@ -440,7 +445,7 @@ func (d *Decode) assemble(landed *rdma.Flag) error {
 		return err
 	}
 	d.update(func() { d.ready = true })
-	// The write to storage still reads the buffer.
+	// Until persisted is closed, the write to storage reads the buffer.
 	<-persisted
 	return nil
 }

@@ -1,5 +1,5 @@
-// Package traffic moves the KV of one engine: DualPath's traffic manager (sections 4.1 and 5 of the
-// paper). It reads cached prefixes from storage, through the engine's storage NIC, into a small
+// Package traffic moves the KV of one engine: the traffic manager of the DualPath paper (sections
+// 4.1 and 5). It reads cached prefixes from storage, through the engine's storage NIC, into a small
 // buffer in DRAM. While the model computes, it transfers the prefixes layer by layer over the
 // compute network. The two sides of a request are its prefill engine (PE) and its decode engine
 // (DE).
@@ -164,8 +164,8 @@
 // layers. Blocks are compared with their sums in the PE's device memory before Layer returns, in
 // the DE buffer before any block is stored, and in the DE's device memory before Ready returns. A
 // block that does not match is never used: it ends the job with a *BlockError. Options.Verify
-// reduces the comparisons between engines. Storage refuses a block that does not match its sums at
-// every setting.
+// reduces the comparisons between engines. At every setting, storage refuses a block that does not
+// match its sums.
 //
 // # Missing blocks and slow reads
 //
@@ -184,7 +184,7 @@
 // its rank's shard of every block. A request is one job on each manager, and all jobs follow the
 // same plan of the planner. Different ranks may find different blocks missing. So the engine waits
 // until all jobs are Loaded. Then it calls Recompute on all jobs, from the lowest missing block on,
-// before it adds the pages of the hit.
+// before it adds the pages of the hit blocks.
 //
 // # Ends
 //

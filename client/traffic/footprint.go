@@ -3,7 +3,8 @@ package traffic
 import "github.com/penstock-kv/penstock/internal/arena"
 
 // Footprint describes how many bytes of a manager's buffer a job takes. The planner keeps the sum
-// over an engine's jobs within Buffer. Otherwise a job would wait for memory until other jobs end.
+// of these bytes over an engine's jobs within Buffer. Otherwise a job would wait for memory until
+// other jobs end.
 type Footprint struct {
 	// Buffer is the size of the whole buffer.
 	Buffer int64
@@ -24,8 +25,8 @@ func (m *Manager) Footprint() Footprint {
 	}
 }
 
-// Of returns the number of bytes that a job takes. blocks is the number of blocks of its prompt, of
-// which pass go through the buffer.
+// Of returns the number of bytes that a job takes. blocks is the number of blocks of the job's
+// prompt, and pass the number of those that go through the buffer.
 func (f Footprint) Of(blocks, pass int) int64 {
 	return f.Request + int64(pass)*f.Block + int64(blocks)*f.Sums
 }

@@ -11,7 +11,7 @@ import (
 
 // leave is the state of one layer that the prefill engine sends to the decode engine (DE).
 type leave struct {
-	// computed: the KV of all blocks before block computed is in device memory.
+	// computed is a block index: the KV of all blocks before it is in device memory.
 	computed int
 	// claimed is the number of blocks of Prefill.sends that goroutines have written to the DE or
 	// are writing; writing is the number of these goroutines. last: the last block that the DE
@@ -21,8 +21,9 @@ type leave struct {
 }
 
 // claim returns the computed blocks of a layer that no other goroutine sends, and their device
-// pages. miss are the blocks among them that the model has computed. last: the last block that the
-// DE needs is among them, or the DE needs none. ok is false if there is no block to send.
+// pages. miss are the blocks among them that the model has computed. last is true if the last block
+// that the DE needs is among the blocks, or if the DE needs none. ok is false if there is no block
+// to send.
 func (p *Prefill) claim(layer int) (blocks, pages, miss []uint32, last, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -52,8 +53,9 @@ func (p *Prefill) claim(layer int) (blocks, pages, miss []uint32, last, ok bool)
 	return blocks, pages, miss, last, true
 }
 
-// forward sends the DE the blocks of a layer that this side has read or computed, as soon as their
-// KV is computed.
+// forward waits until the hit blocks of a layer are in device memory. Then it sends the DE the
+// blocks of the layer that this prefill engine has read or computed and that no other call of
+// forward sends (claim).
 func (p *Prefill) forward(layer int) error {
 	if err := p.await(p.ctx, func() bool { return p.in[layer] }); err != nil {
 		return err
@@ -97,8 +99,8 @@ func (p *Prefill) depart(layer int, blocks, pages, miss []uint32, last bool) err
 	src, mem := rdma.Pages{Indices: pages, Stride: d.Stride, Offset: d.offset(layer, 0)}, p.m.opts.deviceMemory()
 	region, place := d.Region, func(i int) uint64 { return d.offset(layer, pages[i]) }
 	if p.stage != nil {
-		// Wait before the slot is taken: a goroutine that has a slot must not wait for another
-		// goroutine of the layer.
+		// Wait before this goroutine takes a slot of the staging memory: a goroutine that has a
+		// slot must not wait for another goroutine of the layer.
 		if err := others(); err != nil {
 			return err
 		}
@@ -134,7 +136,8 @@ func (p *Prefill) depart(layer int, blocks, pages, miss []uint32, last bool) err
 	return nil
 }
 
-// send writes blocks of a layer, from the pages src of region, and their sums.
+// send writes blocks of a layer and their sums to the DE. The blocks are in the pages src of
+// region.
 func (p *Prefill) send(layer int, region rdma.Region, src rdma.Pages, blocks []uint32, last bool) error {
 	g := p.m.geo
 	imm := rdma.Imm{}

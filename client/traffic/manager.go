@@ -35,8 +35,8 @@ var (
 	ErrRecompute = errors.New("a block to recompute has already been used")
 	// ErrExists: a job of that request is running on this manager.
 	ErrExists = errors.New("a job of that request is under way")
-	// ErrBusy: the buffer has no room, and the job may not wait for room or the queue of waiting
-	// jobs is full.
+	// ErrBusy: the buffer has no room, and either the job may not wait for room or the queue of
+	// waiting jobs is full.
 	ErrBusy = errors.New("the buffer is full")
 )
 
@@ -105,8 +105,9 @@ func (d *Device) validate(layerBytes, size uint64) error {
 		}
 		for k, other := range d.Bases[:l] {
 			apart := max(base, other) - min(base, other)
-			// Two layers overlap only if the distance of some pages, a multiple of Stride, is
-			// nearly the distance of the layers: n or n+1 strides.
+			// Page p of the layer with the higher base and page p+i of the other layer overlap if
+			// apart and i × Stride differ by less than layerBytes. This is possible only for i = n
+			// and i = n+1.
 			if n := apart / d.Stride; apart%d.Stride < layerBytes && n < pages || d.Stride-apart%d.Stride < layerBytes && n+1 < pages {
 				return fmt.Errorf("device pages of layers %d and %d overlap: they begin at %d and %d, every %d bytes: %w", k, l, other, base, d.Stride, ErrJob)
 			}
@@ -124,8 +125,8 @@ type Options struct {
 	// call that method.
 	Compute rdma.Engine
 	// BufferBytes is the size of the buffer for whole prompts, in DRAM (the PE or DE buffer of the
-	// paper). New maps it and registers it with Storage, Compute and Copier. It is rounded up to a
-	// multiple of 2 MiB. Required.
+	// DualPath paper). New maps it and registers it with Storage, Compute and Copier. It is rounded
+	// up to a multiple of 2 MiB. Required.
 	BufferBytes int64
 	// AppendBytes is the size of a second buffer, which holds only decoded blocks (Append), so that
 	// no decoded block waits for the memory of a prompt. It is rounded up like BufferBytes and
@@ -141,7 +142,7 @@ type Options struct {
 	DeviceCopies copier.Memory
 	// PersistMax is the largest number of blocks that wait to be stored. Further blocks are not
 	// stored; the requests are not affected. Default: the number of blocks for which the two
-	// buffers have room, because each waiting block is in a buffer, and at least 4096.
+	// buffers have room, because each waiting block is in a buffer; but at least 4096.
 	PersistMax int
 	// Verify selects where blocks on the way between the engines are compared with their checksums.
 	// Default: VerifyEveryHop.
@@ -233,7 +234,7 @@ const (
 	// maxEarly is the largest number of messages that a manager keeps for jobs that have not begun
 	// on it, about 300 bytes each. Further messages are returned to their sender, which sends them
 	// again. returnsMax is the largest number of messages that are being returned at a time. When
-	// it is reached, receive blocks.
+	// this number is reached, the method receive waits.
 	maxEarly   = 4096
 	returnsMax = 256
 	// queueMax is the largest number of jobs that wait for memory. Each waiting job takes a
@@ -380,7 +381,7 @@ func (m *Manager) Close() error {
 	}
 	m.mu.Unlock()
 	for _, j := range jobs {
-		_ = j.close(ErrClosed) // Finish returns it to the job's owner
+		_ = j.close(ErrClosed) // Finish returns ErrClosed to the job's owner
 	}
 	m.mu.Lock()
 	m.endLife()
@@ -536,7 +537,7 @@ func (m *Manager) keep(from rdma.EngineID, t *pb.TrafficMessage, raw []byte) {
 		m.mu.Lock()
 		if j := m.jobs[t.Request]; j != nil {
 			m.mu.Unlock()
-			j.message(from, t) // the job has begun since find
+			j.message(from, t) // the job has begun since the call of find
 			return
 		}
 		kept := m.keepEarlyLocked(from, t)

@@ -14,8 +14,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/copier"
 )
 
-// pending holds the blocks that are being written to storage. The next turn of a session waits for
-// these writes, so that the turn finds the blocks of the previous turn in storage.
+// pending holds the blocks that are being written to storage. The next turn of a conversation waits
+// for these writes, so that it finds the blocks of the previous turn in storage.
 type pending struct {
 	max    int
 	mu     sync.Mutex
@@ -120,8 +120,8 @@ func (p *pending) len() int {
 }
 
 // Settle waits until a block that was computed or decoded here is in storage, or until its write
-// has failed. After Settle, a match finds all blocks of the turn that will ever be in storage. If
-// the block is not being written, Settle returns at once.
+// has failed. After Settle for the last block of a conversation's turn, a match finds all blocks of
+// the turn that will ever be in storage. If the block is not being written, Settle returns at once.
 func (m *Manager) Settle(ctx context.Context, id kv.BlockID) error {
 	m.pending.mu.Lock()
 	done := m.pending.blocks[id]
@@ -139,7 +139,8 @@ func (m *Manager) Settle(ctx context.Context, id kv.BlockID) error {
 
 // persist stores the full blocks of the prompt that storage does not have: the new blocks, and the
 // hit blocks that were computed again. The returned channel is closed when no write reads the
-// buffer. A block that storage refuses is missing only in the cache; the request is not affected.
+// buffer any more. A block that storage refuses is missing only in the cache; the request is not
+// affected.
 func (d *Decode) persist() <-chan struct{} {
 	done := make(chan struct{})
 	// The checksums are sent with the blocks, so storage refuses a block whose memory

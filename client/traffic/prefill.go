@@ -31,8 +31,8 @@ type PrefillJob struct {
 	// of the other blocks: an engine may allocate the pages of the hit only when storage has been
 	// read (Loaded), and the pages of a chunk only when the chunk begins.
 	Pages []uint32
-	// Stopped, if set, is called when a read of this side has ended before the end of its part. It
-	// must not block.
+	// Stopped, if set, is called when a read of this engine has ended before the end of its part.
+	// It must not block.
 	Stopped func(Stop)
 	// Progress, if set, is called while a part is read and when it is complete, from
 	// goroutines of the transfer engine. It must not block.
@@ -57,7 +57,8 @@ type Prefill struct {
 	// sumsAt is the table's offset in the buffer's region.
 	sumsAt uint64
 	imm    uint32
-	// stage is the staging memory of staged device memory, once begun; otherwise nil.
+	// stage is the staging memory for device memory that the compute NIC cannot reach. It is nil if
+	// the NIC reaches device memory, and before begun is set.
 	stage *staging
 
 	// The fields below are guarded by transfer.mu.
@@ -66,11 +67,11 @@ type Prefill struct {
 	begun  bool
 	parts  []Part
 	from   []source // of each hit block
-	at     []uint64 // offset in the buffer's region of each hit block that is here
+	at     []uint64 // offset in the buffer's region of each hit block that is in the PE buffer
 	offer  *pb.TrafficOffer
 	decode rdma.Desc
-	// sends are the blocks that the decode engine (DE) does not have and that this side sends. It
-	// is set once the sources of all hit blocks are final (sealedLocked).
+	// sends are the blocks that the decode engine (DE) does not have and that this prefill engine
+	// sends. It is set once the sources of all hit blocks are final (sealedLocked).
 	sends    []uint32
 	in, sent []bool // by layer
 	// pages are the device pages of the first blocks. leaves has, by layer, the state of the
@@ -146,7 +147,7 @@ func (m *Manager) checkPages(pages []uint32) error {
 	return nil
 }
 
-// checkParts returns an error for parts that are not within the hit, or overlap.
+// checkParts returns an error for parts that overlap or are not within the hit blocks.
 func checkParts(request string, parts []Part, hit int) error {
 	sorted := slices.Clone(parts)
 	slices.SortFunc(sorted, func(a, b Part) int { return a.From - b.From })
@@ -200,10 +201,10 @@ func (p *Prefill) begin() error {
 	return nil
 }
 
-// Read makes this side read a range of hit blocks. No block of the range may be in a buffer of
-// either side, and neither side may be reading a block of the range. If the buffer has no room for
-// the range at once, Read calls Stopped with ErrBusy, because a job that has memory never waits for
-// more memory.
+// Read makes the prefill engine read a range of hit blocks (blocks of the cached prefix) from
+// storage. No block of the range may be in the buffer of either engine, and neither engine may be
+// reading a block of the range. If the buffer has no room for the range at once, Read calls Stopped
+// with ErrBusy, because a job that has memory never waits for more memory.
 func (p *Prefill) Read(part Part) {
 	if part.From < 0 || part.To > p.job.Hit || part.Len() <= 0 {
 		p.fail(fmt.Errorf("traffic: request %q: part [%d, %d) of %d cached blocks: %w", p.request, part.From, part.To, p.job.Hit, ErrJob))
@@ -308,8 +309,8 @@ func (p *Prefill) missLocked() []int {
 
 // Loaded waits until the decode side has offered its memory and every hit block is in a buffer or
 // is to be recomputed. From then on the job waits only for its own transfers and its pages. An
-// engine should add only such jobs to a batch. Then no job of the batch waits for storage, or for a
-// decode engine whose buffer is full of jobs that wait for this engine.
+// engine should add a job to a batch only after Loaded has returned nil. Then no job of the batch
+// waits for storage, or for a decode engine whose buffer is full of jobs that wait for this engine.
 func (p *Prefill) Loaded(ctx context.Context) error {
 	return p.await(ctx, p.loadedLocked)
 }
@@ -333,7 +334,7 @@ func (p *Prefill) fromBuffersLocked() int {
 	return end
 }
 
-// Layer waits until the hit KV of a layer is in device memory and verified.
+// Layer waits until the KV of the cached prefix in a layer is in device memory and verified.
 func (p *Prefill) Layer(ctx context.Context, layer int) error {
 	return p.await(ctx, func() bool { return p.in[layer] })
 }
@@ -360,10 +361,10 @@ func (p *Prefill) AddPages(pages ...uint32) {
 // pages must not change until Layer returns for layer + len(Device.Bases).
 func (p *Prefill) Computed(layer int) { p.ComputedTo(layer, p.job.Blocks) }
 
-// ComputedTo is Computed for the missed blocks before a block, for a prompt that is computed in
-// chunks: the PE sends these blocks while the model computes the layers and chunks that follow.
-// Device memory must hold all layers, because each chunk reads the KV of the chunks before it. A
-// block that is not full counts as computed with the last chunk.
+// ComputedTo is like Computed, but only for the missed blocks before the given block. It is for a
+// prompt that is computed in chunks: the PE sends these blocks while the model computes the layers
+// and chunks that follow. Device memory must hold all layers, because each chunk reads the KV of
+// the chunks before it. A block that is not full counts as computed with the last chunk.
 func (p *Prefill) ComputedTo(layer, block int) {
 	var err error
 	p.update(func() {
@@ -451,8 +452,8 @@ func (p *Prefill) takeOffer(o *pb.TrafficOffer) {
 	}
 }
 
-// feed loads the hit's layers to device memory, at most len(Device.Bases) at a time. It waits until
-// the hit is sealed.
+// feed loads the layers of the hit blocks to device memory, at most len(Device.Bases) layers at a
+// time. It waits until the sources of the hit blocks are final (sealedLocked).
 func (p *Prefill) feed() error {
 	if err := p.await(p.ctx, p.sealedLocked); err != nil {
 		return err
@@ -547,7 +548,7 @@ func (p *Prefill) accept(blocks, hit []uint32, layers int) error {
 }
 
 // openPages opens a window on exactly the pages of blocks, in each layer that d holds. first is the
-// lowest page number. bases are the offsets in the window of page first, one for each layer.
+// lowest page number. bases has, for each layer, the offset of the page first in the window.
 func (p *Prefill) openPages(d *Device, blocks, hit []uint32) (window []byte, bases []uint64, first uint32, _ error) {
 	n := p.m.geo.layerBytes
 	pages := make([]uint32, len(blocks))
@@ -601,9 +602,10 @@ func joined(spans []rdma.Span) []rdma.Span {
 	return out
 }
 
-// land waits until one layer of the hit blocks has arrived, from this side's buffer and from the
-// DE, and verifies the layer. hit are the pages of the hit blocks that come from buffers, mine and
-// theirs the blocks from this side and from the DE.
+// land copies one layer of the hit blocks from the PE buffer to device memory, waits until the
+// other hit blocks of the layer have arrived from the DE, and verifies the layer. hit are the pages
+// of the hit blocks that come from buffers. mine are the blocks from the PE buffer, theirs the
+// blocks from the DE.
 func (p *Prefill) land(layer int, hit, mine, theirs []uint32) error {
 	g, d := p.m.geo, &p.m.opts.Device
 	landed := rdma.NewFlag()
@@ -643,7 +645,7 @@ func (p *Prefill) land(layer int, hit, mine, theirs []uint32) error {
 
 // toDevice copies blocks of a layer from the buffer to their device pages. from returns the offset
 // of a block in the buffer. If the CPU cannot address device memory, toDevice verifies the blocks
-// before it copies them; where is the name of their memory in errors.
+// before it copies them; where names the memory of these blocks in errors.
 func (p *Prefill) toDevice(layer int, hit, blocks []uint32, from func(block uint32) uint64, where string) error {
 	g, d := p.m.geo, &p.m.opts.Device
 	if p.m.opts.deviceMemory() == nil {

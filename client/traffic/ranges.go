@@ -55,8 +55,7 @@ func sendsOf(blocks, recomputed []uint32) []*pb.TrafficSends {
 	return out
 }
 
-// incoming collects the PE's list of the blocks that it sends, which arrives in
-// several messages.
+// incoming collects the list of the blocks that the PE sends. The list arrives in several messages.
 type incoming struct {
 	// sent and again have an element for each block of the prompt. sent: the prefill engine (PE)
 	// sends the block. again: the block is a hit block and was computed again. any: the PE sends at
@@ -102,7 +101,7 @@ func (in *incoming) take(s *pb.TrafficSends) error {
 	return nil
 }
 
-// pageList collects the PE's device pages, which arrive in several messages.
+// pageList collects the list of the PE's device pages, which arrives in several messages.
 type pageList struct {
 	// pages has an element for each block of the prompt. known marks the blocks whose page has
 	// arrived; left is the number of the other blocks.

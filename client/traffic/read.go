@@ -15,11 +15,11 @@ type chain struct {
 	epoch kv.Epoch
 }
 
-// load reads the blocks of a part from storage into the buffer, until ctx (from reading) ends.
-// Block b goes to offset base plus (b - part.From) times the size of a Full Block. load returns the
-// part that was read, the checksums of the blocks of this part, and a Stop with the reason why the
-// other blocks were not read; nil if the whole part was read. progress, if set, is called during
-// the read.
+// load reads the blocks of a part from storage into the buffer, until ctx (a context that reading
+// returned) ends. Block b goes to offset base plus (b - part.From) times the size of a Full Block.
+// load returns the part that was read, the checksums of the blocks of this part, and a Stop with
+// the reason why the other blocks were not read. The Stop is nil if the whole part was read.
+// progress, if set, is called during the read.
 func (t *transfer) load(ctx context.Context, c chain, part Part, into arena.Buffer, base uint64, progress func(Progress)) (Part, [][]uint64, *Stop, error) {
 	g := t.m.geo
 	pieces := make([]client.Piece, part.Len())

@@ -25,11 +25,11 @@ type staging struct {
 	blocks      uint64
 	layerBytes  uint64
 	slots       int
-	leavingLock []chan struct{} // by slot; held while a layer leaves
+	leavingLock []chan struct{} // by slot; held while the slot's layer is sent
 }
 
-// stageBytes is the size of the staging memory of a job with a prompt of the given number of
-// blocks.
+// stageBytes returns the size, in bytes, of the staging memory of a job with a prompt of the given
+// number of blocks.
 func (m *Manager) stageBytes(blocks int) uint64 {
 	if !m.staged() {
 		return 0
@@ -65,8 +65,8 @@ func (s *staging) device(region rdma.Region) *Device {
 	return d
 }
 
-// leave reserves, for a layer that is sent to the decode side, the layer's slot until done is
-// called.
+// leave reserves the slot of a layer that is going to be sent to the decode side. The reservation
+// ends when done is called.
 func (s *staging) leave(ctx context.Context, layer int) (done func(), err error) {
 	lock := s.leavingLock[layer%s.slots]
 	select {

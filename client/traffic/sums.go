@@ -11,8 +11,9 @@ import (
 // sumBytes is the size of one XXH3-64.
 const sumBytes = 8
 
-// sumTable holds the sums of a job's Layer Blocks, layer by layer, in memory that the other side
-// can write and the NIC can read. The sum of block b in layer l is at (l blocks + b) sumBytes.
+// sumTable holds the sums of a job's Layer Blocks, layer by layer, in memory that the peer engine
+// can write and the NIC can read. The sum of block b in layer l is at offset (l × blocks + b) ×
+// sumBytes of mem.
 type sumTable struct {
 	mem    []byte
 	blocks int
@@ -21,7 +22,7 @@ type sumTable struct {
 // tableBytes returns the size of a table.
 func tableBytes(layers, blocks int) uint64 { return uint64(layers) * uint64(blocks) * sumBytes }
 
-// at returns the offset of a layer's row.
+// at returns the offset in mem of the sums of a layer.
 func (s sumTable) at(layer int) uint64 { return uint64(layer) * uint64(s.blocks) * sumBytes }
 
 // set stores the sum of one Layer Block.

@@ -34,7 +34,7 @@ type Stop struct {
 	Part Part
 	// Upto is a block index: all blocks of the part before it are in the buffer.
 	Upto int
-	// Gone: storage does not have the block Upto. If Gone is false, this side could not read the
+	// Gone: storage does not have the block Upto. If Gone is false, this engine could not read the
 	// block, and Err may have the reason.
 	Gone bool
 	Err  error
@@ -242,7 +242,7 @@ func (t *transfer) opened(w rdma.Window) ([]byte, error) {
 	return w.Desc().MarshalBinary()
 }
 
-// bind makes from the job's peer. It returns an error if the job has another peer.
+// bind sets the job's peer to from. It returns an error if the job has another peer already.
 func (t *transfer) bind(from rdma.EngineID) error {
 	t.mu.Lock()
 	if !t.peer.IsZero() {
@@ -267,7 +267,7 @@ func (t *transfer) bind(from rdma.EngineID) error {
 	}
 	t.mu.Lock()
 	t.deathWatch = watch
-	over := t.err != nil // close may have run before deathWatch was set and not have cancelled it
+	over := t.err != nil // close may have run before deathWatch was set; then it has not cancelled watch
 	t.mu.Unlock()
 	if over {
 		watch.Cancel()
@@ -399,7 +399,7 @@ func (t *transfer) tellCancel(peer rdma.EngineID, why error) {
 	}
 }
 
-// errFinished is the error of a job that succeeded.
+// errFinished is the error with which close ends a job that succeeded.
 var errFinished = errors.New("finished")
 
 // batch waits for n operations and keeps their first error.

@@ -25,8 +25,8 @@ type field struct {
 // last one is used, as in the decoders of Go and Python.
 type fields []field
 
-// parseFields returns the members of a request's body. The body null has no members. It returns an
-// error if the body is not a JSON object or has more than maxFields members.
+// parseFields returns the members of a request's body, and no members if the body is null. It
+// returns an error if the body is not a JSON object or has more than maxFields members.
 func parseFields(body []byte) (fields, error) {
 	if err := json.Unmarshal(body, new(struct{})); err != nil {
 		return nil, err

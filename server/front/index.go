@@ -40,8 +40,8 @@ func (x *prefixIndex) match(chain []uint64) int {
 	})
 }
 
-// touch makes the hashes of the chain the most recently used, with the first hash at the front. If
-// the chain is longer than the capacity, only the start of the chain is added.
+// touch makes the hashes of the chain the most recently used, and its first hash the most recently
+// used of all. If the chain is longer than the capacity, only the start of the chain is added.
 func (x *prefixIndex) touch(chain []uint64) {
 	for i := min(len(chain), x.capacity) - 1; i >= 0; i-- {
 		x.use(chain[i])

@@ -19,8 +19,9 @@ var (
 )
 
 const (
-	// boundMin is the number of requests up to which an engine is chosen for its blocks regardless
-	// of the load of other engines. An engine computes so few requests in one batch.
+	// boundMin is the load of an engine, in requests, up to which the engine is chosen for its
+	// blocks regardless of the load of other engines. An engine computes this number of requests in
+	// one batch.
 	boundMin = 8
 	// pollsToFail is the number of consecutive failed polls after which an engine gets no more
 	// requests. A busy engine may miss a poll.
@@ -162,7 +163,7 @@ func (p *pool) dispatchLocked() {
 	p.metrics.queued.Set(float64(len(p.waiting)))
 }
 
-// dismissLocked ends the wait of requests that have no engine left.
+// dismissLocked ends the wait of requests that have tried all healthy engines.
 func (p *pool) dismissLocked() {
 	p.waiting = slices.DeleteFunc(p.waiting, func(t *ticket) bool {
 		if p.leftLocked(t) {
@@ -317,8 +318,8 @@ func (p *pool) polled(e *engine, err error) time.Duration {
 	return backoff(p.interval, e.badPolls)
 }
 
-// suspected returns the time until the poll of an engine that has failed a request. It is 0 after
-// the first failure, and longer if polls succeed while requests continue to fail.
+// suspected returns the time until the next poll of an engine that has failed a request. It is 0
+// after the first failure, and longer if polls succeed while requests continue to fail.
 func (p *pool) suspected(e *engine) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -328,7 +329,8 @@ func (p *pool) suspected(e *engine) time.Duration {
 	return backoff(p.interval, e.badRequests-1)
 }
 
-// backoff returns interval after the first failure, and twice as much after each further failure.
+// backoff returns interval after the first failure, and twice as much after each further failure,
+// up to the larger of backoffMax and interval.
 func backoff(interval time.Duration, failures int) time.Duration {
 	limit := max(backoffMax, interval)
 	for ; failures > 1 && interval < limit; failures-- {

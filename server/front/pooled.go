@@ -14,7 +14,7 @@ type pooled struct {
 
 var _ router = (*pooled)(nil)
 
-// route returns the first response, or the last failure.
+// route returns the first response of an engine or, if every attempt fails, the last failure.
 func (r *pooled) route(out *http.Request, req *request) (*http.Response, error) {
 	p, m, t := r.front.pool, r.front.metrics, &ticket{prompt: newPrompt(req.fields)}
 	var last error

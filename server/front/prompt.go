@@ -52,7 +52,8 @@ func (p *prompt) addMessages(seed uint64, tools, messages json.RawMessage) {
 	p.add(seed, text.Bytes())
 }
 
-// addPrompts adds a text, a list of token ids, or each element of a list of these.
+// addPrompts adds the prompts of a completion: a text, a list of token ids, or a list of texts or
+// of lists of token ids.
 func (p *prompt) addPrompts(seed uint64, raw json.RawMessage) {
 	raw = bytes.TrimLeft(raw, " \t\r\n")
 	if len(raw) == 0 {

@@ -23,9 +23,9 @@ type router interface {
 // request is a client's request that has passed the front's checks.
 type request struct {
 	body   payload
-	fields fields // of the body of a completion; nil if the body is compressed
+	fields fields // the members of a completion's body; nil if the body is compressed
 	start  time.Time
-	// completion reports whether an engine computes for the request.
+	// completion is set if an engine runs the model for the request.
 	completion bool
 }
 
@@ -124,7 +124,8 @@ type answer struct {
 	last   error
 }
 
-// first reads until a byte has arrived, or returns the error.
+// first reads until the first bytes of the body have arrived. If the body ends or fails before
+// that, first returns the error of the read (io.EOF for an empty body).
 func (a *answer) first() error {
 	buffer := make([]byte, 4096)
 	for len(a.start) == 0 && a.failed == nil {

@@ -23,13 +23,13 @@ type session struct {
 	id     string
 	prompt int                // tokens
 	ctx    context.Context    // of the planner's session
-	cancel context.CancelFunc // ends the session with the planner; unless the request is done, the planner aborts it
+	cancel context.CancelFunc // ends the session with the planner, which then aborts the request unless it is done
 	parts  sync.WaitGroup     // follow and ask
 
 	events   chan gateway.Event // follow closes it
-	failure  error              // of the planner, once events is closed
+	failure  error              // the planner's error, set before events is closed
 	outcomes chan outcome
-	over     chan struct{} // run receives no more outcomes
+	over     chan struct{} // closed when run receives no more outcomes
 	reply    chan reply    // receives one element
 	closed   chan error    // receives the error of answer.closed
 
@@ -48,7 +48,7 @@ type session struct {
 	slot      bool  // the session has an element in planned.confirming
 	last      error // the failure of the last attempt
 
-	// timer fires when the request has waited too long for the event that waits names.
+	// timer fires when the request has waited too long for the event in the field waits.
 	timer *time.Timer
 	waits wait
 }
@@ -98,7 +98,7 @@ type reply struct {
 	err  error
 }
 
-// follow passes on the planner's events.
+// follow passes the planner's events on to run.
 func (s *session) follow(r gateway.Request) {
 	defer close(s.events)
 	for ev, err := range s.router.planner.Serve(s.ctx, r) {
@@ -119,7 +119,8 @@ func (s *session) follow(r gateway.Request) {
 //
 // When an engine starts, its leader may register it with the planner before the engine listens for
 // requests. So ask repeats the connection attempt to an engine that accepts none, for at most
-// ReplanWait. Otherwise the attempt would fail, and only after the engines' own time limits.
+// ReplanWait. Otherwise the attempt would fail, and the engines would report this to the planner
+// only after their own time limits.
 func (s *session) ask(o outcome, body payload) {
 	f := s.router.front
 	end := time.Now().Add(f.opts.ReplanWait)
@@ -369,8 +370,8 @@ func (s *session) answer(o outcome) {
 	s.reply <- reply{resp: o.resp}
 }
 
-// leave handles the end of the client's request. The end of the response, if there was one, has
-// come before.
+// leave handles the end of the client's request. If the response to the client has ended, its end
+// is in s.closed already.
 func (s *session) leave() {
 	s.gone = nil
 	select {
@@ -449,7 +450,7 @@ func (s *session) late() {
 	}
 }
 
-// fail ends the request with an error for the client, or cuts off its response.
+// fail ends the request with an error for the client, or cuts off a response that has begun.
 func (s *session) fail(err error) {
 	switch {
 	case s.complete:

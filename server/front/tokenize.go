@@ -36,12 +36,13 @@ const (
 	answerBytes = 64 << 10
 )
 
-// unsupported refuses a request with a field that the planned router does not support.
+// unsupported returns the refusal of a request with a field that the planned router does not
+// support.
 func unsupported(field, why string) error {
 	return &refusal{reason: rejectUnsupported, status: http.StatusBadRequest, code: "unsupported", message: fmt.Sprintf("%s: %s; the gateway sends requests to a prefill/decode cluster (--planner), where that is not supported yet", field, why)}
 }
 
-// invalid refuses a request with a field that is invalid for every engine.
+// invalid returns the refusal of a request with a field that is invalid for every engine.
 func invalid(field, why string) error {
 	return &refusal{reason: rejectUnsupported, status: http.StatusBadRequest, code: "invalid_request", message: field + ": " + why}
 }
@@ -56,7 +57,7 @@ func checkFields(f fields) error {
 	return nil
 }
 
-// checkMessages refuses a chat with parts that are not text.
+// checkMessages returns an error for a chat with parts that are not text.
 func checkMessages(raw json.RawMessage) error {
 	var messages []struct {
 		Content json.RawMessage `json:"content"`
@@ -218,8 +219,8 @@ func tokensIn(resp *http.Response, maxBytes int64) ([]kv.Token, error) {
 	return got.Tokens, nil
 }
 
-// outputTokens returns the number of tokens that a request may generate: the number in the request
-// or, if it has none, the argument otherwise.
+// outputTokens returns the number of tokens that a request may generate. If the request has no such
+// number, it returns the default, which is the argument named otherwise.
 func outputTokens(f fields, chat bool, otherwise int) (int, error) {
 	names := []string{"max_tokens"}
 	if chat {

@@ -151,7 +151,7 @@ func NewDashboard(metrics map[string]Metric) Dashboard {
 		}
 		y += height
 		head.Panels = &[]grafanaPanel{}
-		if collapsed { // Grafana keeps the panels of a collapsed row in the row
+		if collapsed { // Grafana keeps the panels of a collapsed row inside the row's object
 			head.Panels = &panels
 			y = head.GridPos.Y + 1
 		}
@@ -194,8 +194,8 @@ func (p Panel) model(id int, pos gridPos, source datasource, metrics map[string]
 	return out
 }
 
-// description returns the note and the help text of each metric of the queries, also of those
-// that are behind a recording rule.
+// description returns the note and the help text of each metric of the queries. A recording rule
+// counts as the metrics from which it is computed.
 func (p Panel) description(metrics map[string]Metric) string {
 	var lines []string
 	if p.Note != "" {
@@ -214,9 +214,11 @@ func (p Panel) description(metrics map[string]Metric) string {
 }
 
 var (
-	// selector is a metric of ours, or up, and the beginning of its matchers.
+	// selector matches a Penstock metric, or the metric up, and the brace before its label
+	// matchers, if there is one.
 	selector = regexp.MustCompile(`\b(up|(?:[a-z]+:)?penstock_[a-z0-9_]+(?::[a-z0-9_]+)?)\b(\{)?`)
-	// byNamespace is a metric without the label instance.
+	// byNamespace matches the metrics that recording rules aggregate by namespace. They have no
+	// label instance.
 	byNamespace = regexp.MustCompile(`^namespace:`)
 )
 

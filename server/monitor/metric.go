@@ -22,7 +22,8 @@ type Metric struct {
 	Labels []string
 }
 
-// describedMetric is the text of a prometheus.Desc, which has no methods for its parts.
+// describedMetric matches the text of a prometheus.Desc. The text is parsed, because a Desc has no
+// methods that return its parts.
 var describedMetric = regexp.MustCompile(`^Desc\{fqName: ("(?:[^"\\]|\\.)*"), help: ("(?:[^"\\]|\\.)*"),.* variableLabels: \{([^}]*)\}\}$`)
 
 // Metrics returns the metrics of all components by their names.
@@ -37,7 +38,7 @@ func Metrics() (map[string]Metric, error) {
 			close(ch)
 		}()
 		var err error
-		for d := range ch { // to the end also after an error, because describe waits for the receiver
+		for d := range ch { // also after an error, because describe blocks until all is received
 			m, e := metricOf(d.String())
 			if e != nil {
 				err = e

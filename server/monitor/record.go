@@ -16,8 +16,9 @@ func Records() []Record {
 	}
 	// Each engine has a series for code 200 from the start.
 	gatewayAll := "(" + perInstance("rate(penstock_gateway_requests_total[5m])") + " + " + perInstance("rate(penstock_gateway_rejected_total[5m])") + ")"
-	// A series of a namespace or of a code begins with its first count. Until then the sum is absent,
-	// and so would be its ratio to others. orZero makes it 0 for each instance that has exists.
+	// A series of a namespace or of a code begins with its first count. Until then the sum of the
+	// series is absent, and a ratio with this sum would be absent too. orZero replaces an absent
+	// sum by 0 for each instance that has the metric exists.
 	orZero := func(expr, exists string) string { return "(" + expr + " or 0 * " + perInstance(exists) + ")" }
 	orZeroOfNode := func(expr string) string { return orZero(perInstance(expr), "penstock_node_start_time_seconds") }
 	return []Record{

@@ -31,8 +31,8 @@ type Options struct {
 	// Namespace, which is the Namespace of the Gateway. Both fields are required.
 	Gateway   *gateway.Gateway
 	Namespace kv.Namespace
-	// There is the client of the remote storage. Link copies blocks from remote to local storage.
-	// The caller closes both. Both are required.
+	// There finds blocks in remote storage: it is a client of the remote storage nodes. Link copies
+	// blocks from remote to local storage. The caller closes both. Both are required.
 	There Storage
 	Link  *relay.Relay
 	// URL is the base of the OpenAI-compatible API of the remote engines, such as
@@ -49,17 +49,18 @@ type Options struct {
 	// InFlight is the largest number of concurrent remote prefills. Default 64.
 	InFlight int
 	// Timeout is the longest time for the remote prefill and the copy of one request. Default 5 s.
-	// The QueueWait of the front must be longer, because it begins with the arrival of the request.
+	// The QueueWait of the front must be longer, because QueueWait begins with the arrival of the
+	// request.
 	Timeout time.Duration
-	// BacklogMax is the longest time that the link may need for the bytes that wait for it when a
-	// remote prefill begins. Default 2 s.
+	// BacklogMax limits the backlog of the link: the time that the link needs for the bytes that
+	// wait for it. Above this limit no remote prefill begins. Default 2 s.
 	BacklogMax time.Duration
 	// DownFor is the time after a failure during which no remote request is made. Default 5 s.
 	DownFor time.Duration
 	// Client sends the requests to URL. Default: a client with http.DefaultTransport and no time
 	// limit.
 	Client *http.Client
-	// Logger defaults to discard. Registry, if not nil, receives the metrics.
+	// Logger receives the log; nil: nothing is logged. Registry, if not nil, receives the metrics.
 	Logger   *slog.Logger
 	Registry prometheus.Registerer
 }
@@ -132,7 +133,7 @@ func (f *Offload) Serve(ctx context.Context, r gateway.Request) iter.Seq2[gatewa
 			begin := time.Now()
 			f.prefill(ctx, r)
 			if r.FirstToken > 0 {
-				r.FirstToken = max(1, r.FirstToken-time.Since(begin)) // FirstToken counts from the call of Serve
+				r.FirstToken = max(1, r.FirstToken-time.Since(begin)) // the Gateway counts FirstToken from its own call of Serve
 			}
 		}
 		for ev, err := range f.opts.Gateway.Serve(ctx, r) {
@@ -220,8 +221,8 @@ func (f *Offload) try(ctx context.Context, r gateway.Request) (outcome string, e
 	return outcomeRemote, nil
 }
 
-// remote makes the remote engines prefill a prompt, unless remote storage has the prompt already,
-// and copies its blocks.
+// remote makes the remote engines prefill a prompt, unless remote storage has the prompt already.
+// Then it copies the prompt's blocks to local storage.
 func (f *Offload) remote(ctx context.Context, tokens []kv.Token, ids []kv.BlockID, here client.MatchResult, there int) error {
 	if there < len(ids) {
 		if err := f.complete(ctx, tokens); err != nil {

@@ -1,5 +1,6 @@
-// Package planner is the planner node: it serves the pure planner of package dualpath over gRPC. It
-// has the parts that dualpath does not have: a clock, a lock, names, sessions and queues.
+// Package planner is the planner node: it serves the planner of package dualpath, which does no
+// I/O, over gRPC. It has the parts that dualpath does not have: a clock, a lock, names, sessions
+// and queues.
 //
 // It makes no decisions itself, keeps nothing on disk, and moves no KV. After a restart it gets its
 // state from the leaders of the groups when they reconnect. If no gateway submits a restored

@@ -26,7 +26,7 @@ var (
 type leader struct {
 	group dualpath.GroupID
 	out   chan *pb.LeaderAction
-	// confirm: the leader expects CONFIRMED.
+	// confirm is set if the leader expects CONFIRMED actions.
 	confirm bool
 	// gone is cancelled when the session must end. The cause is the reason.
 	gone context.Context
@@ -67,8 +67,9 @@ func (s *Service) Lead(stream grpc.BidiStreamingServer[pb.LeaderMessage, pb.Lead
 	}
 }
 
-// receive handles a leader's messages until the leader closes its side (nil) or the stream fails.
-// When the call Lead ends, the stream ends, so receive returns soon afterwards.
+// receive handles a leader's messages until the stream ends. It returns nil if the leader has
+// closed its side of the stream, and otherwise the error of the stream. When the call Lead ends,
+// the stream ends, so receive returns soon afterwards.
 func (s *Service) receive(stream grpc.BidiStreamingServer[pb.LeaderMessage, pb.LeaderAction], l *leader) error {
 	for {
 		m, err := stream.Recv()
@@ -174,7 +175,7 @@ func (s *Service) heldLocked(r *pb.RegisterGroup, places map[dualpath.EngineID]p
 		switch {
 		case j != nil:
 		case h.Ended:
-			continue // the request has ended too, or its gateway will submit it again
+			continue // the request has ended too, or its gateway will submit the request again
 		case r.Planner == s.number:
 			s.lastID++
 			j = &job{id: s.lastID, submit: h.Request}
@@ -185,7 +186,7 @@ func (s *Service) heldLocked(r *pb.RegisterGroup, places map[dualpath.EngineID]p
 			s.alone[j.id] = s.now()
 		}
 		q := s.request(j, namespaces[i])
-		q.Hit = int(h.Request.HitTokens) // a gateway that submits the request again may have matched another prefix
+		q.Hit = int(h.Request.HitTokens) // not the hit of a gateway that has submitted the request again: it may have matched another prefix
 		as := dualpath.Held{Request: q, Engine: dualpath.EngineID(s.engines.ids[h.Engine]), Attempt: h.Attempt, Order: h.Order, Peer: dualpath.EngineID(peers[i]), Ended: h.Ended}
 		if read := h.Reading; read != nil {
 			as.Reading, as.Read, as.Landed = partOf(read.Part), read.Read, int(read.Landed)
@@ -252,7 +253,7 @@ func checkGroup(r *pb.RegisterGroup) error {
 const maxSeq = 1 << 62
 
 // maxBlockBytes is the largest buffer size of one block. It is far above the needs of all models,
-// and the sum over the blocks of 2^28 tokens does not overflow.
+// and the sum of this size over all blocks of 2^28 tokens does not overflow.
 const maxBlockBytes = 1 << 32
 
 // leave ends a session. If the leader closed the stream, its group is removed. If the connection

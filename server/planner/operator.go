@@ -11,9 +11,9 @@ import (
 	"github.com/penstock-kv/penstock/dualpath"
 )
 
-// roles records data about the role changes of a group that the planner does not keep.
+// roles holds what dualpath.Planner does not keep about the role changes of a group.
 type roles struct {
-	// switches: the leader supports SWITCH.
+	// switches is set if the leader supports the action SWITCH.
 	switches bool
 	// refusal is the reason in the leader's last RoleRefused. kept is the reason why the group kept
 	// its role at the last switch; empty: the group changed its role, or there was no switch.
@@ -23,8 +23,8 @@ type roles struct {
 // maxRefusalBytes is the length to which the reason of a leader's refusal is cut.
 const maxRefusalBytes = 1 << 10
 
-// drainOf converts a policy from its wire form. unspecified is the policy for a call that names
-// none.
+// drainOf converts the drain policy of a call from its wire form. If the call names no policy, the
+// result is the argument named unspecified.
 func drainOf(d, unspecified pb.Drain) (dualpath.Drain, error) {
 	if d == pb.Drain_DRAIN_UNSPECIFIED {
 		d = unspecified
@@ -125,7 +125,7 @@ func (s *Service) refusedLocked(l *leader, r *pb.RoleRefused) {
 	s.stepLocked(dualpath.SwitchRefused{At: s.now(), Group: l.group})
 }
 
-// switchedLocked records the end of a switch.
+// switchedLocked records the end of a role change (switch) of a group.
 func (s *Service) switchedLocked(a *dualpath.Action) {
 	g := s.roles[a.Group]
 	name := s.groups.of(uint32(a.Group))

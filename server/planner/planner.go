@@ -80,15 +80,16 @@ type Service struct {
 
 	groups, nodes, namespaces names
 	engines                   names
-	// leaders has the session of each group, at the location and address of each engine.
+	// leaders has the session of each group. The map at has the group and the address of each
+	// engine.
 	leaders map[dualpath.GroupID]*leader
 	// roles has an entry for each group that has registered.
 	roles  map[dualpath.GroupID]*roles
 	at     map[dualpath.EngineID]place
 	jobs   map[dualpath.RequestID]*job
 	byName map[string]*job
-	// alone has, for each job without a gateway, the time at which a group listed the job or its
-	// gateway was lost.
+	// alone has, for each job without a gateway, the time since when the job has no gateway: the
+	// time at which a group listed the job, or at which its gateway was lost.
 	alone  map[dualpath.RequestID]time.Duration
 	lastID dualpath.RequestID
 	// network is the last description from SetNetwork, or nil.
@@ -303,8 +304,9 @@ func microseconds(n int) time.Duration {
 	return (time.Duration(n) * time.Microsecond).Round(time.Millisecond)
 }
 
-// retryAfterOf returns, for a request that was rejected because of its first token, the time by
-// which the estimated first token would have been late, in milliseconds; 0 if unknown.
+// retryAfterOf returns the number of milliseconds by which the first token would have been late, by
+// the planner's estimate, if the request was rejected for that reason. It returns 0 for other
+// rejections, and if the lateness is unknown.
 func retryAfterOf(a *dualpath.Action) uint64 {
 	if a.Why != dualpath.FirstTokenLate {
 		return 0

@@ -24,7 +24,8 @@ type contents struct {
 	tokens []string
 	// tls is nil without auth.TLSCert.
 	tls *tls.Config
-	// leaf and ca are descriptions for people, "" without a file.
+	// leaf describes the certificate and ca the client CA, for people. Each is "" if there is no
+	// such file.
 	leaf, ca string
 }
 
@@ -61,7 +62,7 @@ func readContents(auth config.Auth) (*contents, error) {
 	if c.tokens, err = bearer.Read(auth.TokenFile); err != nil {
 		return nil, fmt.Errorf("config: auth.token_file: %w", err)
 	}
-	slices.Sort(c.tokens) // all are equal to a server
+	slices.Sort(c.tokens) // their order has no meaning
 	c.tokens = slices.Compact(c.tokens)
 	if auth.TLSCert == "" {
 		return c, nil
@@ -91,20 +92,21 @@ func readContents(auth config.Auth) (*contents, error) {
 	return c, nil
 }
 
-// fingerprint is the beginning of the SHA-256 of public bytes, long enough to tell files apart.
+// fingerprint returns the first 8 bytes of the SHA-256 of public, which are enough to tell files
+// apart.
 func fingerprint(public []byte) []byte {
 	sum := sha256.Sum256(public)
 	return sum[:8]
 }
 
-// equal reports whether both hold the same tokens and certificates. The private key follows from the
-// certificate.
+// equal reports whether both hold the same tokens and certificates. The private keys are not
+// compared, because a certificate determines its private key.
 func (c *contents) equal(d *contents) bool {
 	return c.leaf == d.leaf && c.ca == d.ca && slices.Equal(c.tokens, d.tokens)
 }
 
-// changes returns the files whose content differs in next, and whose path does not: a path that
-// differs is a change of the setting.
+// changes returns a Change for each file that has another content in next but the same path.
+// Another path is a change of the setting, which changes does not return.
 func (c *contents) changes(next *contents) []config.Change {
 	var all []config.Change
 	if added, removed := without(next.tokens, c.tokens), without(c.tokens, next.tokens); c.auth.TokenFile == next.auth.TokenFile && !slices.Equal(c.tokens, next.tokens) {
@@ -142,7 +144,7 @@ func tokenCount(tokens []string) string {
 	return fmt.Sprintf("%d tokens", len(tokens))
 }
 
-// paths are the files of auth.
+// paths returns the paths of the files that auth names.
 func paths(auth config.Auth) []string {
 	all := []string{auth.TokenFile, auth.TLSCert, auth.TLSKey, auth.ClientCA}
 	return slices.DeleteFunc(all, func(path string) bool { return path == "" })

@@ -1,6 +1,6 @@
-// Package reload changes the settings, bearer tokens and certificates of a process while it runs. It
-// reads no setting itself, and it does not restart or re-open a part: a setting for which that would
-// be necessary needs a restart of the process.
+// Package reload changes the settings, bearer tokens and certificates of a process while it runs.
+// It reads no setting itself, and it does not restart or re-open a part of the process: a setting
+// for which that would be necessary needs a restart of the whole process.
 //
 //	SIGHUP, penstock config reload             files of tokens and certificates change
 //	             │                                             │
@@ -33,10 +33,10 @@
 //   - a listener that is open cannot change between plain text and TLS: auth.tls_cert from or to empty
 //
 // Atomic: the whole new configuration is read and validated before anything changes. If a value is
-// bad, a file cannot be read, or a setting that needs a restart differs, nothing is applied. The error
-// names each such setting with its old value, its new value and the reason. Then the parts change one
-// after another, each by one store that cannot fail. A call that runs meanwhile uses the old or the
-// new value of each setting.
+// bad, a file cannot be read, or a setting that needs a restart differs, nothing is applied. The
+// error names each such setting with its old value, its new value and the reason. Then the parts
+// change one after another, each by one assignment that cannot fail. A call that runs meanwhile
+// uses the old or the new value of each setting.
 //
 // No connection is closed. A TLS connection keeps the certificates of its handshake. A gRPC call is
 // accepted if its token is in the file when the call begins. To replace a token, list the new and the
@@ -46,9 +46,9 @@
 // session that is resumed after a reload of auth.client_ca is verified with the new CA (crypto/tls).
 //
 // Watch: the directories of the files, and of the symbolic links to them, are watched (inotify), so
-// that the exchange of a link by Kubernetes or certbot is noticed. A file that is being written, or a
-// certificate without its new key yet, leaves the old pair in use. A file system without inotify (NFS)
-// reports no changes of other machines: send SIGHUP there.
+// that the exchange of a link by Kubernetes or certbot is noticed. While a file is being written,
+// or a new certificate has no new key yet, the old pair stays in use. A file system without inotify
+// (NFS) reports no changes of other machines: send SIGHUP there.
 //
 // Secrets: a Change and a log line have paths, the number of tokens, and the fingerprints of
 // certificates. They never have a token or a key.

@@ -52,7 +52,7 @@ type Reloader struct {
 	keys []config.Key
 }
 
-// New returns a Reloader of a process that runs with the settings keys.
+// New returns a Reloader. keys are the settings with which the process runs.
 func New(keys []config.Key, opts Options) *Reloader {
 	options.SetDefault(&opts.Settle, 250*time.Millisecond)
 	if opts.Logger == nil {
@@ -151,7 +151,8 @@ func (r *Reloader) reread() (*contents, error) {
 }
 
 // adopt uses files that reread has returned, unless a reload has changed their paths since then.
-// repaired reports that the previous content was damaged.
+// repaired is set if an error of the files was reported and this is the first good read since then.
+// Then adopt reports the success even if the content is the one in use.
 func (r *Reloader) adopt(files *contents, repaired bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -196,8 +197,8 @@ func (r *Reloader) Run(ctx context.Context, hangups <-chan os.Signal) {
 	}
 }
 
-// damaged logs and counts an error of the watched files, once until they are good again or the error
-// is another one.
+// damaged logs and counts an error of the watched files. It does nothing if the same error was
+// reported last and no good read has come since then.
 func (r *Reloader) damaged(s *settling, err error) {
 	if s.reported == err.Error() {
 		return
@@ -225,7 +226,8 @@ func (s *settling) begin(after time.Duration) {
 	}
 }
 
-// agrees reports whether the previous read had the same result. Otherwise it keeps this one.
+// agrees reports whether the previous read had the same result. If not, it keeps this result for
+// the next call.
 func (s *settling) agrees(files *contents, err error) bool {
 	s.due = nil
 	text := ""

@@ -32,7 +32,8 @@ func newWatch(log *slog.Logger) *watch {
 	return w
 }
 
-// forward turns events and errors, which mean that events were lost, into one pending report.
+// forward makes one pending report of any number of events and errors. An error means that events
+// were lost.
 func (w *watch) forward() {
 	defer close(w.ended)
 	for {
@@ -99,9 +100,9 @@ func (w *watch) close() {
 // linksMax bounds the symbolic links in one path, as the kernel does.
 const linksMax = 40
 
-// directories returns the directories in which a change can make path name another file: the one of
-// the file, and the ones of the symbolic links on the way. A directory that does not exist is
-// replaced by its nearest ancestor.
+// directories returns the directories in which a change can make path name another file. These are
+// the directory of the file, and the directory of each symbolic link on the path. A directory that
+// does not exist is replaced by its nearest ancestor.
 func directories(path string) (dirs []string) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -115,7 +116,7 @@ func directories(path string) (dirs []string) {
 		dirs = append(dirs, filepath.Dir(link))
 		target, err := os.Readlink(link)
 		if err != nil {
-			break // the link was removed meanwhile, which is an event
+			break // the link was removed meanwhile; the watch reports this too
 		}
 		if !filepath.IsAbs(target) {
 			target = filepath.Join(filepath.Dir(link), target)

@@ -43,7 +43,7 @@ const (
 // BatchMax is the greatest number of keys in a batch.
 const BatchMax = 1 << 16
 
-// Batch is penstock_batch. Its slices may be the caller's memory. After Submit has
+// Batch is the Go form of penstock_batch. Its slices may be the caller's memory. After Submit has
 // returned, the job uses only Results and the bytes at Addresses.
 type Batch struct {
 	Epoch kv.Epoch
@@ -72,8 +72,8 @@ type Batch struct {
 	FirstLayer, Layers int
 	// Results, if not nil, receives a KeyState for each piece or key.
 	Results []byte
-	// KeyEpochs, if not nil, receives the epoch of each key of a match with Mix, and has the
-	// epoch of each key of a get.
+	// KeyEpochs, if not nil, has an entry for each key. A match with Mix sets the entry to the
+	// epoch of the key. A get reads the key from the epoch in its entry.
 	KeyEpochs []kv.Epoch
 }
 
@@ -94,7 +94,7 @@ type Result struct {
 // call is a validated copy of a batch.
 type call struct {
 	ns  *Namespace
-	def kv.Namespace // at the epoch of the batch
+	def kv.Namespace // the namespace's definition, with the epoch of the batch
 	op  Op
 	ids []kv.BlockID
 	// first is the index of the first key whose value is transferred.
@@ -115,8 +115,8 @@ type call struct {
 	// pieces' offsets. Otherwise fragments is set.
 	memory    *client.Memory
 	fragments [][]client.Fragment
-	// used are registered memories; this call is counted in their users until end. transient are
-	// memories that are registered only for this call.
+	// used are the registered memories of the call. Each counts the call as a user until the method
+	// end is called. transient are the memories that are registered only for this call.
 	used, transient []*Memory
 }
 

@@ -26,7 +26,7 @@ type Event struct {
 	Err error
 }
 
-// last reports whether no event of the request follows.
+// last reports whether e is the last event of its request.
 func (e *Event) last() bool { return e.Kind == 0 || e.Kind == gateway.Done }
 
 // eventsMax is the largest number of events of one request that wait for Drain. When it is reached,

@@ -39,7 +39,7 @@ func (n *Namespace) Submit(op Op, b *Batch) (Handle, error) {
 // timeout. If the job is complete by then, SubmitWait returns its completion, which neither signals
 // the eventfd nor appears in Drain. Otherwise the error is a timeout, and the job continues as
 // after Submit. Another caller's Drain may return the job's completion before SubmitWait has
-// returned that error; *h is set before.
+// returned that error. *h is set before Drain can return the completion.
 //
 // With timeout NoLimit the calling goroutine performs the batch itself, which wakes fewer threads.
 //

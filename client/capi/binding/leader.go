@@ -196,7 +196,7 @@ func (a *Attempt) within(f func(*leader.Request) error) error {
 	return f(a.request)
 }
 
-// check returns an error for a part outside of the request's cached blocks, and for a block outside
+// check returns an error for a part outside of the request's cached blocks, and for an upto outside
 // of the part.
 func (a *Attempt) check(p traffic.Part, upto int) error {
 	if p.From < 0 || p.From >= p.To || p.To > a.request.Hit || upto < p.From || upto > p.To {
@@ -240,8 +240,8 @@ func (a *Attempt) Passed() error {
 }
 
 // Done ends the attempt and its handle. failure is empty if the engine's part is complete.
-// Otherwise the first intact cached blocks are certainly intact, and the planner plans the
-// request again.
+// Otherwise the planner plans the request again, and intact is the number of cached blocks, from
+// the first one on, that are certainly intact.
 func (a *Attempt) Done(failure string, intact int) error {
 	return a.within(func(r *leader.Request) error {
 		if intact < 0 || intact > r.Hit {

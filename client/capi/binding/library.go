@@ -13,7 +13,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// Handle identifies a store, a namespace, memory, a lease or a job. 0 is no handle.
+// Handle identifies an object of the library: a store, a namespace, memory, a lease, a job, a
+// leader, an attempt, a gateway, a request, a traffic manager or a transfer. 0 is no handle.
 type Handle uint64
 
 // Library is the table of handles of a process.

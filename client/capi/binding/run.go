@@ -170,7 +170,7 @@ func (c *call) get(ctx context.Context, r *Result) {
 	}
 }
 
-// present returns the pieces of open whose keys are stored.
+// present returns the elements of open (indices of pieces) whose keys are stored.
 func (c *call) present(ctx context.Context, open []int, r *Result) []int {
 	byEpoch := make(map[kv.Epoch][]int)
 	for _, i := range open {
@@ -221,8 +221,9 @@ func (c *call) runs(keys int, key func(int) int) (runs []kv.EpochRun) {
 	return runs
 }
 
-// read reads the open pieces once. It sets the results of the pieces, and returns the pieces whose
-// result is still unknown because the Read ended before it reached them.
+// read makes one Read of the pieces whose indices are in open. It sets the results of the pieces,
+// and returns the pieces whose result is still unknown because the Read ended before it reached
+// them.
 func (c *call) read(ctx context.Context, open []int, r *Result) (left []int) {
 	req := client.ReadRequest{
 		Namespace: c.def, IDs: c.ids, First: c.first, Into: c.memory, Pieces: c.pieces, Fragments: c.fragments,

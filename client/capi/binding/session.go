@@ -45,7 +45,8 @@ func connect[E any](store *Store, o PlannerOptions) (*session[E], error) {
 	return &session[E]{q, conn}, nil
 }
 
-// discard closes a session that was not opened because of err.
+// discard closes a session whose object could not be opened because of err. It returns err as an
+// ErrInvalid, joined with the errors of closing.
 func (s *session[E]) discard(err error) error {
 	return errors.Join(fmt.Errorf("%w: %w", ErrInvalid, err), s.conn.Close(), s.queue.discard())
 }

@@ -66,7 +66,7 @@ type TransferEvent struct {
 	Err       error
 }
 
-// last reports whether no event of the transfer follows.
+// last reports whether e is the last event of its transfer.
 func (e *TransferEvent) last() bool { return e.Kind >= TransferFinished }
 
 // Traffic is a traffic.Manager whose jobs put their events into a queue. All methods may be called
@@ -259,7 +259,8 @@ func (t *Traffic) Append(request string, ids []kv.BlockID, epoch kv.Epoch, page 
 	return t.ofCall(t.manager.Append(ctx, request, ids, t.epoch(epoch), page))
 }
 
-// Settle waits until storage has a block or its write has failed; see traffic.Manager.Settle.
+// Settle waits until storage has the block id, or until the write of this block has failed; see
+// traffic.Manager.Settle.
 func (t *Traffic) Settle(id kv.BlockID, timeout time.Duration) error {
 	if err := t.begin(); err != nil {
 		return err

@@ -65,7 +65,7 @@ type Transfer struct {
 func (x *Transfer) of() *Store { return x.traffic.store }
 
 // Prefill begins a job on a prefill engine and returns at once. timeout bounds the whole job; 0: no
-// bound. The job's Stopped and Progress are replaced.
+// bound. The Transfer sets the job's Stopped and Progress itself; the caller's values are not used.
 func (t *Traffic) Prefill(j traffic.PrefillJob, timeout time.Duration) (Handle, error) {
 	if err := t.begin(); err != nil {
 		return 0, err
@@ -96,7 +96,7 @@ func firstMiss(p *traffic.Prefill, blocks int) int {
 }
 
 // Decode begins a job on a decode engine and returns at once. timeout bounds the whole job; 0: no
-// bound. The job's Stopped and Progress are replaced.
+// bound. The Transfer sets the job's Stopped and Progress itself; the caller's values are not used.
 func (t *Traffic) Decode(j traffic.DecodeJob, timeout time.Duration) (Handle, error) {
 	if err := t.begin(); err != nil {
 		return 0, err
@@ -298,8 +298,8 @@ func (x *Transfer) checkLayer(layer int) error {
 	return nil
 }
 
-// Read makes this side read a part of the cached prefix. No block of the part may be in a buffer,
-// and neither side may be reading one.
+// Read makes this engine read a part of the cached prefix from storage. No block of the part may be
+// in a buffer of either engine, and neither engine may be reading a block of the part.
 func (x *Transfer) Read(p traffic.Part) error {
 	return x.order(func() error { return x.checkPart(p) }, func(m moving) { m.Read(p) })
 }
@@ -309,7 +309,7 @@ func (x *Transfer) Cut() error {
 	return x.order(func() error { return nil }, moving.Cut)
 }
 
-// Recompute makes the model compute a part of the hit; see traffic.Prefill.Recompute.
+// Recompute makes the model compute a part of the cached prefix; see traffic.Prefill.Recompute.
 func (x *Transfer) Recompute(p traffic.Part) error {
 	return x.order(func() error { return errors.Join(x.onPrefill("recompute"), x.checkPart(p)) }, func(m moving) { m.(*traffic.Prefill).Recompute(p) })
 }
@@ -351,8 +351,8 @@ func (x *Transfer) Computed(layer, block int) error {
 	}, func(m moving) { m.(*traffic.Prefill).ComputedTo(layer, block) })
 }
 
-// Layer waits until the hit's KV of a layer is in device memory and verified. If the transfer ends
-// first, the error is ErrEnded.
+// Layer waits until the cached prefix's KV of a layer is in device memory and verified. If the
+// transfer ends first, the error is ErrEnded.
 func (x *Transfer) Layer(layer int, timeout time.Duration) error {
 	t := x.traffic
 	if err := t.begin(); err != nil {
