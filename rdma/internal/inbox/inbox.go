@@ -5,7 +5,7 @@
 //	  ▲ nil: refuse                                                             │
 //	  └──────────────────────────────────────────────────────────────────────◄─┘
 //
-// Lock order: there is no lock; two channels hold all buffers.
+// Lock order: there is no lock; the buffers are passed through two channels.
 package inbox
 
 import (
@@ -26,8 +26,8 @@ const (
 // Inbox is the pool of buffers.
 type Inbox struct {
 	size int
-	// Invariant: each buffer is in free, in full, being filled by a reader, or with the handler;
-	// both channels hold all of them, so no send to a channel blocks.
+	// Invariant: each buffer is in free, in full, being filled by a reader, or with the handler.
+	// Each channel has capacity for all buffers, so no send to a channel blocks.
 	free chan []byte
 	full chan message
 }
@@ -68,7 +68,8 @@ func (p *Inbox) Run(ctx context.Context, handler func(from rdma.EngineID, msg []
 	}
 }
 
-// Take returns a free buffer, or nil. Deliver or Give returns it to the pool.
+// Take returns a free buffer, or nil if none is free. The caller then passes the buffer either to
+// the handler, with Deliver, or back to the pool, with Give.
 func (p *Inbox) Take() []byte {
 	select {
 	case b := <-p.free:

@@ -215,8 +215,8 @@ func (e *Engine[S]) Connect(ctx context.Context, peer rdma.EngineID, where []rdm
 		return peer, nil
 	}
 	if peer.IsZero() {
-		// Another goroutine may have connected in the meantime. A second session would end that
-		// session.
+		// Another goroutine may have connected to these addresses in the meantime. Its session is
+		// used, because a second session with the same peer would end it.
 		if peer, ok := e.dialedTo(where, token); ok {
 			return peer, nil
 		}
@@ -245,8 +245,8 @@ func (e *Engine[S]) dialedTo(where []rdma.NetAddr, token rdma.Token) (rdma.Engin
 	return rdma.EngineID{}, false
 }
 
-// Activate adds a session to the table. If the same peer has an older session, that session ends
-// first, because the peer's engine has replaced it.
+// Activate adds a session to the table. If the table already has a session under the same key,
+// Activate first ends that session and waits for its removal, because the peer has replaced it.
 func (e *Engine[S]) Activate(live S) error {
 	s := live.state()
 	k := s.key()
@@ -309,9 +309,9 @@ func (e *Engine[S]) Remove(live S) {
 	close(s.Removed)
 }
 
-// logEnd logs the end of a session, normally as a warning. It logs no warning if the peer closed
-// the session with no operation in flight, or if this engine's caller ended the session. Neither
-// of these needs action.
+// logEnd logs the end of a session, normally as a warning. If the peer closed the session with no
+// operation in flight, or if this engine's caller ended the session, no action is needed, so logEnd
+// logs at debug level.
 func (e *Engine[S]) logEnd(s *State) {
 	args := []any{"peer", s.Peer.String(), "remote", s.Remote}
 	switch {

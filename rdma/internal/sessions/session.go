@@ -73,9 +73,9 @@ const (
 )
 
 // Rules are the limits and callbacks of a session that differ between engines. The functions are
-// called with Mu held.
+// called with State.Mu held.
 type Rules[O Operation] struct {
-	// Ops and Bytes are the largest number of operations in flight, and of their bytes.
+	// Ops is the largest number of operations in flight, and Bytes the largest sum of their bytes.
 	Ops   int
 	Bytes int64
 	// New makes an op.
@@ -289,8 +289,8 @@ func (s *Session[O]) FailLocked(why error) bool {
 	return true
 }
 
-// Overdue reports whether any operation was submitted more than rounds rounds ago. now is the
-// current value of the engine's Ticks.
+// Overdue reports whether any operation in flight was submitted more than the given number of
+// rounds of Watch ago. now is the current value of the engine's Ticks.
 func (s *Session[O]) Overdue(now, rounds uint64) bool {
 	if now <= rounds {
 		return false
