@@ -279,7 +279,8 @@ const (
 	fetchRefused         // the source is not at the poster's address, or may not be read
 )
 
-// fetch fills to from the source of the entry in e.now. recvMu is held.
+// fetch copies len(to) bytes of the source of the entry in e.now into to. at is their offset in the
+// source's segment, or, if the segment is 0, their address in the poster's process. recvMu is held.
 func (e *endpoint) fetch(to []byte, at uint64) fetched {
 	n := uint64(len(to))
 	if n == 0 {
@@ -294,7 +295,7 @@ func (e *endpoint) fetch(to []byte, at uint64) fetched {
 	v := e.views[e.now.segment]
 	if v == nil {
 		// The message with the segment has not arrived yet. The reader goroutine clears stalled
-		// when it arrives.
+		// when the message arrives.
 		e.stalled.Store(true)
 		return fetchLater
 	}
@@ -344,9 +345,9 @@ func (d *Domain) armAll(sleeps uint32) {
 	}
 }
 
-// Wait implements group.Domain. It polls for a while, then sleeps until the bell rings. If a
-// process adds work between the last poll and the sleep, the flags are already set, so that
-// process rings.
+// Wait implements group.Domain. It polls for a while, then sleeps until the bell rings. The flags
+// in the rings are set before the last poll. So a process that adds work after the last poll finds
+// its flag set and rings the bell.
 func (d *Domain) Wait() {
 	if d.spin.look(d.ready) {
 		return
