@@ -8,9 +8,8 @@ import (
 )
 
 // inbound is the target's record of the latest operation in one of the peer's slots. The record
-// remains after the operation is complete, until the slot is used again: only then has the peer
-// certainly received the ack, so that the peer sends no piece of the operation again over another
-// rail.
+// remains after the operation is complete, until the peer uses the slot again. Before that, the
+// peer may not have received the ack and may send pieces of the operation again over another rail.
 type inbound struct {
 	generation uint32
 	// frames is the number of pieces of the operation, left the number of pieces that have not
@@ -163,7 +162,8 @@ func (c *conn) flushLate() {
 	}
 }
 
-// reackLocked queues those acks again that may have been lost with the failed rail dead.
+// reackLocked queues again, on the connection to, all acks that were sent over the failed rail
+// (dead) and may have been lost with it.
 func (s *session) reackLocked(dead *rail, to *conn) {
 	for slot := range s.inbound {
 		in := &s.inbound[slot]

@@ -46,7 +46,8 @@ func (c *conn) readWrite(h *header) error {
 		reason = rdma.ReasonRevoked
 	}
 	if err == nil && reason == rdma.ReasonNone {
-		// This precedes exit: after Revoke has returned, no write to the window may be counted.
+		// conclude is called before exit, because no write to the window may be counted after
+		// Revoke has returned, and Revoke waits for exit.
 		c.conclude(h, reason)
 	}
 	if e := c.exit(w); err == nil {
@@ -136,8 +137,9 @@ func (c *conn) land(w *window, n uint64) (left uint64, err error) {
 	return 0, nil
 }
 
-// notifyLanded calls landed for n bytes that were read into the runs rest; at bytes of the first
-// run were read before. It returns the remaining runs and the offset in the first of them.
+// notifyLanded calls landed for the n bytes that were just read into the runs in rest. The first at
+// bytes of rest[0] were read before. It returns the runs that are not complete and the number of
+// bytes read into the first of them.
 func notifyLanded(landed func(off, n uint64), rest []span, at, n uint64) ([]span, uint64) {
 	for n > 0 {
 		k := min(n, rest[0].length-at)

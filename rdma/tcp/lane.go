@@ -18,7 +18,7 @@ func (q *queue) push(f frame) {
 // empty reports whether nothing is queued.
 func (q *queue) empty() bool { return q.head == len(q.frames) }
 
-// pop takes the oldest frame of a lane that is not empty.
+// pop removes and returns the oldest frame. The queue must not be empty.
 func (q *queue) pop() frame {
 	f := q.frames[q.head]
 	q.frames[q.head] = frame{}

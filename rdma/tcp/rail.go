@@ -227,7 +227,7 @@ func (s *session) railDownLocked(r *rail) {
 	}
 }
 
-// reportDownLocked reports to the peer all rails that are down at this engine. It repeats rails
+// reportDownLocked reports to the peer all rails that are down at this engine. It includes rails
 // that it has reported before, because an earlier report may have been lost with another rail.
 func (s *session) reportDownLocked(to *conn) {
 	if to == nil {
@@ -260,7 +260,8 @@ func (s *session) peerTookDown(index, generation uint32) error {
 	return nil
 }
 
-// forgetLocked releases connections once the peer cannot place their packets any more.
+// forgetLocked releases the connections in resetting. It is called once the peer cannot place their
+// packets any more.
 func (r *rail) forgetLocked() {
 	for _, c := range r.resetting {
 		if c.w.splicer != nil {
