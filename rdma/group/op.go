@@ -66,8 +66,8 @@ type op struct {
 	// lostGroup, if set, is the group of operations whose immediates cannot be distinguished from
 	// this operation's.
 	lostGroup *lostGroup
-	// acked: the target has answered a message. reason is that answer. For a write, reason is the
-	// target's answer before the write is sent again.
+	// acked: the target has answered a message. reason is the answer to a message; for a write, it
+	// is the target's answer to the query before the write is sent again.
 	acked   bool
 	reason  rdma.Reason
 	retries int

@@ -6,8 +6,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// reconcile sends exactly those operations again that were lost with en. The peer's count of
-// arrived immediates determines which were lost.
+// reconcile sends again exactly the operations that were lost with the endpoint en. The peer's
+// count of arrived immediates determines which operations were lost.
 func (l *lane) reconcile(en *end) error {
 	delivered, groups, err := l.verdicts(en)
 	if err != nil {

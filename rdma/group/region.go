@@ -24,7 +24,7 @@ type region struct {
 	e    *Engine
 	mem  []byte
 	size uint64
-	// opts.DMABuf holds a descriptor that the region owns, until disown.
+	// opts.DMABuf holds a descriptor that the region owns until closeDescriptor closes it, once.
 	opts           rdma.RegisterOptions
 	descriptorOnce sync.Once
 	// mems holds the registration with each NIC, by NIC index; nil while the NIC is dead.

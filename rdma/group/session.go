@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// session is the state that this engine holds for a connected peer: a control connection, the
-// lanes over the NICs of both, and the operations in flight.
+// session is the state that this engine holds for a connected peer: a control connection, the lanes
+// between the NICs of the two engines, and the operations in flight.
 type session struct {
 	sessions.Session[*op]
 	e   *Engine
