@@ -153,7 +153,7 @@ func (w *Watcher) run() {
 			pause = min(2*pause, w.opts.PauseMax)
 		case rounds&63 != 0:
 			continue
-		default: // let other goroutines run, and check their changes
+		default: // let other goroutines run, then check for calls of Watch, Stop and Close
 			runtime.Gosched()
 			select {
 			case <-w.wake:

@@ -315,7 +315,7 @@ func (l *lane) progress(en *end) {
 	}
 	resolves := en.state == endClosed && en.downComplete && !en.resolved && !l.stopped
 	if resolves {
-		// After this report the peer may open the next epoch at any time.
+		// Both engines have sent their reports, so the peer may open the next epoch at any time.
 		en.resolved = true
 		l.cur = nil
 	}

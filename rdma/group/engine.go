@@ -217,7 +217,8 @@ func (e *Engine) Recv(count, sizeBytes int, handler func(from rdma.EngineID, msg
 	return e.core.Recv(count, sizeBytes, handler)
 }
 
-// source returns the region of a write of n bytes.
+// source returns r, the source of a write of n bytes, as a region of this engine. It returns nil if
+// there is no source or n is 0.
 func (e *Engine) source(r rdma.Region, n uint64) (*region, error) {
 	if r == nil || n == 0 {
 		return nil, nil

@@ -338,7 +338,7 @@ func decodeReason(b []byte) (a reasonReply, err error) {
 	return a, err
 }
 
-// ack is the answer to the message with that sequence number.
+// ack is the answer to the message with the sequence number seq.
 type ack struct {
 	seq    uint64
 	reason rdma.Reason

@@ -211,7 +211,8 @@ func (s *session) finished(r record, c *Completion, serial uint32, out []session
 		o.left--
 	default:
 		o.left--
-		// Works posted before this one may complete later, or never.
+		// A delivered immediate means that all payload is in place, even if Works posted earlier
+		// complete later or never.
 		o.landed = o.landed || r.imm && status == StatusOK
 		if status != StatusOK {
 			x := o.Runs[r.run]

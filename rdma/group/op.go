@@ -45,8 +45,8 @@ type op struct {
 
 	// The fields below are guarded by session.Mu.
 	//
-	// left is the number of runs that are not done, without the final run. These runs are queued,
-	// parked, posted or broken.
+	// left is the number of runs that are not done, not counting the final run. These runs are
+	// queued, wait for a lane, are posted, or were lost with an endpoint.
 	left int
 	// final is the index of the run that is held back until left is 0 and then carries the
 	// immediate. It is noRun if another run carries the immediate, or if the final run has been

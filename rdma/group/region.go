@@ -273,8 +273,8 @@ type window struct {
 	// the keys have become invalid.
 	base uint64
 	keys []rdma.NICKey
-	// linked are the valid keys of the window. stale are keys of NICs that died. With a stale key
-	// check still finds the window, so it does not report the key as invalid.
+	// linked are the valid keys of the window. stale are keys of NICs that died. check finds the
+	// window by a stale key too, so it does not report the key as invalid.
 	linked, stale []remoteKey
 	// revoked: the window accepts no further key.
 	revoked bool

@@ -110,7 +110,8 @@ func (s *session) writes(keys []remoteKey) bool {
 	return false
 }
 
-// writes reports the same for the Works of one lane.
+// writes reports whether a Work of the lane with one of keys is posted, or was lost with its
+// endpoint and may still land.
 func (l *lane) writes(keys []remoteKey) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

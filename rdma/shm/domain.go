@@ -34,7 +34,8 @@ type Domain struct {
 	keysMu sync.RWMutex
 	keys   map[uint64]*memory
 
-	// mu guards the fields below, and orders the messages about segments (shared arenas).
+	// mu guards the fields below. It is also held while segments (shared arenas) are sent to a
+	// peer, so that each peer receives each segment once.
 	mu         sync.Mutex
 	closed     bool
 	segments   []segment

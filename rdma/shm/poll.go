@@ -276,7 +276,7 @@ type fetched uint8
 const (
 	fetchOK      fetched = iota
 	fetchLater           // the source's segment has not been received yet
-	fetchRefused         // the source is not at the poster's address, or may not be read
+	fetchRefused         // no memory is at the source's address, or the memory may not be read
 )
 
 // fetch copies len(to) bytes of the source of the entry in e.now into to. at is their offset in the
@@ -373,7 +373,7 @@ func (d *Domain) Wake() {
 }
 
 // spinner polls before its owner sleeps, if polling has recently found work. Polling is worthwhile
-// because a wake-up through the bell takes longer than most answers.
+// because a wake-up through the bell takes longer than most answers take to arrive.
 type spinner struct{ patience time.Duration }
 
 const (

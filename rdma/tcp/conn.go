@@ -82,7 +82,7 @@ type writerState struct {
 	downs []down
 	beat  bool
 	meta  []byte      // headers, tables and acks of the batch
-	vec   net.Buffers // the batch; out is vec while WriteTo consumes it
+	vec   net.Buffers // the vectors of the batch; out is the copy of this slice that WriteTo consumes
 	out   net.Buffers
 	// large marks the vectors that may be spliced, and runs is their number. splicer is nil if
 	// splicing is not possible.

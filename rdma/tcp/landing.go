@@ -80,7 +80,8 @@ func (c *conn) repeated(h *header) error {
 	return c.drain(h.length)
 }
 
-// admit enters the window of h's key, or returns the reason why the write is refused.
+// admit finds the window with h's key and adds the connection to window.inside. If the write is
+// refused, admit returns nil and the reason.
 func (c *conn) admit(h *header) (*window, rdma.Reason) {
 	w := c.s.e.lookup(h.key)
 	if w == nil || !w.admits(c.s.Peer) {

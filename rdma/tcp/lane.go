@@ -55,7 +55,7 @@ func (l *lane) share() int64 {
 	return min(batchBytes, max(shareBytes, l.bytes/int64(max(1, len(l.conns)))))
 }
 
-// wake signals one parked connection for each share in the queue.
+// wake signals parked connections, one for each l.share() bytes in the queue.
 func (l *lane) wake() {
 	if l.empty() {
 		return

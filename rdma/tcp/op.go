@@ -84,7 +84,8 @@ func (o *op) seal() {
 	}
 }
 
-// frame is piece number piece of an operation, queued for a writer.
+// frame is one piece of an operation, queued for a writer. piece is the number of the piece, and
+// bytes its payload.
 type frame struct {
 	op    *op
 	piece uint32

@@ -137,8 +137,8 @@ func (c *conn) fill(limit int) error {
 	return err
 }
 
-// ahead returns the next n bytes of the stream, at most readAhead. The bytes are valid until the
-// next read. If exact is set, ahead reads no byte after them.
+// ahead returns the next n bytes of the stream; n is at most readAhead. The bytes are valid until
+// the next read. If exact is set, ahead does not read beyond these n bytes.
 func (c *conn) ahead(n int, exact bool) ([]byte, error) {
 	r := &c.r
 	if r.start == r.end {

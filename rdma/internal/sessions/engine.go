@@ -116,7 +116,8 @@ func (e *Engine[S]) Session(peer rdma.EngineID) (S, error) {
 	return s, fmt.Errorf("rdma: engine %v: %w", peer, rdma.ErrNoPeer)
 }
 
-// Recipient returns the session for a Send of msg to the engine to.
+// Recipient returns the session over which msg can be sent to the engine with the ID to. It returns
+// an error if ctx has ended, msg is too long, or there is no such session.
 func (e *Engine[S]) Recipient(ctx context.Context, to rdma.EngineID, msg []byte) (none S, _ error) {
 	if err := ctx.Err(); err != nil {
 		return none, fmt.Errorf("%s: send: %w", e.Name, err)
@@ -283,14 +284,15 @@ func (e *Engine[S]) Activate(live S) error {
 	return nil
 }
 
-// Drop removes a session that is beginning to end from the table.
+// Drop removes a session from the table. It is called when the session begins to end.
 func (e *Engine[S]) Drop(s S) {
 	e.Mu.Lock()
 	defer e.Mu.Unlock()
 	e.table.Drop(s.state().key(), s)
 }
 
-// Remove removes a session whose operations have all ended.
+// Remove calls OnPeerDown for an ended session and removes the session from All. It is called when
+// all operations of the session have ended.
 func (e *Engine[S]) Remove(live S) {
 	s := live.state()
 	select {

@@ -13,8 +13,8 @@ import (
 // describes.
 type Run struct{ Src, Dst, N uint64 }
 
-// Op is the part of a local operation that its session manages. The op of an engine embeds it. Ops
-// are recycled: a session has as many ops as were ever in flight at the same time.
+// Op is the part of a local operation that its session manages. The op type of an engine embeds Op.
+// Ops are recycled: a session has as many ops as were ever in flight at the same time.
 type Op struct {
 	// Slot and Generation together are the number of the operation. Each use of a slot has a new
 	// generation, so an answer to an operation that has ended is recognised. Generations begin at

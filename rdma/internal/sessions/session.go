@@ -89,8 +89,8 @@ type Rules[O Operation] struct {
 	Ended   func(o O)
 }
 
-// Session manages the local operations in flight to a peer: their slots, a budget of bytes, and
-// the submitters that wait for a slot or for bytes. The session of an engine embeds it.
+// Session manages the local operations in flight to a peer: their slots, a budget of bytes, and the
+// submitters that wait for a slot or for bytes. The session type of an engine embeds Session.
 type Session[O Operation] struct {
 	State
 	rules    Rules[O]
@@ -142,7 +142,8 @@ func (s *Session[O]) takeLocked(queue int, bytes int64) O {
 	return o
 }
 
-// releaseLocked returns an op and its bytes, and grants the requests of waiters that now fit.
+// releaseLocked returns an op to free and its bytes to the budget. It then grants ops to the
+// waiters for which there is room.
 func (s *Session[O]) releaseLocked(o O) {
 	if s.rules.Ended != nil {
 		s.rules.Ended(o)
