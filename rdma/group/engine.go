@@ -274,7 +274,8 @@ func (e *Engine) prepare(ctx context.Context, s *session, src rdma.Region, dst *
 // most one Work and at most one piece.
 func (e *Engine) runBytesMax() uint64 { return min(e.maxWrite, uint64(e.opts.PieceBytes)) }
 
-// dispatch submits an op whose runs have been laid out.
+// dispatch submits an op whose runs have been laid out. An op without runs is an empty write, with
+// the destination offset off.
 func (e *Engine) dispatch(ctx context.Context, s *session, o *op, off uint64, noWait bool) error {
 	if len(o.Runs) > 0 {
 		return s.submit(o)

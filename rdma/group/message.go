@@ -67,8 +67,8 @@ func (e *Engine) newOutbox() (*outbox, error) {
 	return b, nil
 }
 
-// take returns the index of a free buffer. If no buffer is free, it waits until ctx or the session
-// ends, or returns ErrBusy at once if noWait is set.
+// take returns the index of a free buffer. If no buffer is free, take returns ErrBusy if noWait is
+// set; otherwise it waits for a buffer until ctx or the session ends.
 func (b *outbox) take(ctx context.Context, s *session, noWait bool) (int, error) {
 	select {
 	case i := <-b.free:

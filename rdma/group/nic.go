@@ -209,7 +209,8 @@ func (n *nic) awaitEmpty() {
 	<-empty
 }
 
-// find returns the endpoint with that index, which is the high half of its cookies.
+// find returns the endpoint with the given index, or nil. The index is the high half of the
+// endpoint's cookies.
 func (n *nic) find(index uint64) *end {
 	if ends := *n.ends.Load(); index < uint64(len(ends)) {
 		return ends[index]

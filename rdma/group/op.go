@@ -39,8 +39,8 @@ type op struct {
 	size      int
 	empty     bool
 
-	// dead: the operation has been refused, so runs that are not posted yet are skipped. Pumps
-	// read dead without session.Mu.
+	// dead: the operation has been refused, so runs that are not posted yet are skipped. lane.pump
+	// reads dead without session.Mu.
 	dead atomic.Bool
 
 	// The fields below are guarded by session.Mu.
@@ -135,7 +135,7 @@ func (o *op) add(src, dst, n, maxBytes uint64) {
 	}
 }
 
-// layPages adds the pages of w.
+// layPages adds the pages of w to the runs of o.
 func (o *op) layPages(w *rdma.PagedWrite, maxBytes uint64) error {
 	size := uint64(0)
 	if w.Src != nil {
@@ -166,7 +166,7 @@ type job struct {
 	op     *op
 	lo, hi uint32
 	imm    bool
-	// tail: the run is op's final run, and all other runs of op are in place.
+	// tail: the job's only run is the final run of op, and all other runs of op are in place.
 	tail bool
 }
 

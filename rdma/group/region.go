@@ -242,7 +242,8 @@ func (r *region) release() error {
 	return errors.Join(errs...)
 }
 
-// closeMemory closes the memory that p points to, if any, once.
+// closeMemory closes the memory in p, if there is one, and clears p, so that the memory is closed
+// only once.
 func closeMemory(p *atomic.Pointer[nicMemory]) error {
 	if m := p.Swap(nil); m != nil {
 		return m.mem.Close()
@@ -269,7 +270,7 @@ type window struct {
 	once sync.Once
 
 	mu sync.Mutex
-	// base and keys are the fields Base and Keys of the window's Desc. keys keeps its values after
+	// base and keys are the fields Base and NICs of the window's Desc. keys keeps its values after
 	// the keys have become invalid.
 	base uint64
 	keys []rdma.NICKey

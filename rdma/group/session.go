@@ -98,7 +98,7 @@ func (s *session) beginMessage(o *op) {
 	s.messages = append(s.messages, o)
 }
 
-// endMessage removes o from the messages in flight, if it is one.
+// endMessage removes o from the messages in flight, if o is a message.
 func (s *session) endMessage(o *op) {
 	if o.kind != opMessage {
 		return

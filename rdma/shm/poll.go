@@ -186,7 +186,9 @@ func (e *endpoint) perform(dst []group.Completion) (n int, placed uint64, moved 
 	return n, placed, moved
 }
 
-// step performs the next part of the entry in e.now. recvMu is held.
+// step performs the next part of the entry in e.now. bytes is the number of bytes placed. If done
+// is set, the entry is complete, status is its status, and c the completion for this engine, if
+// there is one. recvMu is held.
 func (e *endpoint) step() (status uint32, c group.Completion, bytes uint64, done bool) {
 	switch group.Op(e.now.op) {
 	case group.OpWrite, group.OpWriteImm:
@@ -256,9 +258,10 @@ func (e *endpoint) stepSend() (status uint32, c group.Completion, bytes uint64, 
 	return statusOK, group.Completion{Kind: group.KindMessage, Cookie: e.cookie, Slot: b.slot, Len: w.len}, w.len, true
 }
 
-// sourceValid reports whether the placed bytes are the bytes of the source. They are if the poster
-// has not withdrawn the entry and was still alive after the copy. If not, sourceValid sets stopped
-// and breaks the endpoint. recvMu is held.
+// sourceValid reports whether the bytes that were just copied are the bytes that the poster posted.
+// They are, if after the copy the poster had not withdrawn its entries and, for a source read by
+// process_vm_readv, was still alive. Otherwise sourceValid sets stopped and breaks the endpoint.
+// recvMu is held.
 func (e *endpoint) sourceValid() bool {
 	// The source must be read before the flag withdrawn. An atomic load of the flag would not keep
 	// the earlier reads before it, but an atomic read-modify-write does.
