@@ -16,7 +16,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// Limits of New; the product of count and size is allocated at once.
+// Limits of New: the number of buffers, the size of a buffer, and the bytes of all buffers, which
+// New allocates at once.
 const (
 	MaxCount = 1 << 16
 	MaxSize  = 1 << 20
@@ -38,7 +39,7 @@ type message struct {
 	msg  []byte
 }
 
-// New returns count buffers of sizeBytes each.
+// New returns an inbox with count buffers of sizeBytes each.
 func New(count, sizeBytes int) (*Inbox, error) {
 	if count < 1 || count > MaxCount || sizeBytes < 1 || sizeBytes > MaxSize || count*sizeBytes > maxBytes {
 		return nil, fmt.Errorf("rdma: %d receive buffers of %d bytes; 1 to %d of 1 to %d bytes, %d in all: %w", count, sizeBytes, MaxCount, MaxSize, maxBytes, rdma.ErrRange)

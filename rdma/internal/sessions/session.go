@@ -13,8 +13,8 @@ import (
 
 // State is the part of a session that does not depend on the type of its operations.
 type State struct {
-	// Peer is the peer's ID. Remote is the peer's address as the connection reports it. Both do
-	// not change after Ready is closed.
+	// Peer is the peer's ID. Remote is the peer's address as the connection reports it. Neither
+	// changes after Ready is closed.
 	Peer   rdma.EngineID
 	Remote string
 	Dialed bool

@@ -15,8 +15,8 @@ func Rounds(d, heartbeat time.Duration) uint64 {
 }
 
 // Watch calls round periodically with the number of the round, until Close begins. Timeouts are
-// counted in rounds and not read from a clock. So this process does not declare its peers dead
-// because it was itself suspended or got no CPU.
+// counted in rounds and not read from a clock. So the time in which this process is suspended or
+// gets no CPU does not count towards the timeouts of its peers.
 //
 // The peers, however, may declare this process dead, because it sends no heartbeats while it does
 // not run. So Watch logs a warning if a round is late by half of idle or more.
