@@ -184,8 +184,8 @@ func (a *Addr) UnmarshalBinary(b []byte) error {
 	return nil
 }
 
-// reader reads little-endian fields from a slice. If the slice ends early, reader returns zeroes
-// and sets short.
+// reader reads little-endian fields from a slice. After the end of the slice, its methods return
+// zeroes and set short.
 type reader struct {
 	b     []byte
 	short bool

@@ -23,8 +23,9 @@ type Engine interface {
 	// zero, only that engine is accepted. When Connect returns, both engines can write and send to
 	// each other. An existing session is reused.
 	Connect(ctx context.Context, addr Addr, token Token) (EngineID, error)
-	// AddPeerGroup looks up the sessions with peers once, for use by Scatter and Barrier. If a
-	// peer has no session, it returns ErrNoPeer, with the first such peer.
+	// AddPeerGroup looks up the sessions with peers once, for use by Scatter and Barrier. If any of
+	// the peers has no session, AddPeerGroup returns ErrNoPeer, and the error text names the first
+	// such peer.
 	AddPeerGroup(peers []EngineID) (PeerGroup, error)
 	// Disconnect ends the session with peer, if there is one. Operations in flight end with
 	// ErrPeerDied at both engines.
@@ -112,11 +113,12 @@ type Region interface {
 	// Desc returns the Desc with which a peer may write to the whole region. The Desc of a Local
 	// region has an invalid key.
 	Desc() Desc
-	// Window makes a window: the range of n bytes from off, with its own key. Only engines of the
-	// named peers may write to it; if none is named, every peer may. Writes of other peers are
-	// refused: by the target if it processes each write, otherwise by the sender's engine, which
-	// finds the names in the Desc. Revoke may have to send requests to the peers that may write to
-	// the window, so a window for one transfer should name its peer.
+	// Window makes a window: the range of n bytes from off, with its own key. Only the engines in
+	// peers may write to the window; if peers is empty, every engine with a session may. Writes of
+	// other engines are refused: by the target if its CPU processes each write, otherwise by the
+	// sender's engine, which reads the permitted engines from Desc.Peers. Revoke may have to send
+	// requests to the peers that may write to the window, so a window for one transfer should name
+	// its peer.
 	//
 	// The cost of a window depends on the provider. Over tcp and shm it is a map entry and some
 	// random bits. Over verbs it is a few commands to the NIC. It is a registration if the memory

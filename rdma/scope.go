@@ -32,7 +32,7 @@ type Scope struct {
 	// is the error of the first of these operations.
 	unknown int
 	why     error
-	idle    *scoped // unused ones
+	idle    *scoped // free list of operations for reuse
 	// live ends with Cancel, which calls kill. After that, still is closed once no operation is
 	// pending.
 	live  context.Context
@@ -45,7 +45,7 @@ type scoped struct {
 	scope *Scope
 	next  *scoped
 	done  func(error) // the caller's
-	ended func(error) // s.end as a func value, made once to avoid allocations
+	ended func(error) // the method value of end, bound once to avoid an allocation per use
 }
 
 // NewScope returns a scope over e.

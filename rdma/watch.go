@@ -11,13 +11,14 @@ import (
 
 // WatcherOptions set how often a Watcher polls. The zero value is usable.
 type WatcherOptions struct {
-	// SpinRounds is the number of consecutive rounds over all words that find no change before the
-	// watcher pauses between rounds. Default 20000, which takes some milliseconds. -1: the watcher
-	// never pauses and occupies one CPU.
+	// SpinRounds is the number of consecutive rounds without a change after which the watcher
+	// pauses between rounds. A round checks each word once. Default 20000, which takes some
+	// milliseconds. -1: the watcher never pauses and occupies one CPU.
 	SpinRounds int
 	// PauseMax is the longest pause between two rounds. After an idle time, a change is reported
-	// with at most this latency plus the latency of the timer (some 60 µs on Linux). The first
-	// pause is a sixteenth of PauseMax, and each further pause is twice as long. Default 200 µs.
+	// with a latency of at most PauseMax plus the latency of the timer (some 60 µs on Linux). The
+	// first pause is a sixteenth of PauseMax, and each further pause is twice as long. Default 200
+	// µs.
 	PauseMax time.Duration
 	// LockThread locks the polling goroutine to an OS thread.
 	LockThread bool
@@ -46,10 +47,11 @@ type Watcher struct {
 
 	mu     sync.Mutex
 	closed bool
-	// words is replaced and never modified, so a round needs no lock.
+	// words points to the watched words. The slice is copy-on-write: to add or remove a word, a new
+	// slice is stored. So the polling goroutine reads it without a lock.
 	words atomic.Pointer[[]*Watched]
-	// wake ends a pause. A capacity of 1 is enough, because an element only means that words has
-	// changed.
+	// wake ends a pause of the polling goroutine. A capacity of 1 is enough: an element only means
+	// that a word or the watcher was added, stopped or closed since the last element was received.
 	wake  chan struct{}
 	ended chan struct{}
 }
@@ -151,7 +153,7 @@ func (w *Watcher) run() {
 			pause = min(2*pause, w.opts.PauseMax)
 		case rounds&63 != 0:
 			continue
-		default: // let other goroutines run, and check their changes
+		default: // let other goroutines run, then check for calls of Watch, Stop and Close
 			runtime.Gosched()
 			select {
 			case <-w.wake:

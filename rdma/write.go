@@ -20,8 +20,9 @@ func ImmOf(v uint32) Imm { return Imm{value: v, set: true} }
 // Get returns the value, and whether an immediate is set.
 func (i Imm) Get() (uint32, bool) { return i.value, i.set }
 
-// Class is the traffic class of an operation. A provider maps it to a service level, a traffic
-// class or a DSCP, by which switches give it a lane (a queue with its own priority).
+// Class is the traffic class of an operation. A provider marks the packets of the class with a
+// service level, a traffic class or a DSCP. By this mark, switches assign the packets to a lane (a
+// queue with its own priority).
 type Class uint8
 
 const (
@@ -129,8 +130,8 @@ type PeerGroup interface {
 	Close()
 }
 
-// Range returns ErrRange, with the values, unless [off, off+n) lies within size bytes. The error
-// names the memory as what.
+// Range returns ErrRange, with the values, unless [off, off+n) lies within size bytes. what is the
+// name of the memory in the error text.
 func Range(what string, off, n, size uint64) error {
 	if off > size || n > size-off {
 		return fmt.Errorf("rdma: %s: %d bytes at offset %d of %d: %w", what, n, off, size, ErrRange)

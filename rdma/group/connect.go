@@ -149,7 +149,8 @@ func (e *Engine) setUp(nc net.Conn, peer rdma.EngineID, dialed bool) (*session, 
 
 // activate adds a session to the engine and starts it.
 func (e *Engine) activate(s *session) error {
-	// Add precedes Activate: after it, another goroutine can find and end the session.
+	// Add is called before Activate, because after Activate another goroutine can find the session
+	// and end it.
 	s.running.Add(2)
 	if err := e.core.Activate(s); err != nil {
 		return err

@@ -120,10 +120,10 @@ type Endpoint interface {
 	// Local returns the address that the peer passes to its Connect, at most MaxEndpointAddr
 	// bytes. The address is sent over the control connection and never changes.
 	Local() []byte
-	// Connect connects the endpoint to the peer's endpoint; remote is what Local returned there.
-	// Each engine calls Connect once, and posts only after Connect has returned at both. Connect
-	// may block for a few seconds. The peer has proved that it holds the token, but remote is
-	// still untrusted input: Connect returns an error if remote is invalid.
+	// Connect connects the endpoint to the peer's endpoint; remote is the result of Local of that
+	// endpoint. Each engine calls Connect once, and posts only after Connect has returned at both
+	// engines. Connect may block for a few seconds. The peer has proved that it holds the token,
+	// but remote is still untrusted input: Connect returns an error if remote is invalid.
 	Connect(remote []byte) error
 
 	// Post submits works in order and returns how many the endpoint accepted: fewer than
@@ -136,9 +136,8 @@ type Endpoint interface {
 	// Shut disconnects the endpoint. After Shut has returned, no Work that the peer posted on the
 	// endpoint changes local memory or is counted. Every local Work that had not completed
 	// completes with StatusBroken. Poll still returns the immediates and messages that had arrived
-	// before Shut returned. Let a Poll begin after Shut has returned and move fewer than len(dst)
-	// completions: the last of these immediates and messages has then been returned. Shut may be
-	// called twice, and before Connect.
+	// before Shut returned. All of them have been returned once a Poll that began after Shut had
+	// returned moves fewer than len(dst) completions. Shut may be called twice, and before Connect.
 	Shut()
 	// Close releases the endpoint. Shut has returned, and the completion of every Work has been
 	// polled. After Close no completion carries the endpoint's cookie.

@@ -64,9 +64,9 @@ func (l *lane) makeEnd(epoch uint32) (*end, error) {
 // maxDepth bounds the Works posted on one endpoint.
 const maxDepth = 4096
 
-// install makes en the lane's endpoint and sends its address. It returns err if that is not nil.
-// It returns an error if the session or the NIC has ended in the meantime. After an error the lane
-// has no endpoint.
+// install makes en the lane's endpoint and sends its address. err is the error of makeEnd; if err
+// is not nil, install only returns it. It returns an error if the session or the NIC has ended in
+// the meantime. After an error the lane has no endpoint.
 func (l *lane) install(en *end, err error) error {
 	l.mu.Lock()
 	close(l.opening)
@@ -92,7 +92,8 @@ func (l *lane) install(en *end, err error) error {
 	a := laneAddr{lane: uint16(l.index), epoch: en.epoch, serial: en.nic.serial, addr: en.ep.Local()}
 	l.s.ctl.send(func(b []byte) []byte { return a.append(b) })
 	l.mu.Unlock()
-	// The NIC may have died before its poller could find the lane.
+	// The NIC may have died before this endpoint was in l.cur. The NIC's poller has then not ended
+	// the endpoint.
 	if en.nic.dead.Load() {
 		l.breakEnd(en, en.nic.reason())
 	}
@@ -300,8 +301,8 @@ func (l *lane) failWorks(en *end) {
 }
 
 // progress takes the next step in closing an endpoint. When no Work is in flight, it closes the
-// endpoint and reports the arrived immediates to the peer. When the peer has sent the same report,
-// it sends lost Works again and opens the lane.
+// endpoint and reports the arrived immediates to the peer. When the peer's report has arrived too,
+// it sends the lost Works again and opens a new endpoint for the lane.
 func (l *lane) progress(en *end) {
 	l.mu.Lock()
 	closes := en.state == endClosing && en.polled && en.inflight == 0 && en.finishing == 0 && !en.connecting
@@ -314,7 +315,7 @@ func (l *lane) progress(en *end) {
 	}
 	resolves := en.state == endClosed && en.downComplete && !en.resolved && !l.stopped
 	if resolves {
-		// After this report the peer may open the next epoch at any time.
+		// Both engines have sent their reports, so the peer may open the next epoch at any time.
 		en.resolved = true
 		l.cur = nil
 	}
@@ -337,7 +338,7 @@ func (l *lane) progress(en *end) {
 	l.reopen(!en.worked && !en.down.worked)
 }
 
-// reportLocked reports to the peer what arrived on a closed endpoint.
+// reportLocked reports to the peer which immediates arrived on a closed endpoint.
 func (l *lane) reportLocked(en *end) {
 	d := laneDown{lane: uint16(l.index), epoch: en.epoch, arrived: en.arrived, worked: en.worked}
 	for imm, n := range en.arrivedTally {
@@ -356,7 +357,7 @@ func (l *lane) reportLocked(en *end) {
 // count the immediates since the last checkpoint and the immediates in flight at that checkpoint.
 const talliesMax = 2*checkpointEvery + maxDepth
 
-// ended handles the peer's report of what arrived on its closed endpoint.
+// ended handles the peer's report of the immediates that arrived on the peer's closed endpoint.
 func (l *lane) ended(d laneDown) error {
 	l.mu.Lock()
 	en := l.cur
@@ -428,7 +429,7 @@ func (l *lane) stop(why error) {
 	}
 }
 
-// awaitClosed returns when a lane, after stop, has no open endpoint.
+// awaitClosed waits until the lane has no open endpoint. It must be called after stop.
 func (l *lane) awaitClosed() {
 	l.mu.Lock()
 	opening := l.opening

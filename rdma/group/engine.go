@@ -217,7 +217,8 @@ func (e *Engine) Recv(count, sizeBytes int, handler func(from rdma.EngineID, msg
 	return e.core.Recv(count, sizeBytes, handler)
 }
 
-// source returns the region of a write of n bytes.
+// source returns r, the source of a write of n bytes, as a region of this engine. It returns nil if
+// there is no source or n is 0.
 func (e *Engine) source(r rdma.Region, n uint64) (*region, error) {
 	if r == nil || n == 0 {
 		return nil, nil
@@ -273,7 +274,8 @@ func (e *Engine) prepare(ctx context.Context, s *session, src rdma.Region, dst *
 // most one Work and at most one piece.
 func (e *Engine) runBytesMax() uint64 { return min(e.maxWrite, uint64(e.opts.PieceBytes)) }
 
-// dispatch submits an op whose runs have been laid out.
+// dispatch submits an op whose runs have been laid out. An op without runs is an empty write, with
+// the destination offset off.
 func (e *Engine) dispatch(ctx context.Context, s *session, o *op, off uint64, noWait bool) error {
 	if len(o.Runs) > 0 {
 		return s.submit(o)

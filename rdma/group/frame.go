@@ -271,8 +271,9 @@ func decodeLaneDown(b []byte) (l laneDown, _ error) {
 	return l, nil
 }
 
-// reasonQuery requests the reason of a refusal. The sender's operation op wrote n bytes at addr,
-// with the key key of the receiver's NIC serial.
+// reasonQuery asks the receiver why its NIC refused a write of n bytes at addr. op is the number of
+// the sender's operation. serial is the number of the receiver's NIC, and key the key that was used
+// there.
 type reasonQuery struct {
 	op      uint64
 	serial  uint32
@@ -320,7 +321,7 @@ func appendAnswer(b []byte, id uint64, reason rdma.Reason) []byte {
 	return append(b, byte(reason), 0, 0, 0, 0, 0, 0, 0)
 }
 
-// decodeAnswer reads what appendAnswer wrote from b, which holds ackSize bytes.
+// decodeAnswer reads an answer, in the format of appendAnswer, from b, which holds ackSize bytes.
 func decodeAnswer(b []byte) (id uint64, reason rdma.Reason, _ error) {
 	v := le.Uint64(b[8:])
 	if v > uint64(rdma.ReasonNoBuffer) {
@@ -338,7 +339,7 @@ func decodeReason(b []byte) (a reasonReply, err error) {
 	return a, err
 }
 
-// ack is the answer to the message with that sequence number.
+// ack is the answer to the message with the sequence number seq.
 type ack struct {
 	seq    uint64
 	reason rdma.Reason

@@ -136,8 +136,8 @@ type end struct {
 	check        uint64
 	reported     bool // arrived was sent to the peer, so no further immediate may be counted
 
-	// down is the peer's report of what arrived on its end of the closed endpoint. downComplete:
-	// all frames of the report have arrived.
+	// down is the peer's report of the immediates that arrived at the peer's endpoint.
+	// downComplete: all frames of the report have arrived.
 	down         laneDown
 	downComplete bool
 	resolved     bool
@@ -283,8 +283,9 @@ func (en *end) mustWait(j job) bool {
 	return en.ahead > 0 && j.op.kind == opWrite && en.ahead+int64(j.op.Runs[j.lo].N) > aheadMax
 }
 
-// fill moves runs from the queue to works until the queue is empty, works is full, or no record
-// is free. The caller ensures that a record is free.
+// fill moves runs from the queue to works until the queue is empty, works is full, or no record is
+// free. The caller ensures that a record is free. fill appends to skips the runs that must not be
+// posted, and to away the jobs that this NIC cannot post, and returns both slices.
 func (l *lane) fill(en *end, skips []skipped, away []job) ([]skipped, []job) {
 	batchMax := postBatch
 	if en.inflight == 0 {

@@ -16,8 +16,8 @@ import (
 //
 // kind 1 is a message of Send, 2 an immediate without payload, 3 an empty write. The payload of
 // kinds 2 and 3 is serial 4 | zero 4 | key 8 | address 8. low is the lowest seq for which the
-// sender has no answer yet. The receiver keeps its answers from low on. A message that is sent
-// again is then answered from these and not delivered twice.
+// sender has no answer yet. The receiver keeps its answers to the messages from low on. So a
+// message that is sent again gets the kept answer and is not delivered twice.
 const (
 	messageHeader = 24
 	emptySize     = 24
@@ -67,7 +67,8 @@ func (e *Engine) newOutbox() (*outbox, error) {
 	return b, nil
 }
 
-// take returns the index of a free buffer. It waits for one until ctx or the session ends.
+// take returns the index of a free buffer. If no buffer is free, take returns ErrBusy if noWait is
+// set; otherwise it waits for a buffer until ctx or the session ends.
 func (b *outbox) take(ctx context.Context, s *session, noWait bool) (int, error) {
 	select {
 	case i := <-b.free:
@@ -210,7 +211,8 @@ func (s *session) finished(r record, c *Completion, serial uint32, out []session
 		o.left--
 	default:
 		o.left--
-		// Works posted before this one may complete later, or never.
+		// A delivered immediate means that all payload is in place, even if Works posted earlier
+		// complete later or never.
 		o.landed = o.landed || r.imm && status == StatusOK
 		if status != StatusOK {
 			x := o.Runs[r.run]
@@ -250,7 +252,8 @@ func (s *session) resendLater(o *op, tries int) {
 	})
 }
 
-// skip counts runs as done that are not posted.
+// skip counts the skipped runs as done, although they are not posted, and records the refusal of
+// their operation.
 func (s *session) skip(k skipped) {
 	var touched laneSet
 	s.Mu.Lock()
@@ -298,8 +301,9 @@ func (s *session) received(b []byte) {
 	s.ctl.ack(ack{m.seq, reason})
 }
 
-// admit delivers or checks a message. If the message was sent again, admit repeats the first
-// answer.
+// admit delivers a message of Send, or checks the key of an empty write. It returns the reason to
+// refuse the message, or ReasonNone. If the message was received before, fresh is false, and admit
+// sends the first answer again.
 func (s *session) admit(m *message) (reason rdma.Reason, fresh bool, _ error) {
 	r := &s.rx
 	r.mu.Lock()

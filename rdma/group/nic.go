@@ -35,7 +35,7 @@ type nic struct {
 	// ends holds the endpoints. The index is the high half of an endpoint's cookies. The slice is
 	// replaced as a whole, under mu.
 	ends atomic.Pointer[[]*end]
-	// draining is true while drains is not empty.
+	// draining is true while drains, the functions passed to drain, is not empty.
 	draining atomic.Bool
 
 	// Message buffers.
@@ -209,7 +209,8 @@ func (n *nic) awaitEmpty() {
 	<-empty
 }
 
-// find returns the endpoint that a cookie names.
+// find returns the endpoint with the given index, or nil. The index is the high half of the
+// endpoint's cookies.
 func (n *nic) find(index uint64) *end {
 	if ends := *n.ends.Load(); index < uint64(len(ends)) {
 		return ends[index]
@@ -232,7 +233,7 @@ func (n *nic) drain(f func()) {
 	n.dom.Wake()
 }
 
-// takeDrains moves the waiting drains to the poller's list.
+// takeDrains moves the functions passed to drain to due, the poller's list.
 func (n *nic) takeDrains() {
 	n.mu.Lock()
 	n.due = append(n.due, n.drains...)

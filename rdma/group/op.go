@@ -39,14 +39,14 @@ type op struct {
 	size      int
 	empty     bool
 
-	// dead: the operation has been refused, so runs that are not posted yet are skipped. Pumps
-	// read dead without session.Mu.
+	// dead: the operation has been refused, so runs that are not posted yet are skipped. lane.pump
+	// reads dead without session.Mu.
 	dead atomic.Bool
 
 	// The fields below are guarded by session.Mu.
 	//
-	// left is the number of runs that are not done, without the final run. These runs are queued,
-	// parked, posted or broken.
+	// left is the number of runs that are not done, not counting the final run. These runs are
+	// queued, wait for a lane, are posted, or were lost with an endpoint.
 	left int
 	// final is the index of the run that is held back until left is 0 and then carries the
 	// immediate. It is noRun if another run carries the immediate, or if the final run has been
@@ -66,8 +66,8 @@ type op struct {
 	// lostGroup, if set, is the group of operations whose immediates cannot be distinguished from
 	// this operation's.
 	lostGroup *lostGroup
-	// acked: the target has answered a message. reason is that answer. For a write, reason is the
-	// target's answer before the write is sent again.
+	// acked: the target has answered a message. reason is the answer to a message; for a write, it
+	// is the target's answer to the query before the write is sent again.
 	acked   bool
 	reason  rdma.Reason
 	retries int
@@ -135,7 +135,7 @@ func (o *op) add(src, dst, n, maxBytes uint64) {
 	}
 }
 
-// layPages adds the pages of w.
+// layPages adds the pages of w to the runs of o.
 func (o *op) layPages(w *rdma.PagedWrite, maxBytes uint64) error {
 	size := uint64(0)
 	if w.Src != nil {
@@ -166,7 +166,7 @@ type job struct {
 	op     *op
 	lo, hi uint32
 	imm    bool
-	// tail: the run is op's final run, and all other runs of op are in place.
+	// tail: the job's only run is the final run of op, and all other runs of op are in place.
 	tail bool
 }
 

@@ -21,8 +21,9 @@ type Options struct {
 	// Domains are the engine's NICs, 1 to MaxDomains. New takes ownership of the domains and
 	// closes them even if it fails.
 	Domains []Domain
-	// Reopen, if set, is called in the background to replace domain i after the domain has died.
-	// It is called every RetryInterval until it succeeds. ctx ends with the engine.
+	// Reopen, if set, is called in the background to replace domain i after the domain has died. It
+	// is called again after a failure, with the pauses of RetryInterval, until it succeeds. ctx
+	// ends with the engine.
 	Reopen func(ctx context.Context, i int) (Domain, error)
 	// Alloc returns memory for the engine's message buffers that the domains can register, and a
 	// function that frees the memory. Default: the Go heap.
@@ -64,8 +65,8 @@ type Options struct {
 	// sent. Default 2 s.
 	HeartbeatInterval time.Duration
 	// IdleTimeout is the silence of the control connection after which the peer is declared dead.
-	// It is also the longest time for which work may be in flight while no NIC transfers any of
-	// it. Default 10 s, at least twice the HeartbeatInterval.
+	// It is also the longest time for which operations may be in flight while no NIC transfers any
+	// of their bytes. Default 10 s, at least twice the HeartbeatInterval.
 	IdleTimeout time.Duration
 	// TransferTimeout is the longest duration of an operation. An operation that takes longer ends
 	// its session, even if heartbeats arrive. Default 60 s.
@@ -80,8 +81,8 @@ type Options struct {
 	// the time in which a peer must confirm that it has stopped these writes; then the engine
 	// shuts the peer's endpoints. Default 1 s.
 	RevokeTimeout time.Duration
-	// RetryInterval is the pause before a failed NIC or endpoint is opened again. It doubles
-	// after each failure, up to 64 times the interval. Default 100 ms.
+	// RetryInterval is the pause before a failed NIC or endpoint is opened again. The pause doubles
+	// after each failure, up to 64 times RetryInterval. Default 100 ms.
 	RetryInterval time.Duration
 	// SpinPolls is the number of consecutive empty polls after which a poller sleeps in
 	// Domain.Wait. A larger value lowers latency and uses more CPU. Default 32; -1: the poller

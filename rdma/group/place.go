@@ -11,9 +11,9 @@ const pieceRuns = 64
 
 // layLocked cuts o into jobs and places them on lanes.
 //
-// An operation that is small, or for which only one lane is usable, is one job. Any other
-// operation is cut into pieces, which go to the least loaded lanes. In a single job the last run
-// carries the immediate, if its arrival implies that the other runs have arrived and were not
+// An operation that is small, or for which only one lane is usable, is one job. Any other operation
+// is cut into pieces, which go to the least loaded lanes. In a single job the last run carries the
+// immediate, if the arrival of the last run implies that the other runs have arrived and were not
 // refused. Otherwise the tail of the last run is a job of its own, which carries the immediate
 // after all other runs are in place.
 func (s *session) layLocked(o *op, touched *laneSet, out []sessions.Ended) []sessions.Ended {

@@ -6,8 +6,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// reconcile sends exactly those operations again that were lost with en. The peer's count of
-// arrived immediates determines which were lost.
+// reconcile sends again exactly the operations that were lost with the endpoint en. The peer's
+// count of arrived immediates determines which operations were lost.
 func (l *lane) reconcile(en *end) error {
 	delivered, groups, err := l.verdicts(en)
 	if err != nil {
@@ -67,8 +67,8 @@ func (l *lane) reconcile(en *end) error {
 	return nil
 }
 
-// verdicts decides for each broken record whether its immediate arrived, or whether its immediate
-// is one of several that cannot be distinguished.
+// verdicts returns, for each lost Work in en.broken, whether its immediate arrived. If the Work's
+// immediate is one of several that cannot be distinguished, it returns their group instead.
 func (l *lane) verdicts(en *end) (delivered []bool, groups []*lostGroup, _ error) {
 	delivered, groups = make([]bool, len(en.broken)), make([]*lostGroup, len(en.broken))
 	d := &en.down

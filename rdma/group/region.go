@@ -24,7 +24,7 @@ type region struct {
 	e    *Engine
 	mem  []byte
 	size uint64
-	// opts.DMABuf holds a descriptor that the region owns, until disown.
+	// opts.DMABuf holds a descriptor that the region owns until closeDescriptor closes it, once.
 	opts           rdma.RegisterOptions
 	descriptorOnce sync.Once
 	// mems holds the registration with each NIC, by NIC index; nil while the NIC is dead.
@@ -242,7 +242,8 @@ func (r *region) release() error {
 	return errors.Join(errs...)
 }
 
-// closeMemory closes the memory that p points to, if any, once.
+// closeMemory closes the memory in p, if there is one, and clears p, so that the memory is closed
+// only once.
 func closeMemory(p *atomic.Pointer[nicMemory]) error {
 	if m := p.Swap(nil); m != nil {
 		return m.mem.Close()
@@ -269,12 +270,12 @@ type window struct {
 	once sync.Once
 
 	mu sync.Mutex
-	// base and keys are the fields Base and Keys of the window's Desc. keys keeps its values after
+	// base and keys are the fields Base and NICs of the window's Desc. keys keeps its values after
 	// the keys have become invalid.
 	base uint64
 	keys []rdma.NICKey
-	// linked are the valid keys of the window. stale are keys of NICs that died. With a stale key
-	// check still finds the window, so it does not report the key as invalid.
+	// linked are the valid keys of the window. stale are keys of NICs that died. check finds the
+	// window by a stale key too, so it does not report the key as invalid.
 	linked, stale []remoteKey
 	// revoked: the window accepts no further key.
 	revoked bool

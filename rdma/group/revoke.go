@@ -14,8 +14,9 @@ import (
 // and that this engine has open at one peer. A withdrawal has up to maxKeys keys.
 const withdrawalsMax = 1 << 14
 
-// withdrawals are the requests of a peer not to use keys, each kept until the peer's NIC refuses
-// the keys.
+// withdrawals holds the keys of a peer's memory that the peer has asked this engine not to use. A
+// withdrawal (one request) is kept until the peer reports, with a forget frame, that its NICs
+// refuse the keys.
 type withdrawals struct {
 	// some is len(byID), pending len(waiting). Both are read without mu.
 	some, pending atomic.Int32
@@ -70,8 +71,8 @@ func (w *withdrawals) forget(id uint64) {
 	w.some.Store(int32(len(w.byID)))
 }
 
-// confirm confirms to the peer each withdrawal with keys that no posted Work uses. A withdrawn key
-// is never posted again, so one check is enough.
+// confirm sends the peer a confirmation of each waiting withdrawal whose keys no posted Work uses.
+// No later Work uses a withdrawn key, so one check is enough.
 func (s *session) confirm() {
 	w := &s.withdrawn
 	w.mu.RLock()
@@ -109,7 +110,8 @@ func (s *session) writes(keys []remoteKey) bool {
 	return false
 }
 
-// writes reports the same for the Works of one lane.
+// writes reports whether a Work of the lane with one of keys is posted, or was lost with its
+// endpoint and may still land.
 func (l *lane) writes(keys []remoteKey) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -207,8 +209,8 @@ func (e *Engine) revoke(w *window, keys []remoteKey) {
 	}
 	e.regMu.RUnlock()
 	if peers != nil {
-		// Ask the sessions that began since: the peer may have received the key in an earlier
-		// session.
+		// Send the withdrawal also to sessions that began during the first round: the peer may have
+		// received the key in an earlier session.
 		e.withdraw(w, &withdraw{id, keys}, peers)
 		for s, late := range peers {
 			if late {

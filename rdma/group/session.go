@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// session is the state that this engine holds for a connected peer: a control connection, the
-// lanes over the NICs of both, and the operations in flight.
+// session is the state that this engine holds for a connected peer: a control connection, the lanes
+// between the NICs of the two engines, and the operations in flight.
 type session struct {
 	sessions.Session[*op]
 	e   *Engine
@@ -98,7 +98,7 @@ func (s *session) beginMessage(o *op) {
 	s.messages = append(s.messages, o)
 }
 
-// endMessage removes o from the messages in flight, if it is one.
+// endMessage removes o from the messages in flight, if o is a message.
 func (s *session) endMessage(o *op) {
 	if o.kind != opMessage {
 		return

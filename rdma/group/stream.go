@@ -96,7 +96,8 @@ func (c *stream) heartbeat() {
 	c.signal()
 }
 
-// collect moves the queued frames to b, encoded.
+// collect appends the queued frames, the queued acks and a heartbeat, if one is due, to b. It
+// empties the queues.
 func (c *stream) collect(b []byte) ([]byte, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

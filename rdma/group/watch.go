@@ -96,8 +96,8 @@ func (s *session) downReason() error {
 	return errors.New("no endpoint was connected")
 }
 
-// watch breaks the lane's endpoint if a Work on it has not completed for stall rounds, or if it
-// has been opening for longer than opening rounds.
+// watch breaks the lane's endpoint if a Work on it has not completed for stall rounds, or if the
+// endpoint has been opening for longer than opening rounds.
 func (l *lane) watch(now, stall, opening uint64) {
 	l.mu.Lock()
 	en := l.cur

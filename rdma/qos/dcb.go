@@ -15,7 +15,7 @@ type DCB struct {
 	// TCBandwidth is the bandwidth of each traffic class with ETS (weighted scheduling), in
 	// percent.
 	TCBandwidth [MaxPriority + 1]int
-	// Strict: the traffic class is served before all classes that are not strict.
+	// Strict is true for a traffic class that is served before all classes that are not strict.
 	Strict [MaxPriority + 1]bool
 	PFC    [MaxPriority + 1]bool
 }

@@ -9,7 +9,7 @@ import (
 
 // OpenSM is the QoS part of an opensm.conf.
 type OpenSM struct {
-	// Enabled is "qos TRUE".
+	// Enabled is true if the file has the line "qos TRUE".
 	Enabled bool
 	// Ports holds the settings by kind of port. "" are the settings for all kinds. "ca" (channel
 	// adapters), "rtr" (routers), "sw0" (a switch's own port) and "swe" (a switch's external

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bell is an eventfd. Its owner sleeps until it is rung, and other processes ring it (write to it)
-// to wake the owner.
+// bell is an eventfd. The bell's owner sleeps until another process rings the bell, which means
+// that it writes to the eventfd.
 type bell struct {
 	file *os.File
 	// fd is the descriptor of file. It is kept because a call of file.Fd would make the descriptor
@@ -34,8 +34,8 @@ func (b bell) wait() error {
 	return err
 }
 
-// ringBell rings the bell behind fd. It does not block, and it fails only if fd is not a bell,
-// because the counter of a bell overflows only at 2^64.
+// ringBell rings the bell whose descriptor is fd. It does not block. The write can fail only if fd
+// is not a bell, because the counter of a bell overflows only at 2^64.
 func ringBell(fd int) {
 	var one [8]byte
 	binary.NativeEndian.PutUint64(one[:], 1)

@@ -23,8 +23,8 @@
 //
 //	tail                number of entries posted           written by the poster
 //	done                number of entries performed        written by the target
-//	performerSleeps     ring my bell when you post         set by the target, cleared by the ringer
-//	posterSleeps        ring my bell when you are done     set by the poster, cleared by the ringer
+//	performerSleeps     target sleeps: ring its bell       set by the target, cleared by the poster
+//	posterSleeps        poster sleeps: ring its bell       set by the poster, cleared by the target
 //	withdrawn           count no further immediates        written by the poster, in Shut
 //	entries[256]        op, imm, len, segment, offset, destination, key
 //	statuses[256]       the status with which each entry ended

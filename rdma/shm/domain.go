@@ -21,7 +21,8 @@ type Domain struct {
 	log      *slog.Logger
 	listener *net.UnixListener
 	bell     bell
-	// probe is in memory. A peer reads it to test whether it can read the memory of this process.
+	// probe points to a random number. A peer reads this number to test whether it can read the
+	// memory of this process.
 	probe *id
 	// accepting is the number of running goroutines that accept connections or perform handshakes.
 	// ending is closed when the domain closes.
@@ -33,7 +34,8 @@ type Domain struct {
 	keysMu sync.RWMutex
 	keys   map[uint64]*memory
 
-	// mu guards the fields below, and orders the messages about segments (shared arenas).
+	// mu guards the fields below. It is also held while segments (shared arenas) are sent to a
+	// peer, so that each peer receives each segment once.
 	mu         sync.Mutex
 	closed     bool
 	segments   []segment
@@ -186,7 +188,7 @@ func (d *Domain) Close() error {
 	return errors.Join(err, d.bell.file.Close())
 }
 
-// handshakesMax is the largest number of connections that have not yet named their endpoint.
+// handshakesMax is the largest number of accepted connections whose hello has not been read yet.
 // Further connections wait in the listener's backlog.
 const handshakesMax = 16
 

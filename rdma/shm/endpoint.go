@@ -32,14 +32,15 @@ type endpoint struct {
 	ownFile  *os.File
 	arrivals chan *arrival
 
-	// ctx ends with Shut, and a Connect in progress ends with ctx. connecting is held by Connect.
+	// ctx ends with Shut, and a Connect in progress ends with ctx. connecting counts the running
+	// calls of Connect.
 	ctx        context.Context
 	cancel     context.CancelFunc
 	connecting sync.WaitGroup
 	reading    sync.WaitGroup
 
 	// recvMu is held while a chunk of an entry of the peer is performed. It guards stopped and
-	// views.
+	// views, the mapped segments of the peer by segment number.
 	recvMu sync.Mutex
 	// stopped: no entry of the peer is performed any more.
 	stopped bool
@@ -50,8 +51,8 @@ type endpoint struct {
 	// stalled: the peer's next entry names a segment that has not been received yet.
 	stalled atomic.Bool
 
-	// sendMu guards conn, called and bell. It also guards changes of posted: once ending is set,
-	// posted does not change.
+	// sendMu guards conn, bell and called (Connect has been called). It also guards changes of
+	// posted: once ending is set, posted does not change.
 	sendMu sync.Mutex
 	called bool
 	conn   *net.UnixConn
@@ -67,8 +68,9 @@ type endpoint struct {
 	shut   atomic.Bool
 
 	// The fields below belong to the poller. next is the number of the peer's next entry, and now
-	// the entry that is being performed. final: it is settled which of our entries have ended;
-	// ended is their number. told: the poller has reported that the endpoint is broken.
+	// the entry that is being performed. final: the endpoint is ending, and ended is the final
+	// number of our entries that the peer has performed. told: the poller has returned the
+	// KindBroken of the endpoint.
 	next    uint64
 	now     work
 	process *process
@@ -312,7 +314,8 @@ func (e *endpoint) Post(works []group.Work) (int, error) {
 	return e.publish(first, n, nil)
 }
 
-// publish makes n more entries visible to the peer, from number first on. sendMu is held.
+// publish makes the n entries from number first on visible to the peer. It returns n and err, as
+// Post does. sendMu is held.
 func (e *endpoint) publish(first, n uint64, err error) (int, error) {
 	if n > 0 {
 		e.posted.Store(first + n)
@@ -335,7 +338,7 @@ func (e *endpoint) why() error {
 
 var errShut = errors.New("shm: the endpoint is shut")
 
-// broke ends the endpoint for the reason why, which is reported to its user.
+// broke ends the endpoint for the reason why, which Poll then reports with KindBroken.
 func (e *endpoint) broke(why error) {
 	e.sendMu.Lock()
 	if !e.ending.Load() {
@@ -356,7 +359,7 @@ func (e *endpoint) Shut() {
 	conn := e.conn
 	e.sendMu.Unlock()
 	e.cancel()
-	// recvMu makes this wait for a chunk that is being placed.
+	// The lock of recvMu waits until a chunk that is being copied into memory is complete.
 	e.recvMu.Lock()
 	e.stopped = true
 	e.recvMu.Unlock()

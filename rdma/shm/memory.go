@@ -62,7 +62,7 @@ func (m *memory) WindowSpans(off, n uint64, spans []rdma.Span) (group.Memory, er
 	return m.d.enter(&memory{d: m.d, mem: m.mem[off : off+n : off+n], spans: spans, segment: m.segment, offset: m.offset + off})
 }
 
-// enter gives m a unique key.
+// enter gives m a unique key and adds it to d.keys.
 func (d *Domain) enter(m *memory) (*memory, error) {
 	d.keysMu.Lock()
 	defer d.keysMu.Unlock()

@@ -40,8 +40,9 @@ func New(ctx context.Context, o Options) (*group.Engine, error) {
 	return e, err
 }
 
-// start is New for tests. It also returns the state that the domains share. mayOpen, called for
-// NIC i, returns an error to prevent the replacement of its dead domain.
+// start is New with two additions for tests. It also returns the state that the domains share. It
+// calls mayOpen before it replaces the dead domain of NIC i; an error of mayOpen prevents the
+// replacement.
 func start(ctx context.Context, o Options, mayOpen func(i int) error) (*group.Engine, *host, error) {
 	if o.Pollers == 0 {
 		o.Pollers = 1

@@ -186,7 +186,9 @@ func (e *endpoint) perform(dst []group.Completion) (n int, placed uint64, moved 
 	return n, placed, moved
 }
 
-// step performs the next part of the entry in e.now. recvMu is held.
+// step performs the next part of the entry in e.now. bytes is the number of bytes placed. If done
+// is set, the entry is complete, status is its status, and c the completion for this engine, if
+// there is one. recvMu is held.
 func (e *endpoint) step() (status uint32, c group.Completion, bytes uint64, done bool) {
 	switch group.Op(e.now.op) {
 	case group.OpWrite, group.OpWriteImm:
@@ -256,9 +258,10 @@ func (e *endpoint) stepSend() (status uint32, c group.Completion, bytes uint64, 
 	return statusOK, group.Completion{Kind: group.KindMessage, Cookie: e.cookie, Slot: b.slot, Len: w.len}, w.len, true
 }
 
-// sourceValid reports whether the placed bytes are the bytes of the source. They are if the poster
-// has not withdrawn the entry and was still alive after the copy. If not, sourceValid sets stopped
-// and breaks the endpoint. recvMu is held.
+// sourceValid reports whether the bytes that were just copied are the bytes that the poster posted.
+// They are, if after the copy the poster had not withdrawn its entries and, for a source read by
+// process_vm_readv, was still alive. Otherwise sourceValid sets stopped and breaks the endpoint.
+// recvMu is held.
 func (e *endpoint) sourceValid() bool {
 	// The source must be read before the flag withdrawn. An atomic load of the flag would not keep
 	// the earlier reads before it, but an atomic read-modify-write does.
@@ -276,10 +279,11 @@ type fetched uint8
 const (
 	fetchOK      fetched = iota
 	fetchLater           // the source's segment has not been received yet
-	fetchRefused         // the source is not at the poster's address, or may not be read
+	fetchRefused         // no memory is at the source's address, or the memory may not be read
 )
 
-// fetch fills to from the source of the entry in e.now. recvMu is held.
+// fetch copies len(to) bytes of the source of the entry in e.now into to. at is their offset in the
+// source's segment, or, if the segment is 0, their address in the poster's process. recvMu is held.
 func (e *endpoint) fetch(to []byte, at uint64) fetched {
 	n := uint64(len(to))
 	if n == 0 {
@@ -294,7 +298,7 @@ func (e *endpoint) fetch(to []byte, at uint64) fetched {
 	v := e.views[e.now.segment]
 	if v == nil {
 		// The message with the segment has not arrived yet. The reader goroutine clears stalled
-		// when it arrives.
+		// when the message arrives.
 		e.stalled.Store(true)
 		return fetchLater
 	}
@@ -344,9 +348,9 @@ func (d *Domain) armAll(sleeps uint32) {
 	}
 }
 
-// Wait implements group.Domain. It polls for a while, then sleeps until the bell rings. If a
-// process adds work between the last poll and the sleep, the flags are already set, so that
-// process rings.
+// Wait implements group.Domain. It polls for a while, then sleeps until the bell rings. The flags
+// in the rings are set before the last poll. So a process that adds work after the last poll finds
+// its flag set and rings the bell.
 func (d *Domain) Wait() {
 	if d.spin.look(d.ready) {
 		return
@@ -372,7 +376,7 @@ func (d *Domain) Wake() {
 }
 
 // spinner polls before its owner sleeps, if polling has recently found work. Polling is worthwhile
-// because a wake-up through the bell takes longer than most answers.
+// because a wake-up through the bell takes longer than most answers take to arrive.
 type spinner struct{ patience time.Duration }
 
 const (

@@ -24,8 +24,8 @@ type process struct {
 }
 
 // peerProcess finds the peer's process and tries to read the probe that the peer's hello names.
-// Only this test shows that the number is the peer's pid in our pid namespace and that we may read
-// the peer's memory.
+// Only this test shows that the pid from the socket (SO_PEERCRED) is the peer's pid in our pid
+// namespace and that we may read the peer's memory.
 func peerProcess(conn *net.UnixConn, h *hello) *process {
 	p := &process{fd: -1}
 	var err error

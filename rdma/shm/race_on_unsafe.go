@@ -15,14 +15,14 @@ const raceEnabled = true
 // Package syscall does the same for reads and writes.
 var ioSync byte
 
-// released reports that all earlier accesses happen before the accesses of a goroutine that reads
-// the ring's change and calls acquired.
+// released reports to the race detector that all earlier accesses of this goroutine happen before
+// the later accesses of a goroutine that calls acquired.
 func released() {
 	// Safety: only the address is used.
 	runtime.RaceReleaseMerge(unsafe.Pointer(&ioSync))
 }
 
-// acquired reports that a change of a ring has been read.
+// acquired reports to the race detector that this goroutine has read a change of a ring.
 func acquired() {
 	// Safety: only the address is used.
 	runtime.RaceAcquire(unsafe.Pointer(&ioSync))

@@ -25,7 +25,8 @@ type ring struct {
 	done atomic.Uint64
 	_    [56]byte
 	// performerSleeps and posterSleeps request that the other process rings the bell. A process
-	// sets its flag before it sleeps, and the process that rings clears the flag.
+	// sets its flag before it sleeps. The process that rings clears the flag, as does the sleeper
+	// when it has woken up.
 	performerSleeps atomic.Uint32
 	_               [60]byte
 	posterSleeps    atomic.Uint32

@@ -16,7 +16,7 @@ func ringOf(mem []byte) *ring {
 // addressOf returns the address of b in this process.
 func addressOf(b []byte) uint64 {
 	// Safety: the number is only compared with other addresses, or sent to a peer. The peer reads
-	// at this address by a system call, which checks the address. Registered memory does not move
-	// or disappear: its memory holds the slice.
+	// at this address by a system call, which checks the address. Registered memory is not moved or
+	// freed, because its object of type memory holds the slice.
 	return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
 }

@@ -10,9 +10,10 @@ import (
 
 // Sizes of a connection's buffers and batches.
 const (
-	// readAhead is the size of a reader's buffer for small frames, in bytes. If directBytes or
-	// more of a frame are missing, they are read into their destination. If fewer are missing,
-	// they are read into the buffer and copied, because that copy costs less than a system call.
+	// readAhead is the size of a reader's buffer for small frames, in bytes. If directBytes or more
+	// of a frame are not in the buffer yet, they are read directly into their destination. If fewer
+	// are not in the buffer, they are read into the buffer and copied, because that copy costs less
+	// than a system call.
 	readAhead   = 32 << 10
 	directBytes = 16 << 10
 	// scatterRuns is the largest number of destinations of one read call.
@@ -81,7 +82,7 @@ type writerState struct {
 	downs []down
 	beat  bool
 	meta  []byte      // headers, tables and acks of the batch
-	vec   net.Buffers // the batch; out is vec while WriteTo consumes it
+	vec   net.Buffers // the vectors of the batch; out is the copy of this slice that WriteTo consumes
 	out   net.Buffers
 	// large marks the vectors that may be spliced, and runs is their number. splicer is nil if
 	// splicing is not possible.
@@ -134,9 +135,9 @@ func (c *conn) signal() {
 // reading payload.
 func (c *conn) interrupt() { _ = c.nc.SetReadDeadline(time.Unix(1, 0)) }
 
-// close closes the connection. If local operations are unacked, it drops the unsent data of a
-// socket that may refer to their sources, because the sources are returned to their owners when
-// the operations end.
+// close closes the connection. If unacked is set (local operations have no ack yet) and the
+// connection splices, close first drops the socket's unsent data. That data may refer to the
+// operations' sources, which are returned to their owners when the operations end.
 func (c *conn) close(unacked bool) {
 	if unacked && c.w.splicer != nil {
 		c.w.splicer.discard()

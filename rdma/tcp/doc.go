@@ -39,6 +39,8 @@
 // ends. If no operation is in flight at that point, the session has ended normally and is not
 // logged as a failure.
 //
+// The states of a rail:
+//
 //	up ──► dying ──► down ──► connecting ──► up
 //	  │       │         └ fenced: both engines reported this
 //	  │       └ its readers and writers are still running

@@ -74,8 +74,8 @@ func New(ctx context.Context, opts Options) (*Engine, error) {
 	return e, nil
 }
 
-// usablePipes returns nil if large writes must be copied. If opts requests zero copy, it then logs
-// the reason.
+// usablePipes returns the pipes for splicing, or nil if large writes must be copied. If opts
+// requests zero copy and splicing does not work, usablePipes logs the reason.
 func usablePipes(opts Options) *pipes {
 	if !opts.ZeroCopy || !canSplice {
 		return nil
@@ -132,7 +132,7 @@ func (e *Engine) Recv(count, sizeBytes int, handler func(from rdma.EngineID, msg
 	return e.core.Recv(count, sizeBytes, handler)
 }
 
-// forget removes a session that begins to end.
+// forget removes a session that begins to end from the tables of the engine.
 func (e *Engine) forget(s *session) {
 	e.core.Drop(s)
 	e.core.Mu.Lock()
@@ -152,14 +152,16 @@ func (e *Engine) logRail(r *rail, n *nic, why error, quiet bool) {
 	e.core.Log.Warn(sessions.LogPath, "data-plane rail is down; the other rails take over its work", args...)
 }
 
-// logRailUp logs that a rail is up again.
+// logRailUp logs that a rail is up. It does not log the first generation of rail 0, with which most
+// sessions begin.
 func (e *Engine) logRailUp(c *conn) {
 	if c.rail.index > 0 || c.generation > 1 {
 		e.core.Log.Debug("data-plane rail is up", "peer", c.s.Peer.String(), "nic", c.nic.name, "rail", c.rail.index)
 	}
 }
 
-// source returns the region of a write of n bytes.
+// source returns r, the source of a write of n bytes, as a region of this engine. It returns nil if
+// there is no source or n is 0.
 func (e *Engine) source(r rdma.Region, n uint64) (*region, error) {
 	if r == nil || n == 0 {
 		return nil, nil
@@ -210,7 +212,7 @@ func (e *Engine) prepare(ctx context.Context, s *session, src rdma.Region, dst *
 // Write implements rdma.Engine.
 func (e *Engine) Write(ctx context.Context, w rdma.Write) error { return e.write(ctx, nil, &w) }
 
-// write is Write. s, if not nil, is the session with the destination's engine.
+// write submits w, as Write does. s, if not nil, is the session with the destination's engine.
 func (e *Engine) write(ctx context.Context, s *session, w *rdma.Write) error {
 	if err := w.Check(); err != nil {
 		return err

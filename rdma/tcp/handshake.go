@@ -330,8 +330,8 @@ func (s *session) setPeer(id rdma.EngineID) error {
 // dialRail opens all connections of a generation of a rail.
 func (e *Engine) dialRail(ctx context.Context, s *session, r *rail, generation uint32) ([]*conn, error) {
 	if len(s.rails) > 1 {
-		// The other rails carry the traffic in the meantime, so the attempt may time out and is
-		// repeated later.
+		// The other rails carry the traffic in the meantime. So this attempt has a time limit, and
+		// a failed attempt is repeated later.
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, e.opts.HandshakeTimeout)
 		defer cancel()

@@ -8,9 +8,8 @@ import (
 )
 
 // inbound is the target's record of the latest operation in one of the peer's slots. The record
-// remains after the operation is complete, until the slot is used again: only then has the peer
-// certainly received the ack, so that the peer sends no piece of the operation again over another
-// rail.
+// remains after the operation is complete, until the peer uses the slot again. Before that, the
+// peer may not have received the ack and may send pieces of the operation again over another rail.
 type inbound struct {
 	generation uint32
 	// frames is the number of pieces of the operation, left the number of pieces that have not
@@ -28,7 +27,7 @@ type inbound struct {
 // complete reports whether every piece has arrived.
 func (in *inbound) complete() bool { return in.left == 0 }
 
-// bit returns the word and mask of piece i.
+// bit returns the word that holds the bit of piece i, and the mask of this bit.
 func (in *inbound) bit(i uint32) (*uint64, uint64) {
 	mask := uint64(1) << (i & 63)
 	if i < 64 {
@@ -37,9 +36,9 @@ func (in *inbound) bit(i uint32) (*uint64, uint64) {
 	return &in.more[i/64-1], mask
 }
 
-// Bounds of the state that a peer can create in one session: MaxOps slots, the pieces of
-// incomplete operations, and unread acks. (The peer may receive an ack before the local writer has
-// recorded that it wrote the ack.)
+// Bounds of the state that a peer can create in one session: MaxOps slots, the pieces of incomplete
+// operations, and acks that are not written yet because the peer does not read. (The peer may
+// receive an ack before the local writer has recorded that it wrote the ack.)
 const (
 	openFramesMax = 1 << 24
 	acksOwedMax   = 4 * MaxOps
@@ -52,7 +51,7 @@ const (
 	keptWords = 512
 )
 
-// begin resets in for a new operation of the slot.
+// begin resets the record for a new operation of the slot.
 func (in *inbound) begin(generation, frames uint32) {
 	words := (int(frames) - 1) / 64
 	more := in.more
@@ -116,7 +115,7 @@ func (s *session) landed(h *header, reason rdma.Reason) (complete bool, _ rdma.R
 	}
 	word, mask := in.bit(h.piece)
 	if *word&mask != 0 {
-		return false, 0 // the same piece on two connections: an error of the peer, and counted once
+		return false, 0 // the peer sent the piece on two connections, in error; it is counted once
 	}
 	*word |= mask
 	in.left--
@@ -163,7 +162,8 @@ func (c *conn) flushLate() {
 	}
 }
 
-// reackLocked queues those acks again that may have been lost with the failed rail dead.
+// reackLocked queues again, on the connection to, all acks that were sent over the failed rail
+// (dead) and may have been lost with it.
 func (s *session) reackLocked(dead *rail, to *conn) {
 	for slot := range s.inbound {
 		in := &s.inbound[slot]

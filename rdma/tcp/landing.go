@@ -46,7 +46,8 @@ func (c *conn) readWrite(h *header) error {
 		reason = rdma.ReasonRevoked
 	}
 	if err == nil && reason == rdma.ReasonNone {
-		// This precedes exit: after Revoke has returned, no write to the window may be counted.
+		// conclude is called before exit, because no write to the window may be counted after
+		// Revoke has returned, and Revoke waits for exit.
 		c.conclude(h, reason)
 	}
 	if e := c.exit(w); err == nil {
@@ -79,7 +80,8 @@ func (c *conn) repeated(h *header) error {
 	return c.drain(h.length)
 }
 
-// admit enters the window of h's key, or returns the reason why the write is refused.
+// admit finds the window with h's key and adds the connection to window.inside. If the write is
+// refused, admit returns nil and the reason.
 func (c *conn) admit(h *header) (*window, rdma.Reason) {
 	w := c.s.e.lookup(h.key)
 	if w == nil || !w.admits(c.s.Peer) {
@@ -136,8 +138,9 @@ func (c *conn) land(w *window, n uint64) (left uint64, err error) {
 	return 0, nil
 }
 
-// notifyLanded calls landed for n bytes that were read into the runs rest; at bytes of the first
-// run were read before. It returns the remaining runs and the offset in the first of them.
+// notifyLanded calls landed for the n bytes that were just read into the runs in rest. The first at
+// bytes of rest[0] were read before. It returns the runs that are not complete and the number of
+// bytes read into the first of them.
 func notifyLanded(landed func(off, n uint64), rest []span, at, n uint64) ([]span, uint64) {
 	for n > 0 {
 		k := min(n, rest[0].length-at)

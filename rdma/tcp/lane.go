@@ -18,7 +18,7 @@ func (q *queue) push(f frame) {
 // empty reports whether nothing is queued.
 func (q *queue) empty() bool { return q.head == len(q.frames) }
 
-// pop takes the oldest frame of a lane that is not empty.
+// pop removes and returns the oldest frame. The queue must not be empty.
 func (q *queue) pop() frame {
 	f := q.frames[q.head]
 	q.frames[q.head] = frame{}
@@ -55,7 +55,7 @@ func (l *lane) share() int64 {
 	return min(batchBytes, max(shareBytes, l.bytes/int64(max(1, len(l.conns)))))
 }
 
-// wake signals one parked connection for each share in the queue.
+// wake signals parked connections, one for each l.share() bytes in the queue.
 func (l *lane) wake() {
 	if l.empty() {
 		return

@@ -51,7 +51,7 @@ func (e *Engine) openNICs(ctx context.Context) error {
 	return nil
 }
 
-// listen opens the listener of a NIC if it has one.
+// listen opens the listener of a NIC if o.Listen is set.
 func (e *Engine) listen(ctx context.Context, n *nic, o NIC) error {
 	if o.Listen == "" {
 		return nil
@@ -83,7 +83,7 @@ func HostPort(a rdma.NetAddr) (hostPort string, secure bool) {
 }
 
 // dialFrom sets the source address of the NIC's dialed connections. A NIC in Options.NICs that
-// listens on one address also dials from it.
+// listens on one address also dials from this address.
 func (n *nic) dialFrom(o NIC, named bool) error {
 	host := o.Local
 	if host == "" && n.listener != nil && named {
@@ -115,8 +115,8 @@ var errNoCarrier = errors.New("has no carrier")
 // interfaceByName queries the kernel for an interface.
 var interfaceByName = net.InterfaceByName
 
-// look checks whether the interface is usable. The kernel reports a link that is down immediately,
-// while a connection detects it only when nothing arrives for some time.
+// look checks whether the interface is usable. The kernel reports a lost link immediately, while a
+// connection detects it only when nothing has arrived for some time.
 func (n *nic) look() {
 	var why error
 	if dev, err := interfaceByName(n.device); err != nil {

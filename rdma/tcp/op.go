@@ -23,8 +23,9 @@ type op struct {
 	// The fields below and via are guarded by session.Mu. ackMayWait: the peer may delay the ack.
 	ackMayWait bool
 	// unsent is the number of frames that a writer is reading from or will read from. An op ends
-	// when it is acked and unsent is 0. An ack alone must not free the source: it may come early
-	// because of an error of the peer, or because the local writer is slow.
+	// when it is acked and unsent is 0. An ack alone must not free the source: the ack may arrive
+	// while the local writer still reads, because the writer is slow or because the peer sent the
+	// ack in error.
 	unsent int
 	acked  bool
 	status rdma.Reason
@@ -83,7 +84,8 @@ func (o *op) seal() {
 	}
 }
 
-// frame is piece number piece of an operation, queued for a writer.
+// frame is one piece of an operation, queued for a writer. piece is the number of the piece, and
+// bytes its payload.
 type frame struct {
 	op    *op
 	piece uint32

@@ -41,8 +41,8 @@ type Options struct {
 
 	// Conns is the number of payload connections in each session that this engine opens, for each
 	// pair of NICs, and for each class if QoS is set. Each pair has one more connection in each
-	// class. In the highest class it carries the messages and acks, which therefore do not wait
-	// behind payload. Default 4, at most MaxConns.
+	// class. The additional connection of the highest class carries the messages and acks, which
+	// therefore do not wait behind payload. Default 4, at most MaxConns.
 	Conns int
 	// QoS, if set, gives each rdma.Class its own connections in the sessions that this engine
 	// opens. It also marks the packets that this engine sends on these connections. The peer marks

@@ -179,7 +179,7 @@ func (s *session) drop(r *rail, generation uint32, why error) {
 	conns := r.conns
 	s.electLocked()
 	for _, l := range s.lanes {
-		l.wake() // for the wake-ups that the dead connections did not use
+		l.wake() // other connections replace the woken connections that have failed
 	}
 	s.Mu.Unlock()
 	for _, c := range conns {
@@ -188,9 +188,10 @@ func (s *session) drop(r *rail, generation uint32, why error) {
 	s.e.logRail(r, conns[0].nic, why, closed)
 }
 
-// controlConn is the connection for messages and acks. If the rail has several connections,
-// controlConn carries nothing else, because messages would wait behind the payload in a slow NIC's
-// socket queue. It belongs to the highest class. The rail must be up or dying.
+// controlConn returns the rail's connection for messages and acks, which is in the lane of the
+// highest class. If the rail has several connections, this connection carries nothing else, because
+// messages would wait behind the payload in a slow NIC's socket queue. The rail must be up or
+// dying.
 func (r *rail) controlConn() *conn { return r.conns[(len(r.s.lanes)-1)*r.connsEach] }
 
 // electLocked chooses the rail whose control connection carries the session's messages.
@@ -227,7 +228,7 @@ func (s *session) railDownLocked(r *rail) {
 	}
 }
 
-// reportDownLocked reports to the peer all rails that are down at this engine. It repeats rails
+// reportDownLocked reports to the peer all rails that are down at this engine. It includes rails
 // that it has reported before, because an earlier report may have been lost with another rail.
 func (s *session) reportDownLocked(to *conn) {
 	if to == nil {
@@ -260,7 +261,8 @@ func (s *session) peerTookDown(index, generation uint32) error {
 	return nil
 }
 
-// forgetLocked releases connections once the peer cannot place their packets any more.
+// forgetLocked releases the connections in resetting. It is called once the peer cannot place their
+// packets any more.
 func (r *rail) forgetLocked() {
 	for _, c := range r.resetting {
 		if c.w.splicer != nil {

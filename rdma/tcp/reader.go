@@ -137,8 +137,8 @@ func (c *conn) fill(limit int) error {
 	return err
 }
 
-// ahead returns the next n bytes of the stream, at most readAhead. The bytes are valid until the
-// next read. If exact is set, ahead reads no byte after them.
+// ahead returns the next n bytes of the stream; n is at most readAhead. The bytes are valid until
+// the next read. If exact is set, ahead does not read beyond these n bytes.
 func (c *conn) ahead(n int, exact bool) ([]byte, error) {
 	r := &c.r
 	if r.start == r.end {
@@ -161,8 +161,10 @@ func (c *conn) ahead(n int, exact bool) ([]byte, error) {
 	return b, nil
 }
 
-// place reads some of the left bytes of payload into into, whose slices are not empty. It returns
-// the number of bytes that are in place. With few it reads at most landingBytes.
+// place reads payload into the slices of into, none of which is empty. left is the number of
+// payload bytes that are not in place yet. place returns the number of bytes that it has put in
+// place; 0 without an error means that it has only filled the buffer. If few is set, one read
+// system call into the slices reads at most landingBytes.
 func (c *conn) place(into [][]byte, left uint64, few bool) (n uint64, err error) {
 	r := &c.r
 	if r.start < r.end {
@@ -192,9 +194,10 @@ func (c *conn) place(into [][]byte, left uint64, few bool) (n uint64, err error)
 	return n, nil
 }
 
-// withNext returns the destinations of one system call: as many slices of into as one call takes.
-// If these are all of into, a buffer for the next header and its table follows; the next table is
-// assumed to be as long as the current table.
+// withNext returns the destinations of one read system call. If into has more slices than one call
+// takes, these are the first scatterRuns slices. Otherwise they are all slices of into and a buffer
+// for the next frame's header and table; the next table is assumed to be as long as the current
+// table.
 func (c *conn) withNext(into [][]byte) [][]byte {
 	r := &c.r
 	if len(into) > scatterRuns {
@@ -208,8 +211,8 @@ func (c *conn) withNext(into [][]byte) [][]byte {
 	return append(into, r.buf[:next])
 }
 
-// first returns the first landingBytes of into, which is longer, or as many slices as one system
-// call takes.
+// first returns the first landingBytes bytes of into, or fewer if one system call cannot take that
+// many slices. into must have more than landingBytes bytes.
 func (c *conn) first(into [][]byte) [][]byte {
 	r := &c.r
 	r.few = r.few[:0]

@@ -11,7 +11,8 @@ import (
 )
 
 // disconnect resets a connection with connect(2) to the address family AF_UNSPEC, and leaves the
-// descriptor open. The kernel drops both queues. When disconnect returns, the reset has been sent.
+// descriptor open. The kernel drops the socket's send and receive queues. When disconnect returns,
+// the reset has been sent.
 func disconnect(fd int) error {
 	addr := unix.RawSockaddr{Family: unix.AF_UNSPEC}
 	// Safety: the kernel reads sizeof(addr) bytes during the call.
@@ -29,7 +30,8 @@ func sendQueued(fd int) (uint32, error) {
 	const wmemAlloc = 2
 	var info [9]uint32
 	size := uint32(unsafe.Sizeof(info))
-	// Safety: the kernel writes at most size bytes to info, and the size to size.
+	// Safety: the kernel writes at most size bytes to info, and the number of written bytes to
+	// size.
 	_, _, errno := syscall.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_MEMINFO,
 		uintptr(unsafe.Pointer(&info[0])), uintptr(unsafe.Pointer(&size)), 0)
 	if errno != 0 {

@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// session is the state that this engine holds for a connected peer: rails between the NICs of
-// both, and the operations in flight in both directions.
+// session is the state that this engine holds for a connected peer: the rails between the NICs of
+// the two engines, and the operations in flight in both directions.
 type session struct {
 	sessions.Session[*op]
 	e     *Engine
@@ -85,7 +85,7 @@ func (s *session) submit(o *op) error {
 	}
 	o.unsent = len(o.cuts)
 	if o.kind == frameMessage {
-		// Past half its budget a sender asks for immediate acks.
+		// A sender that uses more than half of its budget does not permit delayed acks.
 		o.ackMayWait = 2*s.Active <= s.e.opts.InFlightOps && 2*s.FreeBytes >= s.e.opts.InFlightBytes
 		s.messages.push(o.frame(0))
 		s.messenger.signal()

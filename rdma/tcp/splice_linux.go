@@ -241,8 +241,8 @@ func (s *splicer) small() int {
 	return n
 }
 
-// more returns flags, with more added unless the next n vectors are the last. With that flag,
-// later vectors may share a packet with these.
+// more returns flags. Unless the next n vectors are the last of the batch, it adds the flag more,
+// with which the kernel may put later vectors into the same packet.
 func (s *splicer) more(n, flags, more int) int {
 	if len(s.vec) > n {
 		flags |= more
@@ -266,7 +266,7 @@ func (s *splicer) sent(n int) {
 // After discard nothing is spliced.
 func (s *splicer) discard() {
 	// write sets used and then loads dead; discard sets dead and then loads used. So at least one
-	// of them sees the other's flag.
+	// of the two loads the flag that the other has set.
 	s.dead.Store(true)
 	if !s.used.Load() {
 		return
@@ -288,7 +288,7 @@ func (s *splicer) discard() {
 // Values of splicer.resetFD that are not a descriptor.
 const (
 	noResetFD       = -1 // discard has not reset the connection
-	resetFDReleased = -2 // no awaitSent follows
+	resetFDReleased = -2 // forget was called, so discard keeps no descriptor
 )
 
 // forget closes the descriptor that discard duplicated, when the packets of the connection no

@@ -100,8 +100,8 @@ func (t *env) same(what string, got, want []byte) {
 	}
 }
 
-// roundTrip writes over a new connection in both directions. When it returns, packets that were
-// sent before it have arrived.
+// roundTrip writes over a new connection in both directions. When it returns, the packets that were
+// sent before the call have arrived.
 func (t *env) roundTrip() {
 	t.Helper()
 	la, lb := t.connect(rdma.ClassKV)

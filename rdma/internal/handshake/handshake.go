@@ -22,9 +22,9 @@ const (
 	VerdictSize   = 8 + sha256.Size
 )
 
-// Protocol is the protocol for which a handshake opens the stream. Its hello and its challenge
-// begin with magics, whose last byte is the version. A hello has MoreBytes additional bytes for
-// the protocol.
+// Protocol describes the protocol that uses the stream after the handshake. Hello and Challenge are
+// the magics with which its hello and its challenge begin; the last byte of a magic is the version.
+// A hello has MoreBytes additional bytes that the protocol defines.
 type Protocol struct {
 	Hello, Challenge [4]byte
 	MoreBytes        int

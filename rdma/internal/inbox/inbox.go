@@ -5,7 +5,7 @@
 //	  ▲ nil: refuse                                                             │
 //	  └──────────────────────────────────────────────────────────────────────◄─┘
 //
-// Lock order: there is no lock; two channels hold all buffers.
+// Lock order: there is no lock; the buffers are passed through two channels.
 package inbox
 
 import (
@@ -16,7 +16,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// Limits of New; the product of count and size is allocated at once.
+// Limits of New: the number of buffers, the size of a buffer, and the bytes of all buffers, which
+// New allocates at once.
 const (
 	MaxCount = 1 << 16
 	MaxSize  = 1 << 20
@@ -26,8 +27,8 @@ const (
 // Inbox is the pool of buffers.
 type Inbox struct {
 	size int
-	// Invariant: each buffer is in free, in full, being filled by a reader, or with the handler;
-	// both channels hold all of them, so no send to a channel blocks.
+	// Invariant: each buffer is in free, in full, being filled by a reader, or with the handler.
+	// Each channel has capacity for all buffers, so no send to a channel blocks.
 	free chan []byte
 	full chan message
 }
@@ -38,7 +39,7 @@ type message struct {
 	msg  []byte
 }
 
-// New returns count buffers of sizeBytes each.
+// New returns an inbox with count buffers of sizeBytes each.
 func New(count, sizeBytes int) (*Inbox, error) {
 	if count < 1 || count > MaxCount || sizeBytes < 1 || sizeBytes > MaxSize || count*sizeBytes > maxBytes {
 		return nil, fmt.Errorf("rdma: %d receive buffers of %d bytes; 1 to %d of 1 to %d bytes, %d in all: %w", count, sizeBytes, MaxCount, MaxSize, maxBytes, rdma.ErrRange)
@@ -68,7 +69,8 @@ func (p *Inbox) Run(ctx context.Context, handler func(from rdma.EngineID, msg []
 	}
 }
 
-// Take returns a free buffer, or nil. Deliver or Give returns it to the pool.
+// Take returns a free buffer, or nil if none is free. The caller then passes the buffer either to
+// the handler, with Deliver, or back to the pool, with Give.
 func (p *Inbox) Take() []byte {
 	select {
 	case b := <-p.free:

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// HandshakesMax is the largest number of connections that have not proved the token yet. Further
-// connections wait in the listener's backlog.
+// HandshakesMax is the largest number of accepted connections whose peers have not proved the token
+// yet. Further connections wait in the listener's backlog.
 const HandshakesMax = 256
 
 // Pauses before a failed Accept is tried again.

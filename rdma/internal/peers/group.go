@@ -35,7 +35,8 @@ func (g *Group[S]) Peers() []rdma.EngineID { return slices.Clone(g.peers) }
 func (g *Group[S]) Close() {}
 
 // Resolve returns the function that finds the sessions for an operation on group. If group is nil,
-// this is find. Otherwise group must belong to owner, and none of its sessions may have ended.
+// Resolve returns find. Otherwise group must belong to owner, and none of its sessions may have
+// ended.
 func Resolve[S any](owner rdma.Engine, group rdma.PeerGroup, find func(rdma.EngineID) (S, error), ended func(S) bool) (func(rdma.EngineID) (S, error), error) {
 	if group == nil {
 		return find, nil

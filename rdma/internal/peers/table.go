@@ -14,10 +14,10 @@ type Key struct {
 	Dialed bool
 }
 
-// Table holds the live sessions of an engine. Lookups take no lock, because each write performs
-// one. The zero value is empty.
+// Table holds the live sessions of an engine. A lookup takes no lock, because each operation on a
+// session begins with a lookup. The zero value is empty.
 type Table[S comparable] struct {
-	mu sync.Mutex // taken by writers
+	mu sync.Mutex // held while m is replaced
 	m  atomic.Pointer[map[Key]S]
 }
 

@@ -1,6 +1,6 @@
 // Package ratelog is a rate-limited log, so that a peer cannot fill the log: it logs at most one
 // event of each kind per second, with the number of events of that kind that it left out since the
-// last one. It is not a source of metrics.
+// last logged event. It is not a source of metrics.
 //
 //	Warn(kind) ─► one of this kind within the last second? ── yes ─► counted
 //	                                                       └─ no ──► logged, with left_out

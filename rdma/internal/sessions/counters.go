@@ -37,8 +37,8 @@ func (c *Counters) WriteEnded(n uint64, err error) {
 	c.WriteBytesOut.Add(n)
 }
 
-// Stats returns the counters, and two gauges of an engine: the operations in flight to peers, and
-// the immediates in imms.
+// Stats returns the counters, the counts of immediates in imms, and the sum of the operations in
+// flight to peers.
 func (c *Counters) Stats(imms *rdma.ImmCounters, peers []rdma.Peer) rdma.Stats {
 	st := rdma.Stats{
 		WritesOut: c.WritesOut.Load(), WriteBytesOut: c.WriteBytesOut.Load(), WriteFailuresOut: c.WriteFailuresOut.Load(),

@@ -16,5 +16,5 @@
 // State.Mu guards the fields of Session and the provider's fields of a session, so it is exported.
 //
 // Lock order: Engine.Mu → State.Mu. Fail and the rdma callbacks (Done, OnPeerUp, OnPeerDown) are
-// called without locks, Rules under State.Mu. Counters are atomic.
+// called without locks; the functions in Rules are called under State.Mu. Counters are atomic.
 package sessions

@@ -116,7 +116,8 @@ func (e *Engine[S]) Session(peer rdma.EngineID) (S, error) {
 	return s, fmt.Errorf("rdma: engine %v: %w", peer, rdma.ErrNoPeer)
 }
 
-// Recipient returns the session for a Send of msg to the engine to.
+// Recipient returns the session over which msg can be sent to the engine with the ID to. It returns
+// an error if ctx has ended, msg is too long, or there is no such session.
 func (e *Engine[S]) Recipient(ctx context.Context, to rdma.EngineID, msg []byte) (none S, _ error) {
 	if err := ctx.Err(); err != nil {
 		return none, fmt.Errorf("%s: send: %w", e.Name, err)
@@ -215,8 +216,8 @@ func (e *Engine[S]) Connect(ctx context.Context, peer rdma.EngineID, where []rdm
 		return peer, nil
 	}
 	if peer.IsZero() {
-		// Another goroutine may have connected in the meantime. A second session would end that
-		// session.
+		// Another goroutine may have connected to these addresses in the meantime. Its session is
+		// used, because a second session with the same peer would end it.
 		if peer, ok := e.dialedTo(where, token); ok {
 			return peer, nil
 		}
@@ -245,8 +246,8 @@ func (e *Engine[S]) dialedTo(where []rdma.NetAddr, token rdma.Token) (rdma.Engin
 	return rdma.EngineID{}, false
 }
 
-// Activate adds a session to the table. If the same peer has an older session, that session ends
-// first, because the peer's engine has replaced it.
+// Activate adds a session to the table. If the table already has a session under the same key,
+// Activate first ends that session and waits for its removal, because the peer has replaced it.
 func (e *Engine[S]) Activate(live S) error {
 	s := live.state()
 	k := s.key()
@@ -283,14 +284,15 @@ func (e *Engine[S]) Activate(live S) error {
 	return nil
 }
 
-// Drop removes a session that is beginning to end from the table.
+// Drop removes a session from the table. It is called when the session begins to end.
 func (e *Engine[S]) Drop(s S) {
 	e.Mu.Lock()
 	defer e.Mu.Unlock()
 	e.table.Drop(s.state().key(), s)
 }
 
-// Remove removes a session whose operations have all ended.
+// Remove calls OnPeerDown for an ended session and removes the session from All. It is called when
+// all operations of the session have ended.
 func (e *Engine[S]) Remove(live S) {
 	s := live.state()
 	select {
@@ -309,9 +311,9 @@ func (e *Engine[S]) Remove(live S) {
 	close(s.Removed)
 }
 
-// logEnd logs the end of a session, normally as a warning. It logs no warning if the peer closed
-// the session with no operation in flight, or if this engine's caller ended the session. Neither
-// of these needs action.
+// logEnd logs the end of a session, normally as a warning. If the peer closed the session with no
+// operation in flight, or if this engine's caller ended the session, no action is needed, so logEnd
+// logs at debug level.
 func (e *Engine[S]) logEnd(s *State) {
 	args := []any{"peer", s.Peer.String(), "remote", s.Remote}
 	switch {

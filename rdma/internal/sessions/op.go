@@ -8,12 +8,13 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sources"
 )
 
-// Run is a range that is contiguous both in the source and at the target. The engine defines the
-// origin of Dst.
+// Run is a range of N bytes that is contiguous both in the source and at the target. Src is the
+// offset in the source. Dst is the offset at the target, counted from the first byte that the Desc
+// describes.
 type Run struct{ Src, Dst, N uint64 }
 
-// Op is the part of a local operation that its session manages. The op of an engine embeds it. Ops
-// are recycled: a session has as many ops as were ever in flight at the same time.
+// Op is the part of a local operation that its session manages. The op type of an engine embeds Op.
+// Ops are recycled: a session has as many ops as were ever in flight at the same time.
 type Op struct {
 	// Slot and Generation together are the number of the operation. Each use of a slot has a new
 	// generation, so an answer to an operation that has ended is recognised. Generations begin at

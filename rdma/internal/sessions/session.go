@@ -13,8 +13,8 @@ import (
 
 // State is the part of a session that does not depend on the type of its operations.
 type State struct {
-	// Peer is the peer's ID. Remote is the peer's address as the connection reports it. Both do
-	// not change after Ready is closed.
+	// Peer is the peer's ID. Remote is the peer's address as the connection reports it. Neither
+	// changes after Ready is closed.
 	Peer   rdma.EngineID
 	Remote string
 	Dialed bool
@@ -73,9 +73,9 @@ const (
 )
 
 // Rules are the limits and callbacks of a session that differ between engines. The functions are
-// called with Mu held.
+// called with State.Mu held.
 type Rules[O Operation] struct {
-	// Ops and Bytes are the largest number of operations in flight, and of their bytes.
+	// Ops is the largest number of operations in flight, and Bytes the largest sum of their bytes.
 	Ops   int
 	Bytes int64
 	// New makes an op.
@@ -89,8 +89,8 @@ type Rules[O Operation] struct {
 	Ended   func(o O)
 }
 
-// Session manages the local operations in flight to a peer: their slots, a budget of bytes, and
-// the submitters that wait for a slot or for bytes. The session of an engine embeds it.
+// Session manages the local operations in flight to a peer: their slots, a budget of bytes, and the
+// submitters that wait for a slot or for bytes. The session type of an engine embeds Session.
 type Session[O Operation] struct {
 	State
 	rules    Rules[O]
@@ -142,7 +142,8 @@ func (s *Session[O]) takeLocked(queue int, bytes int64) O {
 	return o
 }
 
-// releaseLocked returns an op and its bytes, and grants the requests of waiters that now fit.
+// releaseLocked returns an op to free and its bytes to the budget. It then grants ops to the
+// waiters for which there is room.
 func (s *Session[O]) releaseLocked(o O) {
 	if s.rules.Ended != nil {
 		s.rules.Ended(o)
@@ -289,8 +290,8 @@ func (s *Session[O]) FailLocked(why error) bool {
 	return true
 }
 
-// Overdue reports whether any operation was submitted more than rounds rounds ago. now is the
-// current value of the engine's Ticks.
+// Overdue reports whether any operation in flight was submitted more than the given number of
+// rounds of Watch ago. now is the current value of the engine's Ticks.
 func (s *Session[O]) Overdue(now, rounds uint64) bool {
 	if now <= rounds {
 		return false

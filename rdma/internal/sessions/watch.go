@@ -14,12 +14,12 @@ func Rounds(d, heartbeat time.Duration) uint64 {
 	return uint64((d + interval - 1) / interval)
 }
 
-// Watch calls round periodically with the number of the round, until Close begins. Time is
-// counted in rounds and not read from a clock, so that peers do not time out while this process
-// is suspended or starved.
+// Watch calls round periodically with the number of the round, until Close begins. Timeouts are
+// counted in rounds and not read from a clock. So the time in which this process is suspended or
+// gets no CPU does not count towards the timeouts of its peers.
 //
-// Peers do time out: a process that does not run sends no heartbeats. If a round is late by half
-// of idle or more, Watch logs a warning.
+// The peers, however, may declare this process dead, because it sends no heartbeats while it does
+// not run. So Watch logs a warning if a round is late by half of idle or more.
 func (e *Engine[S]) Watch(heartbeat, idle time.Duration, round func(now uint64)) {
 	interval := WatchInterval(heartbeat)
 	ticker := time.NewTicker(interval)
@@ -41,15 +41,16 @@ func (e *Engine[S]) Watch(heartbeat, idle time.Duration, round func(now uint64))
 	}
 }
 
-// Silence is Watch's state of a connection between its rounds.
+// Silence holds the counts of one connection at the last round of Watch, and the number of rounds
+// since each count changed.
 type Silence struct {
 	lastRx, lastTx         uint64
 	silentTicks, idleTicks uint64
 }
 
-// Look must be called once a round with the counts of received and sent data. silent is the
-// number of rounds without received data. beat reports that a heartbeat is due because nothing
-// was sent.
+// Look must be called once a round. rx and tx are the numbers of receptions and transmissions on
+// the connection so far. silent is the number of consecutive rounds in which nothing was received.
+// beat reports that a heartbeat is due because nothing was sent.
 func (w *Silence) Look(rx, tx uint64) (silent uint64, beat bool) {
 	if rx != w.lastRx {
 		w.lastRx, w.silentTicks = rx, 0
