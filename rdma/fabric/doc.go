@@ -30,8 +30,8 @@
 // accepts up to QueueDepth works. fi_writemsg is called with FI_DELIVERY_COMPLETE: the completion
 // of a write then means that the bytes are in place. The low half of the remote CQ data is the
 // immediate. The high half is the length of the payload. For a provider without source addresses
-// (quirks.go, noSourceAddress) it is instead the tag that identifies the target's endpoint. EFA
-// has only 4 bytes of CQ data, which hold the immediate.
+// (quirks.go, noSourceAddress) the high half is instead the tag that identifies the target's
+// endpoint. EFA has only 4 bytes of CQ data, which hold the immediate.
 //
 // # The hub
 //

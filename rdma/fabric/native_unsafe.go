@@ -92,7 +92,7 @@ type native struct {
 	buffers unsafe.Pointer
 	frame   int
 	reg     registration // of buffers, if the provider requires it
-	// taken counts completions.
+	// taken is the number of completions read so far.
 	taken atomic.Uint64
 }
 
@@ -159,8 +159,9 @@ func (n *native) openHub() ([]byte, error) {
 	return name[:min(int(size), len(name))], nil
 }
 
-// hubRecvs and hubSends are the numbers of the hub's receive and send buffers. An arrived frame is
-// copied out in the next poll, so hubRecvs limits a burst but not a backlog.
+// hubRecvs and hubSends are the numbers of the hub's receive and send buffers. Each poll copies the
+// arrived frames out of the receive buffers, so hubRecvs limits only the number of frames that
+// arrive between two polls.
 const (
 	hubRecvs = 64
 	hubSends = 32
