@@ -88,5 +88,5 @@
 //
 // Lock order: endpoint.mu, then domain.qpMu, then domain.mu; bindMu, then memMu. No other lock is
 // acquired under roomMu. No command of the device runs under domain.mu or memMu, because every
-// poller takes domain.mu. No callback runs under a lock: there are no callbacks.
+// poller takes domain.mu. The package calls no callbacks.
 package verbs

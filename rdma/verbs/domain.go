@@ -73,8 +73,8 @@ type domain struct {
 	// posted to the card.
 	buffers map[uint32]buffer
 	lent    int
-	// doomed: the port or the device has failed. dead, which wraps group.ErrDead, is set when all
-	// endpoints have been cut off because of that.
+	// doomed: the port or the device has failed, and the endpoints are being cut off. dead is set
+	// when all of them have been cut off; it wraps group.ErrDead.
 	doomed bool
 	dead   error
 }

@@ -30,7 +30,7 @@ type endpoint struct {
 	joined   bool
 	shut     bool
 	closed   bool
-	reported bool // KindBroken was delivered or is not wanted; guarded by d.mu
+	reported bool // KindBroken was delivered, or Shut made it unnecessary; guarded by d.mu
 }
 
 var _ group.Endpoint = (*endpoint)(nil)
@@ -112,8 +112,8 @@ func (d *domain) placeLocked(l *lane) uint32 {
 // Local implements group.Endpoint.
 func (e *endpoint) Local() []byte { return e.local }
 
-// path returns the part of a path to the peer that both queue pairs share. Connect adds the
-// numbers of queue pairs and packets.
+// path returns the part of a path to the peer that both queue pairs share. Connect adds the queue
+// pair numbers and the packet sequence numbers.
 func (d *domain) path(to endpointAddr, class rdma.Class) path {
 	return path{
 		port: d.number, mtu: min(d.port.mtu, to.mtu), gidIndex: d.gid.index, remoteGID: to.gid, remoteLID: to.lid,
