@@ -33,7 +33,8 @@ func Save(dir string, sysfs fs.FS) error {
 	return nil
 }
 
-// saver is a tree that copies each part that is read. Only one goroutine may use it.
+// saver is a tree. Each file, link and directory that is read through the saver is copied into dir.
+// Only one goroutine may use it.
 type saver struct {
 	tree tree
 	dir  string
@@ -92,7 +93,7 @@ func (s *saver) link(name, target string) {
 	}
 }
 
-// Open implements fs.FS. When the file is read, it is copied too.
+// Open implements fs.FS. The bytes that are read from the file are also written to its copy.
 func (s *saver) Open(name string) (fs.File, error) {
 	f, err := s.tree.fs.Open(name)
 	if err != nil {
