@@ -225,8 +225,8 @@ func (c *Cluster) fail(err error) {
 	c.k.Stop()
 }
 
-// givePrefill adds a request to the load of a prefill engine, unless the request has a prefill
-// engine.
+// givePrefill adds a request to the load of a prefill engine, unless the request already has a
+// prefill engine.
 func (c *Cluster) givePrefill(r *request, pe *prefiller) {
 	if r.pe == nil {
 		r.pe = pe
@@ -235,7 +235,8 @@ func (c *Cluster) givePrefill(r *request, pe *prefiller) {
 	}
 }
 
-// giveDecode adds a request to the load of a decode engine, unless the request has a decode engine.
+// giveDecode adds a request to the load of a decode engine, unless the request already has a decode
+// engine.
 func (c *Cluster) giveDecode(r *request, de *decoder) {
 	if r.de == nil {
 		r.de = de
@@ -307,7 +308,8 @@ func (c *Cluster) start(r *request, a *dualpath.Action) {
 	c.load(r)
 }
 
-// load queues the request's parts at the storage NICs.
+// load queues the reads of the request's cached prefix at the storage NICs: one read for each part
+// of the prefix.
 func (c *Cluster) load(r *request) {
 	if r.unread == 0 {
 		c.loaded(r)
@@ -326,7 +328,7 @@ func (c *Cluster) load(r *request) {
 	}
 }
 
-// readDone handles the end of the read of a part.
+// readDone handles the end of the read of a part of the cached prefix.
 func (c *Cluster) readDone(r *request, p dualpath.Part) {
 	if r.unread--; r.unread == 0 {
 		c.loaded(r)
@@ -359,7 +361,7 @@ func (c *Cluster) prefilled(r *request) {
 	case Oracle:
 		r.de.arrive(r)
 	case Basic:
-		// All layers at once, from HBM to HBM.
+		// The KV of all layers is sent at once, from HBM to HBM.
 		c.k.At(c.send(&pe.cnic, &r.de.cnic, r.prompt()), func() {
 			pe.release(r)
 			r.de.arrive(r)

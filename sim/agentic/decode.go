@@ -35,7 +35,7 @@ type decoder struct {
 	finish func(*request)
 }
 
-// decodeGroup is a group of decode engines that fetch together.
+// decodeGroup is a group of decode engines for which work is fetched together.
 type decodeGroup struct {
 	fetcher
 	c       *Cluster

@@ -1,17 +1,17 @@
 // Package agentic simulates DualPath's cluster in virtual time: agents with several rounds, prefill
-// and decode engines, storage NICs, and the production planner (package dualpath). It simulates
-// lengths and times, but no KV, no storage nodes and no failures. lab/emulate runs a cluster
-// with real bytes.
+// engines (PE) and decode engines (DE), storage NICs, and the production planner (package
+// dualpath). It simulates lengths and times, but no KV, no storage nodes and no failures.
+// lab/emulate runs a cluster with real bytes.
 //
 //	agents ─ round j ─► Submit ──────────────┐             ┌──► Assign, Start ─────────────────────┐
 //	                                         ▼             │                                       │
-//	prefill and decode groups ── Fetch ─► dualpath.Planner ┘   its policy is the system's           │
+//	prefill and decode groups ── Fetch ─► dualpath.Planner ┘   (policy: Options.System)             │
 //	     ┌─────────────────────────────────────────────────────────────────────────────────────────┘
 //	     ▼
 //	storage NIC of the PE's or the DE's node, FIFO ─► ready ─► prefill group: synchronous steps,
 //	  each engine packs its queue (dualpath/batch) up to the quota      ▲ │  ─► first token
 //	                      hit: memory of the PE's or the DE's node ─────┘ └──► memory of the DE's node
-//	                           over compute NICs, during the step        what it does not have, likewise
+//	                           over compute NICs, during the step        the rest of the prompt's KV
 //	     DE's memory ─► DE's compute NIC ─► HBM ─► decode: the whole batch, a token a step ─► next round
 //
 // # The model and its sources

@@ -11,16 +11,17 @@ import (
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
-// System is a system to compare. Each row of the paper's ablation (section 7.5) adds one feature to
-// the row before it.
+// System is a system to compare. The first four are the rows of the ablation in section 7.5 of the
+// DualPath paper; each row adds one feature to the row before it.
 type System uint8
 
 const (
 	// Basic reads at the prefill node, holds a request's HBM during the read, and packs all ready
 	// requests into a step.
 	Basic System = iota
-	// Layerwise is Basic without holding HBM, and with the compute quota. In the paper all systems
-	// but Basic have the quota (section A.4).
+	// Layerwise differs from Basic in two ways: a request holds no HBM during the read, and the
+	// compute quota bounds a step. In the paper all systems except Basic have the quota (section
+	// A.4).
 	Layerwise
 	// RoundRobin is Layerwise with reads at the prefill node and at the decode node in turn.
 	RoundRobin
@@ -77,11 +78,13 @@ type Options struct {
 	BlockTokens int
 	// RecomputeTail makes prefill also compute the last tokens of the context, which fill no block.
 	RecomputeTail bool
-	// Quota bounds an engine's attention time in a step, over all layers; default 300 ms (section
-	// A.4). NoQuota packs all ready requests, as Basic does.
+	// Quota is the longest attention time of an engine in a step, over all layers; default 300 ms
+	// (section A.4 of the DualPath paper). With NoQuota a step contains all ready requests, as in
+	// Basic.
 	Quota   time.Duration
 	NoQuota bool
-	// StepOverhead is the additional time of a prefill step; default 30 ms.
+	// StepOverhead is the part of a prefill step's duration that does not depend on the step's
+	// tokens; default 30 ms.
 	StepOverhead time.Duration
 	// FetchEvery is the time between two fetches of a group; default 20 ms.
 	FetchEvery time.Duration

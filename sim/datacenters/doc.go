@@ -21,14 +21,15 @@
 //   - An instance prefills one request at a time, in order of arrival, in T(l), where l is the
 //     number of tokens that no usable cache has. A PrfaaS instance stalls while TransfersMax
 //     requests wait for the link, because the memory for their KV is bounded.
-//   - With Layers = n, KV is transferred during the prefill: the share of all but the last layer at
-//     most at the rate at which it is computed, and the last share after the prefill. With Layers =
-//     1, the KV is transferred after the prefill, as in the TTFT of the paper's Table 6.
-//   - Decoding takes StepSeconds per token for every batch size, as the paper's SLO-bound constant
-//     does. A request has its first token when its KV has arrived at the PD cluster.
+//   - With Layers = n, KV is transferred in n parts. All parts except the last are transferred
+//     during the prefill, at most at the rate at which they are computed. The last part is
+//     transferred after the prefill. With Layers = 1, all KV is transferred after the prefill, as
+//     in the TTFT of the paper's Table 6.
+//   - Decoding takes StepSeconds per token for every batch size. The paper likewise uses a constant,
+//     which its SLO bounds. A request has its first token when its KV has arrived at the PD cluster.
 //   - The cluster that prefills a request caches the KV of the whole blocks and the recurrent state
-//     at their end. KV that crossed the link for decoding is dropped when the answer is complete
-//     (PrfaaS, section 3.2). Caches have no capacity limit.
+//     at their end. The PD cluster drops KV that crossed the link for decoding when the answer is
+//     complete (PrfaaS, section 3.2). Caches have no capacity limit.
 //   - An instance completes its requests before it changes its role; the change takes SwitchTime.
 //
 // One seed has one result: equal values of Result.Digest mean equal runs. The random streams are

@@ -14,7 +14,7 @@ var ErrOptions = errors.New("not a possible system")
 
 // Options are the options of a simulation.
 type Options struct {
-	// System is the hardware and the traffic; its Service is not used.
+	// System is the hardware and the traffic; the field System.Service is not used.
 	System prfaas.System
 	// Plan is the plan at the beginning.
 	Plan prfaas.Plan

@@ -25,7 +25,7 @@ type Result struct {
 	// EgressBytes is the traffic towards the PD cluster, in bytes per second.
 	EgressBytes float64
 	// RemoteUsed, PrefillUsed and DecodeUsed are the utilizations of the PrfaaS, prefill and decode
-	// instances. The number of instances is that of the initial plan.
+	// instances, relative to the numbers of instances in the initial plan.
 	RemoteUsed, PrefillUsed, DecodeUsed float64
 	// Fetches is the number of cached prefixes that were fetched over the link in the whole run,
 	// FetchedBytes their size in bytes.

@@ -76,7 +76,7 @@ type Study struct {
 // of the TTFT over the requests of all runs.
 type Summary struct {
 	TTFT, Transfer, TBT, P50, P95, P99 time.Duration
-	// TTFTStd is the standard deviation over the seeds.
+	// TTFTStd is the standard deviation, over the seeds, of the mean TTFT.
 	TTFTStd time.Duration
 	// ByWindow has the mean TTFT of each window.
 	ByWindow           []time.Duration

@@ -38,7 +38,8 @@ type Turn struct {
 func (t Turn) Prompt() int { return t.Context + t.Append }
 
 // Hit returns the number of tokens of the context that a cache of blocks of blockTokens tokens can
-// hold. It needs no cache, because nothing is evicted (section A.4 of the DualPath paper).
+// hold. No cache is simulated for this, because nothing is evicted (section A.4 of the DualPath
+// paper).
 func (t Turn) Hit(blockTokens int) int { return t.Context / blockTokens * blockTokens }
 
 // Turns calls f for each round with its context, until f returns false.
