@@ -347,8 +347,9 @@ func (e *endpoint) data(w *group.Work) uint64 {
 	return uint64(w.Imm)
 }
 
-// flushLocked gives the works in the ring to the provider. Poll offers the works again that the
-// provider does not accept. An error breaks the endpoint.
+// flushLocked gives the works in the ring to the provider; added of them are new. Works that the
+// provider does not accept stay in the ring, and Poll offers them again. left is the number of
+// these works. An error breaks the endpoint.
 func (e *endpoint) flushLocked(added int) (left int) {
 	var err error
 	if e.held {

@@ -361,15 +361,16 @@ func (e *nativeEndpoint) next(slot uint32, buf uintptr, desc cpointer, size uint
 	return w
 }
 
-// flush passes the works in the ring to the provider; the last added works are new. left is the
-// number of works that the provider did not accept.
+// flush passes the works in the ring to the provider. added is the number of works that were put
+// into the ring since the last call of flush or hold. left is the number of works that the provider
+// did not accept.
 func (e *nativeEndpoint) flush(added int) (left int, err error) {
 	ret := C.pf_flush(e.e, C.uint32_t(added))
 	return max(int(ret), 0), errno("post", ret)
 }
 
-// hold adds works to the ring and passes none to the provider. left is the number of works in the
-// ring.
+// hold counts the added works as part of the ring, but passes no work to the provider. left is the
+// number of works in the ring.
 func (e *nativeEndpoint) hold(added int) (left int) {
 	e.e.count += C.uint32_t(added)
 	return int(e.e.count)

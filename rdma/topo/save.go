@@ -49,8 +49,8 @@ var (
 	_ fs.ReadLinkFS = (*saver)(nil)
 )
 
-// place returns the location in the copy of a file of the tree. It does not follow links, because
-// the target of a link may not have been copied yet.
+// place returns the path, below dir, of the copy of the file name. It resolves links by reading
+// them in the tree and not in the copy, because the target of a link may not have been copied yet.
 func (s *saver) place(name string) string {
 	parts := strings.Split(name, "/")
 	for n := 3; n <= 4 && n <= len(parts); n++ { // class/net/eth0, bus/pci/devices/0000:00:03.0
@@ -65,7 +65,8 @@ func (s *saver) place(name string) string {
 	return filepath.Join(s.dir, filepath.FromSlash(name))
 }
 
-// file returns the location in the copy of a file of the tree, and creates its directory.
+// file returns the path, below dir, of the copy of the file name, and creates the directory of the
+// copy.
 func (s *saver) file(name string) string {
 	dir := path.Dir(name)
 	at, made := s.dirs[dir]
@@ -161,7 +162,8 @@ func (s *saver) ReadLink(name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// The link of a device in a directory of class/ is resolved at the device's location.
+	// A directory such as class/net/eth0 is itself a link. So a link in it is copied to the
+	// device's directory, to which class/net/eth0 points.
 	at, err := filepath.Rel(s.dir, filepath.Join(s.place(path.Dir(name)), path.Base(name)))
 	if err != nil {
 		return "", err

@@ -92,7 +92,7 @@ func (d *domain) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, e
 		d.byQPN[l.q.qpn] = e
 	}
 	if d.doomed {
-		e.breakLocked(group.ErrDead) // the domain died before this endpoint was entered
+		e.breakLocked(group.ErrDead) // the domain failed before this endpoint was added to byQPN
 	}
 	return e, nil
 }
@@ -173,8 +173,8 @@ const (
 )
 
 // Post implements group.Endpoint. Consecutive Works for the same queue pair are posted in one
-// chain. Post allocates nothing; an error with a stack trace, or a slice of requests made here,
-// would be an allocation.
+// chain. While posting succeeds, Post allocates no memory: it reuses the queue pair's slice of
+// requests.
 func (e *endpoint) Post(works []group.Work) (int, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

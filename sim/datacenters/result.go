@@ -107,8 +107,11 @@ type meter struct {
 	reallocs     []Reallocated
 	series       []Window
 
-	// Counts since the end of the last window, and since the end of the last period of the
-	// long-term controller.
+	// windowEnds is the number of answers since the end of the last window, windowCarried the
+	// number of bytes that the link had carried then. lengths has the number of new tokens of each
+	// request that arrived since the end of the last period of the long-term controller. That end
+	// was at periodAt. periodPrefill and periodDone are the integrals of prefill and decode at that
+	// time.
 	windowEnds                int
 	windowCarried             float64
 	lengths                   []float64

@@ -144,7 +144,8 @@ func (c *cluster) schedule() error {
 }
 
 // measure passes the oracle, for each tier, the share of the uplinks' bandwidth that other traffic
-// uses. The scheduler's own transfers, which the paper marks for the switches, are not included.
+// uses. The scheduler's own transfers are not included; in the paper, their packets are marked, so
+// that switches can leave them out.
 func (c *cluster) measure() {
 	var m netcost.Congestion
 	for tier := 2; tier <= 3; tier++ {

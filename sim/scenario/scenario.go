@@ -183,7 +183,7 @@ type source struct {
 	opts Options
 }
 
-// bound is the range of a key.
+// bound is the value of a key and the range in which the value must be.
 type bound struct {
 	path      string
 	value     float64
