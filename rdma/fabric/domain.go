@@ -361,8 +361,8 @@ func (d *domain) endpointOf(tag uint32) *endpoint {
 }
 
 // handleRemote returns the immediate of a peer's write to the engine. An event with an error
-// belongs to a write that was interrupted while it arrived. It is ignored, because the sender
-// reports the failure.
+// belongs to a write that was interrupted while it arrived. Such an event is ignored, because the
+// sender's NIC reports the failure.
 func (d *domain) handleRemote(ev *event) {
 	if ev.err != 0 || ev.has_data == 0 {
 		return

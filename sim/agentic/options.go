@@ -23,7 +23,8 @@ const (
 	// compute quota bounds a step. In the paper all systems except Basic have the quota (section
 	// A.4).
 	Layerwise
-	// RoundRobin is Layerwise with reads at the prefill node and at the decode node in turn.
+	// RoundRobin is Layerwise, but the prefill node and the decode node read alternately, each for
+	// one request.
 	RoundRobin
 	// DualPath is the paper's system: the node with the shorter reading queue reads.
 	DualPath
@@ -91,8 +92,8 @@ type Options struct {
 	// SLO is the objective with which the latencies of rounds are compared; default PaperSLO. It
 	// affects no decision of the planner.
 	SLO SLO
-	// Planner has further options of the planner. System determines its policy. Rates that are 0
-	// are derived from the model, and so are the planner's alpha and beta.
+	// Planner has further options of the planner. System determines the planner's policy. Rates
+	// that are 0 are derived from the model, and so are the planner's alpha and beta.
 	Planner dualpath.Options
 	// Record, if not nil, is called with every event passed to the planner and the actions that
 	// Step returned. The actions are valid only during the call.

@@ -26,7 +26,8 @@ type instance struct {
 // because the cache drops them when requests need the memory.
 func (d *instance) free() int64 { return d.c.o.Memory - d.reserved }
 
-// reserve reserves the memory of a request. If too little is unused, the cache shrinks.
+// reserve reserves the memory of a request. If the unused memory does not suffice, the cache
+// shrinks.
 func (d *instance) reserve(bytes int64) {
 	d.reserved += bytes
 	d.cache.shrink(int(d.free() / d.c.o.KVToken))

@@ -203,7 +203,7 @@ func (s source) check(bounds ...bound) error {
 	return nil
 }
 
-// refuse converts an error of a simulator to an error about its section.
+// refuse converts an error of a simulator to an error about a section of the file.
 func (s source) refuse(section string, err error) error {
 	return s.f.Errorf(section, "%v", err)
 }

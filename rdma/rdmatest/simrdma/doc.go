@@ -43,8 +43,8 @@
 //   - A NIC that dies returns the completions that had arrived before, then errors. The
 //     seed determines whether its Works in flight complete with StatusBroken or not at
 //     all. The other end detects the death as it detects a cut link.
-//   - The NICs of a host that dies die too, and its control connections fall silent
-//     without notification.
+//   - If a host dies, its NICs die too. Nothing arrives on its control connections any
+//     more, and their other ends get no notice.
 //   - If CloseIsFinal is false, admitted Works still land in closed memory, which must
 //     outlive its endpoints.
 //

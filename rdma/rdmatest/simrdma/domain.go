@@ -87,8 +87,8 @@ func (o NICOptions) LikeShm() NICOptions {
 	return o
 }
 
-// RandomNIC returns random options: those of a real kind of NIC, or a random mixture. All NICs of
-// one fabric should be drawn from one seed.
+// RandomNIC returns random options: either the options of a real kind of NIC, or a random mixture
+// of options. All NICs of one fabric should be drawn from one seed.
 func RandomNIC(seed uint64) NICOptions {
 	d := drawsOf(seed, hash("nic options"))
 	var o NICOptions
