@@ -52,7 +52,7 @@
 // # Providers
 //
 // These properties of the provider net were measured with libfabric 1.17.0, the version of Debian
-// 12. From 1.18 on, net is called tcp. quirks.go holds them as data:
+// 12. From 1.18 on, net is called tcp. quirks.go holds these properties as data:
 //
 //	remote CQ data          8 bytes, without a length
 //	source address          correct

@@ -60,8 +60,8 @@ type domain struct {
 
 	wait waiter
 
-	// failing are endpoints that broke and are not closed yet. late are endpoints with works
-	// that the provider has not accepted yet.
+	// noted guards failing and late. failing are endpoints that broke and are not closed yet. late
+	// are endpoints with works that the provider has not accepted yet.
 	noted   sync.Mutex
 	failing []*endpoint
 	late    []*endpoint

@@ -68,7 +68,7 @@ type domain struct {
 	// pair by its index in the completion's id.
 	byQPN   map[uint32]*endpoint
 	byIndex []*lane
-	free    []uint32 // unused places of byIndex
+	free    []uint32 // unused indices of byIndex
 	// buffers are the message buffers of PostRecv, by slot. lent is the number of buffers that are
 	// posted to the card.
 	buffers map[uint32]buffer

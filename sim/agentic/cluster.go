@@ -21,7 +21,7 @@ type Cluster struct {
 	opts Options
 	k    *sim.Kernel
 	plan *dualpath.Planner
-	// quota is set if the compute quota bounds steps.
+	// quota: the compute quota bounds the attention time of an engine in each step.
 	quota     bool
 	attention batch.Model
 
@@ -47,7 +47,8 @@ type node struct {
 	id   dualpath.NodeID
 }
 
-// agent is an agent that is not done.
+// agent is the state of an agent that has rounds left: its current round, and the length of its
+// context in tokens.
 type agent struct {
 	round   int
 	context int

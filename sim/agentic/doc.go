@@ -22,11 +22,13 @@
 //     of a layerwise step run while the step computes, and the step lasts at least until its
 //     slowest load has arrived. In fact the first and the last layer, 1/61 of a transfer each,
 //     cannot be transferred during compute; the model ignores this.
-//   - A prefill group (expert parallel) steps together: a step takes its overhead, the longest
-//     attention of its engines, and the rest of the model's work spread over all of them (DualPath
-//     section 6.2). Attention of n tokens after c cached tokens takes n (fixed + perContext (c +
-//     n/2)) operations. A GPU does Model.FLOPS operations per second.
-//   - A decode engine takes d0 + d1*batch per step; requests join and leave between steps.
+//   - The engines of a prefill group (expert parallel) step together. The duration of a step is the
+//     sum of three parts: the step's overhead, the longest attention time of an engine, and the time
+//     of the rest of the model's work, spread over all engines (DualPath section 6.2). Attention of
+//     n tokens after c cached tokens takes n (AttentionFixed + AttentionPerContext (c + n/2))
+//     operations. A GPU does Model.FLOPS operations per second.
+//   - A step of a decode engine takes StepBase + StepPer*batch; requests join and leave between
+//     steps.
 //   - System Basic holds HBM for a request's whole prompt, from the first byte read to the last
 //     byte sent to the decode engine. Layerwise prefill needs no such HBM (section 2.1).
 //   - System Oracle reads and sends no KV (section 7.2).

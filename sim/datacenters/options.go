@@ -59,7 +59,8 @@ type Options struct {
 	Window time.Duration
 }
 
-// Change is a change of the system during the run.
+// Change is one change, during the run, of the link's bandwidth, the prompt lengths or the arrival
+// rate.
 type Change struct {
 	At time.Duration
 	// EgressFactor is the link's new bandwidth in both directions divided by its initial bandwidth;

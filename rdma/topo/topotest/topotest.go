@@ -118,7 +118,7 @@ func (w *writer) device(kind string, words []string) error {
 	return fmt.Errorf("%q is no kind of line", kind)
 }
 
-// device is a device that one line of the description declares: its name and its settings.
+// device is one device of the description: its name and its settings.
 type device struct {
 	w    *writer
 	name string
