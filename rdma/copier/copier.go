@@ -97,7 +97,7 @@ func (b *Batch) check() error {
 	return nil
 }
 
-// users counts the batches that use a memory. The zero value is open.
+// users counts the batches that use a memory. The zero value is not closed: it accepts batches.
 type users struct {
 	mu     sync.Mutex
 	closed bool

@@ -41,10 +41,10 @@ func (o *CUDAOptions) Validate() error {
 // DeviceCopier is a Copier to and from the memory of a device.
 type DeviceCopier interface {
 	Copier
-	// Import makes sizeBytes of device memory at address usable that another library of the
-	// process has allocated, for example for an inference engine's KV cache. This memory must stay
-	// allocated until Close of the Memory has returned. Import returns ErrRange for a range that
-	// is empty or wraps around.
+	// Import makes device memory usable that another library of the process has allocated, for
+	// example for an inference engine's KV cache: the sizeBytes bytes at address. This memory must
+	// stay allocated until Close of the Memory has returned. Import returns ErrRange for a range
+	// that is empty or wraps around.
 	Import(address, sizeBytes uint64) (Memory, error)
 	// Alloc allocates sizeBytes of device memory. Close of the Memory frees it.
 	Alloc(sizeBytes uint64) (Memory, error)

@@ -54,7 +54,7 @@ type cudaBatch struct {
 	event    unsafe.Pointer
 	src, dst *cudaMemory
 	done     func(error)
-	err      error // error of its start
+	err      error // error of the driver when the batch was put into the stream
 }
 
 // NewCUDA loads the CUDA driver and opens a GPU's primary context, which it shares with the

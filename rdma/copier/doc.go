@@ -33,11 +33,12 @@
 //
 // Guarantees of each implementation, all tested:
 //
-//   - Done is called exactly once for a batch that Submit took, never from inside
-//     Submit; after nil every byte is in place, after an error any part may be.
+//   - Done is called exactly once for a batch that Submit accepted, and never inside
+//     Submit. After Done(nil) every byte is in place. After an error any part of the
+//     bytes may be in place.
 //   - The source must not change, and the destination not be used, until Done.
-//   - Spans of a batch may be done in any order, and batches too. Spans that
-//     overlap at their destinations leave the bytes of either.
+//   - Batches, and the spans of a batch, are copied in any order. Where the destinations
+//     of two spans overlap, the bytes are those of one of the two spans.
 //   - Copy returns when the batch has ended, whatever becomes of its context.
 //   - Memory.Close waits for the batches that use it; Close ends all.
 //

@@ -14,7 +14,7 @@ type Plain struct {
 	free    chan *job
 	workers sync.WaitGroup
 
-	mu     sync.RWMutex // held shared while a job is queued, or copied by Copy
+	mu     sync.RWMutex // read-locked while a job is queued, and while Copy copies
 	closed bool
 	once   sync.Once
 }

@@ -30,8 +30,8 @@
 // accepts up to QueueDepth works. fi_writemsg is called with FI_DELIVERY_COMPLETE: the completion
 // of a write then means that the bytes are in place. The low half of the remote CQ data is the
 // immediate. The high half is the length of the payload. For a provider without source addresses
-// (quirks.go, noSourceAddress) it is instead the tag that identifies the target's endpoint. EFA
-// has only 4 bytes of CQ data, which hold the immediate.
+// (quirks.go, noSourceAddress) the high half is instead the tag that identifies the target's
+// endpoint. EFA has only 4 bytes of CQ data, which hold the immediate.
 //
 // # The hub
 //
@@ -52,7 +52,7 @@
 // # Providers
 //
 // These properties of the provider net were measured with libfabric 1.17.0, the version of Debian
-// 12. From 1.18 on, net is called tcp. quirks.go holds them as data:
+// 12. From 1.18 on, net is called tcp. quirks.go holds these properties as data:
 //
 //	remote CQ data          8 bytes, without a length
 //	source address          correct

@@ -54,14 +54,14 @@ type domain struct {
 	queryCount uint64
 	delayed    []delayedClose
 	nextSweep  time.Time
-	fatal      error // turn moves it to dead when all events are handled
+	fatal      error // error of the provider; turn handles the remaining events and then sets dead
 	dead       error
 	closed     bool
 
 	wait waiter
 
-	// failing are endpoints that broke and are not closed yet. late are endpoints with works
-	// that the provider has not accepted yet.
+	// noted guards failing and late. failing are endpoints that broke and are not closed yet. late
+	// are endpoints with works that the provider has not accepted yet.
 	noted   sync.Mutex
 	failing []*endpoint
 	late    []*endpoint
@@ -273,7 +273,8 @@ func (d *domain) Poll(dst []group.Completion) (int, error) {
 	return d.n, nil
 }
 
-// turn reads completions once and handles them, and then does the periodic work.
+// turn reads the provider's completions once, up to room of them, and handles them. Then it does
+// the periodic work.
 func (d *domain) turn(room int) {
 	events, err := d.native.poll(room)
 	if err != nil {
@@ -360,8 +361,8 @@ func (d *domain) endpointOf(tag uint32) *endpoint {
 }
 
 // handleRemote returns the immediate of a peer's write to the engine. An event with an error
-// belongs to a write that was interrupted while it arrived. It is ignored, because the sender
-// reports the failure.
+// belongs to a write that was interrupted while it arrived. Such an event is ignored, because the
+// sender's NIC reports the failure.
 func (d *domain) handleRemote(ev *event) {
 	if ev.err != 0 || ev.has_data == 0 {
 		return
@@ -421,8 +422,8 @@ func (d *domain) cut(e *endpoint) {
 	}
 }
 
-// drain handles at most as many events as the queue can hold. Events that arrive during drain
-// belong to other endpoints.
+// drain handles events until the completion queue is empty, but at most twice the number that the
+// queue can hold. Events that arrive during drain belong to other endpoints.
 func (d *domain) drain() {
 	for range 2 * queueEvents / maxEvents {
 		events, err := d.native.poll(maxEvents)

@@ -43,7 +43,7 @@ type endpoint struct {
 	open      bool            // Post takes works
 	held      bool            // works wait in the ring until the handshake
 	cutOff    bool
-	why       error // open is false
+	why       error // reason why open is false
 	peerTag   uint32
 	slots     []slot
 	free      []uint32
@@ -250,8 +250,9 @@ func (d *domain) checkPeer(l *local) error {
 	return nil
 }
 
-// checkAddress rejects an address that the provider would read beyond the end of, or would treat
-// as an address of another kind. ours is the length of the local address in bytes.
+// checkAddress rejects an address that is too short, because the provider would read beyond its
+// end. It also rejects an address that the provider would treat as an address of another kind. ours
+// is the length of the local address in bytes.
 func checkAddress(format uint32, a []byte, ours int) error {
 	switch format {
 	case formatIPv4, formatIPv6:
@@ -346,8 +347,9 @@ func (e *endpoint) data(w *group.Work) uint64 {
 	return uint64(w.Imm)
 }
 
-// flushLocked gives the works in the ring to the provider. Poll offers the works again that the
-// provider does not accept. An error breaks the endpoint.
+// flushLocked gives the works in the ring to the provider; added of them are new. Works that the
+// provider does not accept stay in the ring, and Poll offers them again. left is the number of
+// these works. An error breaks the endpoint.
 func (e *endpoint) flushLocked(added int) (left int) {
 	var err error
 	if e.held {
@@ -368,8 +370,8 @@ func (e *endpoint) flushLocked(added int) (left int) {
 	return left
 }
 
-// flushLate is Poll's part of flushLocked. It breaks an endpoint if the provider has accepted none
-// of its works for lateTimeout.
+// flushLate offers the waiting works to the provider again; Poll calls it. It breaks the endpoint
+// if the provider has accepted none of these works for lateTimeout.
 func (e *endpoint) flushLate() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -391,7 +393,8 @@ func (e *endpoint) flushLate() {
 // handshakePause is the time between two polls of handshake.
 const handshakePause = 100 * time.Microsecond
 
-// lateTimeout is the longest time that a provider may take to connect.
+// lateTimeout is the longest time for which a provider may accept no work, for example because it
+// is still connecting.
 const lateTimeout = 5 * time.Second
 
 // failLocked makes the endpoint refuse works. The next Poll ends the works that were posted.

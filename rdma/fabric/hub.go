@@ -17,8 +17,8 @@ type pendingFrame struct {
 	deadline time.Time
 }
 
-// keyQuery is a query to the target: which of an endpoint's writes in flight would the target
-// refuse? It has no answer yet.
+// keyQuery is an unanswered query to the target: which of an endpoint's writes in flight would the
+// target refuse?
 type keyQuery struct {
 	id uint64 // 0: none
 	// seqs are the sequence numbers of the writes in the query, in the query's order.

@@ -67,7 +67,7 @@ func (m *memory) Key() uint64 { return m.reg.key }
 // Base returns the first byte's address, or 0 if the provider's addresses are offsets.
 func (m *memory) Base() uint64 { return m.base }
 
-// Window registers a part under a key of its own.
+// Window registers the n bytes at off separately, with another key.
 func (m *memory) Window(off, n uint64) (group.Memory, error) {
 	if err := rdma.Range("window", off, n, m.size); err != nil {
 		return nil, err

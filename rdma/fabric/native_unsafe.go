@@ -92,7 +92,7 @@ type native struct {
 	buffers unsafe.Pointer
 	frame   int
 	reg     registration // of buffers, if the provider requires it
-	// taken counts completions.
+	// taken is the number of completions read so far.
 	taken atomic.Uint64
 }
 
@@ -159,8 +159,9 @@ func (n *native) openHub() ([]byte, error) {
 	return name[:min(int(size), len(name))], nil
 }
 
-// hubRecvs and hubSends are the numbers of the hub's receive and send buffers. An arrived frame is
-// copied out in the next poll, so hubRecvs limits a burst but not a backlog.
+// hubRecvs and hubSends are the numbers of the hub's receive and send buffers. Each poll copies the
+// arrived frames out of the receive buffers, so hubRecvs limits only the number of frames that
+// arrive between two polls.
 const (
 	hubRecvs = 64
 	hubSends = 32
@@ -360,15 +361,16 @@ func (e *nativeEndpoint) next(slot uint32, buf uintptr, desc cpointer, size uint
 	return w
 }
 
-// flush passes the works in the ring to the provider; the last added works are new. left is the
-// number of works that the provider did not accept.
+// flush passes the works in the ring to the provider. added is the number of works that were put
+// into the ring since the last call of flush or hold. left is the number of works that the provider
+// did not accept.
 func (e *nativeEndpoint) flush(added int) (left int, err error) {
 	ret := C.pf_flush(e.e, C.uint32_t(added))
 	return max(int(ret), 0), errno("post", ret)
 }
 
-// hold adds works to the ring and passes none to the provider. left is the number of works in the
-// ring.
+// hold counts the added works as part of the ring, but passes no work to the provider. left is the
+// number of works in the ring.
 func (e *nativeEndpoint) hold(added int) (left int) {
 	e.e.count += C.uint32_t(added)
 	return int(e.e.count)

@@ -124,8 +124,8 @@ func List(provider string) ([]NIC, error) {
 	return all, nil
 }
 
-// addNIC adds n to all. If all has an entry for the domain of n, it may replace the entry's
-// address by that of n.
+// addNIC adds n to all, unless n's address is link-local. If all already has an entry for the
+// domain of n, n replaces this entry if peers are more likely to reach n's address.
 func addNIC(all []NIC, n NIC) []NIC {
 	rank := func(addr string) int {
 		a, err := netip.ParseAddr(addr)

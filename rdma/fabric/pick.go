@@ -11,8 +11,8 @@ import (
 )
 
 // requestedVersion returns the version of libfabric whose behaviour is requested from a library of
-// the given version. This is 1.18, from which on efa uses the device's RDMA writes on p5 by
-// default. For an older library it is the library's version.
+// the given version. It requests 1.18, because from that version on, efa uses the device's RDMA
+// writes on p5 by default. From an older library it requests the library's own version.
 func requestedVersion(major, minor int) (int, int) {
 	if major > 1 || minor > 18 {
 		return 1, 18

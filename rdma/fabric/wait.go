@@ -67,8 +67,8 @@ type fdWaiter struct {
 	// descriptor may already be readable.
 	ready func(fd uintptr) bool
 	again bool
-	// asked: wake was called since the last wait returned. waiting: a wait is in progress, which a
-	// deadline in the past would end.
+	// asked: wake was called since the last wait returned. waiting: a wait is in progress; wake
+	// ends it by a read deadline in the past.
 	asked, waiting atomic.Bool
 }
 

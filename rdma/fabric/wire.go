@@ -53,7 +53,8 @@ func (l *local) append(b []byte) []byte {
 	return b
 }
 
-// parseLocal decodes b, which must be exactly one local. It keeps no reference to b.
+// parseLocal decodes b, which must be the encoding of exactly one local. It keeps no reference to
+// b.
 func parseLocal(b []byte) (local, error) {
 	if len(b) < localHead {
 		return local{}, fmt.Errorf("%w: %d bytes", errLocal, len(b))
@@ -87,7 +88,7 @@ func parseLocal(b []byte) (local, error) {
 //	│ 4     │ 2    │ 2     │ 4   │ 8   │           │
 //	└───────┴──────┴───────┴─────┴─────┴───────────┘
 //	magic   "PFH1"
-//	count   entries of the body; 0 for a message, whose body is its payload
+//	count   number of entries in the body; 0 for a message, whose body is its payload
 //	tag     of the receiver's endpoint
 //	ref     message: echoed in the receipt; key query: echoed in the answer;
 //	        otherwise 0

@@ -546,8 +546,7 @@ func testLocalErrors(t *env) {
 	t.roundTrip(server, client)
 }
 
-// lanes is the number of writes that hammer has in flight. Each writes to bytes that no other one
-// writes to.
+// lanes is the number of writes that hammer has in flight. No two of them write to the same bytes.
 const lanes = 8
 
 // hammer submits writes to a window without pause until stop is closed. wait waits until all

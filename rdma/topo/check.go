@@ -56,7 +56,7 @@ type Facts struct {
 // arena that the node accepts, plus the queues.
 const MemlockMin = 64 << 20
 
-// Check checks the host. Failures come first.
+// Check returns the findings about the host, the failures first.
 func Check(h Host, f Facts) []Finding {
 	c := &checker{host: h, facts: f, out: []Finding{}}
 	c.hostWide()

@@ -81,8 +81,9 @@ func (t tree) modules() []string {
 // hasModule reports whether the module is loaded.
 func (h *Host) hasModule(name string) bool { return slices.Contains(h.Modules, name) }
 
-// rdmaModule returns the kernel module that creates an RDMA device for a PCI device. It contains
-// the ids (as in lspci -n) of devices of which every function supports RDMA.
+// rdmaModule returns the kernel module that creates the RDMA device of a PCI device. id is
+// vendor:device, as in lspci -n. The result is "" unless every function of devices with this id
+// supports RDMA.
 func rdmaModule(id string) string {
 	switch {
 	case strings.HasPrefix(id, "15b3:"): // Mellanox, NVIDIA

@@ -41,7 +41,8 @@ type NIC struct {
 	VerbsDevice string `json:"verbs_device,omitempty"`
 	// Port is the number of the port on the RDMA device, from 1.
 	Port int `json:"port,omitempty"`
-	// State is the state of the port or the interface in lower case: active, init, down; up.
+	// State is the state in lower case: active, init or down for an RDMA port, up or down for an
+	// interface without RDMA.
 	State string `json:"state"`
 	// Physical is the physical state of an RDMA port: LinkUp, Polling, Disabled.
 	Physical string `json:"physical,omitempty"`
@@ -251,9 +252,9 @@ func gidIsSet(a netip.Addr) bool {
 }
 
 // bestGID returns the GID to use. For RoCE it prefers version 2, which can be routed and carries a
-// DSCP. Among these it prefers an IPv4 address, because administrators assign it and a peer's GID
-// table contains it too, then a global IPv6 address, then a link-local address. For other kinds it
-// returns the first GID.
+// DSCP. Among GIDs of version 2 it prefers an IPv4 address, because administrators assign IPv4
+// addresses and the peer's GID table then has an IPv4 address too. A global IPv6 address comes
+// next, and then a link-local address. For other kinds it returns the first GID.
 func bestGID(kind Kind, gids []GID) *GID {
 	best, rank := -1, 0
 	for i, g := range gids {

@@ -15,7 +15,7 @@ const (
 	CNIC Role = "cnic"
 	// SNIC: a NIC on the storage network.
 	SNIC Role = "snic"
-	// Shared: a NIC for both.
+	// Shared: a NIC for both compute and storage traffic.
 	Shared Role = "shared"
 	// Unused: the NIC is not used.
 	Unused Role = "none"
@@ -38,8 +38,9 @@ func ParseRole(s string) (Role, error) {
 //  4. an RDMA NIC under a GPU's PCIe switch is a CNIC;
 //  5. the other RDMA NICs of a host with such CNICs are SNICs;
 //  6. if no RDMA NIC is under a GPU's switch, an RDMA NIC is shared;
-//  7. TCP, over the fastest interface that is up, takes each function for which there is no
-//     usable RDMA NIC;
+//  7. a TCP NIC is unused if a usable RDMA NIC serves storage, if another usable TCP NIC is
+//     faster, or if the TCP NIC itself is not usable; otherwise it is shared if there are GPUs
+//     and no RDMA NIC is usable, else an SNIC;
 //  8. if there is still no SNIC, the CNICs serve storage too.
 func (h *Host) assignRoles(config map[string]Role) {
 	anyCNIC := slices.ContainsFunc(h.NICs, func(n NIC) bool {
@@ -57,8 +58,8 @@ func (h *Host) assignRoles(config map[string]Role) {
 	h.shareCNICs(config)
 }
 
-// configured applies rule 1. It runs before a role is assigned to TCP, because that depends on the
-// other roles, and again for the TCP NICs.
+// configured applies rule 1. It runs before the TCP NICs get their role, because their role depends
+// on the roles of the RDMA NICs, and again afterwards for the TCP NICs themselves.
 func (h *Host) configured(config map[string]Role) {
 	for i := range h.NICs {
 		n := &h.NICs[i]

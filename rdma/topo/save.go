@@ -33,7 +33,8 @@ func Save(dir string, sysfs fs.FS) error {
 	return nil
 }
 
-// saver is a tree that copies each part that is read. Only one goroutine may use it.
+// saver is a tree. Each file, link and directory that is read through the saver is copied into dir.
+// Only one goroutine may use it.
 type saver struct {
 	tree tree
 	dir  string
@@ -48,8 +49,8 @@ var (
 	_ fs.ReadLinkFS = (*saver)(nil)
 )
 
-// place returns the location in the copy of a file of the tree. It does not follow links, because
-// the target of a link may not have been copied yet.
+// place returns the path, below dir, of the copy of the file name. It resolves links by reading
+// them in the tree and not in the copy, because the target of a link may not have been copied yet.
 func (s *saver) place(name string) string {
 	parts := strings.Split(name, "/")
 	for n := 3; n <= 4 && n <= len(parts); n++ { // class/net/eth0, bus/pci/devices/0000:00:03.0
@@ -64,7 +65,8 @@ func (s *saver) place(name string) string {
 	return filepath.Join(s.dir, filepath.FromSlash(name))
 }
 
-// file returns the location in the copy of a file of the tree, and creates its directory.
+// file returns the path, below dir, of the copy of the file name, and creates the directory of the
+// copy.
 func (s *saver) file(name string) string {
 	dir := path.Dir(name)
 	at, made := s.dirs[dir]
@@ -92,7 +94,7 @@ func (s *saver) link(name, target string) {
 	}
 }
 
-// Open implements fs.FS. When the file is read, it is copied too.
+// Open implements fs.FS. The bytes that are read from the file are also written to its copy.
 func (s *saver) Open(name string) (fs.File, error) {
 	f, err := s.tree.fs.Open(name)
 	if err != nil {
@@ -160,7 +162,8 @@ func (s *saver) ReadLink(name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// The link of a device in a directory of class/ is resolved at the device's location.
+	// A directory such as class/net/eth0 is itself a link. So a link in it is copied to the
+	// device's directory, to which class/net/eth0 points.
 	at, err := filepath.Rel(s.dir, filepath.Join(s.place(path.Dir(name)), path.Base(name)))
 	if err != nil {
 		return "", err

@@ -64,8 +64,8 @@ func (t tree) link(name string) string {
 	return path.Base(target)
 }
 
-// real resolves one link in a directory without links: class/net/eth0 is
-// devices/pci0000:00/0000:00:03.0/virtio2/net/eth0.
+// real resolves the link name; no directory on the path to it may be a link. For class/net/eth0 it
+// returns devices/pci0000:00/0000:00:03.0/virtio2/net/eth0.
 func (t tree) real(name string) string {
 	target, err := fs.ReadLink(t.fs, name)
 	if err != nil {

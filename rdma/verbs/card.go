@@ -161,8 +161,8 @@ func rightsOf(remote, windows bool) rights {
 	return r
 }
 
-// queueRights returns the rights that a queue pair of that kind (lane.kind) gives its peer. Over
-// the queue pair for messages the peer only sends, so it has no right to memory there.
+// queueRights returns the rights that a queue pair of that kind (writes or messages) gives its
+// peer. Over the queue pair for messages the peer only sends, so it has no right to memory there.
 func queueRights(kind int) rights {
 	if kind == messages {
 		return 0
@@ -216,10 +216,11 @@ type path struct {
 type marking struct{ serviceLevel, trafficClass uint8 }
 
 const (
-	// rnrTimer and rnrTries are the wait of a sender whose receiver has no receive entry, as an
-	// InfiniBand code, and the number of retries. For immediates: code 12 is 0.64 ms, and 7 means
-	// retries without limit, since every poll refills that receive queue. For messages: code 24 is
-	// 41 ms, with six retries. The send fails if the peer has posted no buffer in this time.
+	// rnrTimer and rnrTries apply if the receiver has no receive entry: the sender's wait before
+	// each retry, as an InfiniBand code, and the number of retries. For immediates, code 12 is 0.64
+	// ms, and 7 means retries without limit, because every poll refills the receive queue for
+	// immediates. For messages, code 24 is 41 ms, with six retries. The send fails if the peer has
+	// posted no buffer in this time.
 	rnrTimerImm, rnrTriesImm         = 12, 7
 	rnrTimerMessage, rnrTriesMessage = 24, 6
 )

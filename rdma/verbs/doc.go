@@ -77,16 +77,17 @@
 // # Ends
 //
 // A refused write (key, bounds) breaks both queue pairs, at the sender and at the target: an RC
-// queue pair can only fail. The queue pair for messages gives no right to memory. A completion of
-// a kind for which its queue pair is not used breaks the endpoint too. Shut moves the queue pairs
-// to the error state, collects the remaining completions, and then destroys the queue pairs;
-// destroying waits until no payload of these queue pairs is being placed, and completes Works that
-// have no completion of their own. A port that goes down, a queue pair in error and a device in
-// error are reported as asynchronous events, which are read through the netpoller. A port that
-// goes down, and a device in error, end the domain. The loss of the port's GID, LID or partition
-// ends it too. group then continues with its other domains and tries to open the domain again.
+// queue pair can only fail. The queue pair for messages gives no right to memory. A message that
+// arrives on the write queue pair breaks the endpoint too, and so does an immediate on the message
+// queue pair. Shut moves the queue pairs to the error state, collects the remaining completions,
+// and then destroys the queue pairs; destroying waits until no payload of these queue pairs is
+// being placed, and completes Works that have no completion of their own. A port that goes down, a
+// queue pair in error and a device in error are reported as asynchronous events, which are read
+// through the netpoller. A port that goes down, and a device in error, end the domain. The loss of
+// the port's GID, LID or partition ends it too. group then continues with its other domains and
+// tries to open the domain again.
 //
 // Lock order: endpoint.mu, then domain.qpMu, then domain.mu; bindMu, then memMu. No other lock is
 // acquired under roomMu. No command of the device runs under domain.mu or memMu, because every
-// poller takes domain.mu. No callback runs under a lock: there are no callbacks.
+// poller takes domain.mu. The package calls no callbacks.
 package verbs

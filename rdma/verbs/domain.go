@@ -68,13 +68,13 @@ type domain struct {
 	// pair by its index in the completion's id.
 	byQPN   map[uint32]*endpoint
 	byIndex []*lane
-	free    []uint32 // unused places of byIndex
+	free    []uint32 // unused indices of byIndex
 	// buffers are the message buffers of PostRecv, by slot. lent is the number of buffers that are
 	// posted to the card.
 	buffers map[uint32]buffer
 	lent    int
-	// doomed: the port or the device has failed. dead, which wraps group.ErrDead, is set when all
-	// endpoints have been cut off because of that.
+	// doomed: the port or the device has failed, and the endpoints are being cut off. dead is set
+	// when all of them have been cut off; it wraps group.ErrDead.
 	doomed bool
 	dead   error
 }

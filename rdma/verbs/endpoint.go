@@ -30,7 +30,7 @@ type endpoint struct {
 	joined   bool
 	shut     bool
 	closed   bool
-	reported bool // KindBroken was delivered or is not wanted; guarded by d.mu
+	reported bool // KindBroken was delivered, or Shut made it unnecessary; guarded by d.mu
 }
 
 var _ group.Endpoint = (*endpoint)(nil)
@@ -92,7 +92,7 @@ func (d *domain) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, e
 		d.byQPN[l.q.qpn] = e
 	}
 	if d.doomed {
-		e.breakLocked(group.ErrDead) // the domain died before this endpoint was entered
+		e.breakLocked(group.ErrDead) // the domain failed before this endpoint was added to byQPN
 	}
 	return e, nil
 }
@@ -112,8 +112,8 @@ func (d *domain) placeLocked(l *lane) uint32 {
 // Local implements group.Endpoint.
 func (e *endpoint) Local() []byte { return e.local }
 
-// path returns the part of a path to the peer that both queue pairs share. Connect adds the
-// numbers of queue pairs and packets.
+// path returns the part of a path to the peer that both queue pairs share. Connect adds the queue
+// pair numbers and the packet sequence numbers.
 func (d *domain) path(to endpointAddr, class rdma.Class) path {
 	return path{
 		port: d.number, mtu: min(d.port.mtu, to.mtu), gidIndex: d.gid.index, remoteGID: to.gid, remoteLID: to.lid,
@@ -173,8 +173,8 @@ const (
 )
 
 // Post implements group.Endpoint. Consecutive Works for the same queue pair are posted in one
-// chain. Post allocates nothing; an error with a stack trace, or a slice of requests made here,
-// would be an allocation.
+// chain. While posting succeeds, Post allocates no memory: it reuses the queue pair's slice of
+// requests.
 func (e *endpoint) Post(works []group.Work) (int, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

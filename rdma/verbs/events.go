@@ -60,8 +60,8 @@ func (d *domain) Wait() {
 		return
 	}
 	_ = d.completions.raw.Read(func(uintptr) bool { return d.nic.takeEvents() > 0 || d.woken.Load() })
-	// The deadline is cleared before woken is checked. A Wake in between leaves a deadline that
-	// makes one later Wait return early, but no Wake is lost.
+	// The deadline is removed before woken is reset. A Wake between the two steps sets a deadline
+	// that makes one later Wait return early, but no Wake is lost.
 	_ = d.completions.file.SetReadDeadline(time.Time{})
 	d.spin.note(time.Since(began))
 	d.woken.Store(false)

@@ -40,10 +40,10 @@ type gidEntry struct {
 // address.
 func (e gidEntry) addr() netip.Addr { return netip.AddrFrom16(e.gid).Unmap() }
 
-// rank returns the preference of a row, where the lowest is chosen, and the reason. On Ethernet,
-// RoCE v2 is routable and passes through switches as UDP. IPv4 addresses are assigned by
-// operators. Link-local addresses exist automatically and may not reach the peer. RoCE v1 needs a
-// separate network and comes last.
+// rank returns the rank of a row, and the reason for the rank as text. The row with the lowest rank
+// is chosen. On Ethernet, RoCE v2 is routable and passes through switches as UDP. IPv4 addresses
+// are assigned by operators. Link-local addresses exist automatically and may not reach the peer.
+// RoCE v1 needs a separate network and comes last.
 func (e gidEntry) rank() (int, string) {
 	switch a := e.addr(); {
 	case e.kind == gidInfiniBand:

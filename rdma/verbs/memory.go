@@ -90,8 +90,8 @@ func (m *memory) offsetOf(buf []byte) (off uint64, ok bool) {
 	return off, off < m.size && uint64(len(buf)) <= m.size-off
 }
 
-// Window implements group.Memory. If this part cannot be a memory window, it returns an error, and
-// the engine registers the part separately.
+// Window implements group.Memory. It returns an error if the n bytes at off cannot be a memory
+// window; the engine then registers these bytes separately.
 func (m *memory) Window(off, n uint64) (group.Memory, error) {
 	if m.window {
 		return nil, fmt.Errorf("verbs: %s: a window of a window: %w", m.d.name, rdma.ErrUnsupported)

@@ -466,7 +466,7 @@ func (n *nic) newQP(cq *C.struct_ibv_cq, srq *C.struct_ibv_srq, depth int) (*C.s
 	return qp, nil
 }
 
-// pairOf implements pair: it is a queue pair of an endpoint.
+// pairOf is a queue pair of an endpoint. It implements pair.
 type pairOf struct {
 	c   *C.struct_pk_queue
 	qpn uint32

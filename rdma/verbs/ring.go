@@ -42,8 +42,8 @@ func (r *ring) drop(n int) { r.posted.Store(r.posted.Load() - uint64(n)) }
 // pending returns the number of Works that have not ended.
 func (r *ring) pending() int { return int(r.posted.Load() - r.done.Load()) }
 
-// before finds the Work whose sequence number has the low 32 bits low. It returns the number of
-// earlier Works that have not ended. ok is false if there is no such Work.
+// before finds the Work in flight whose sequence number, modulo 2^32, is low. It returns the number
+// of earlier Works that have not ended. ok is false if no Work in flight has this number.
 func (r *ring) before(low uint32) (n int, ok bool) {
 	done := r.done.Load()
 	n = int(low - uint32(done))

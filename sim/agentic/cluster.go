@@ -21,7 +21,7 @@ type Cluster struct {
 	opts Options
 	k    *sim.Kernel
 	plan *dualpath.Planner
-	// quota is set if the compute quota bounds steps.
+	// quota: the compute quota bounds the attention time of an engine in each step.
 	quota     bool
 	attention batch.Model
 
@@ -47,7 +47,8 @@ type node struct {
 	id   dualpath.NodeID
 }
 
-// agent is an agent that is not done.
+// agent is the state of an agent that has rounds left: its current round, and the length of its
+// context in tokens.
 type agent struct {
 	round   int
 	context int
@@ -225,8 +226,8 @@ func (c *Cluster) fail(err error) {
 	c.k.Stop()
 }
 
-// givePrefill adds a request to the load of a prefill engine, unless the request has a prefill
-// engine.
+// givePrefill adds a request to the load of a prefill engine, unless the request already has a
+// prefill engine.
 func (c *Cluster) givePrefill(r *request, pe *prefiller) {
 	if r.pe == nil {
 		r.pe = pe
@@ -235,7 +236,8 @@ func (c *Cluster) givePrefill(r *request, pe *prefiller) {
 	}
 }
 
-// giveDecode adds a request to the load of a decode engine, unless the request has a decode engine.
+// giveDecode adds a request to the load of a decode engine, unless the request already has a decode
+// engine.
 func (c *Cluster) giveDecode(r *request, de *decoder) {
 	if r.de == nil {
 		r.de = de
@@ -307,7 +309,8 @@ func (c *Cluster) start(r *request, a *dualpath.Action) {
 	c.load(r)
 }
 
-// load queues the request's parts at the storage NICs.
+// load queues the reads of the request's cached prefix at the storage NICs: one read for each part
+// of the prefix.
 func (c *Cluster) load(r *request) {
 	if r.unread == 0 {
 		c.loaded(r)
@@ -326,7 +329,7 @@ func (c *Cluster) load(r *request) {
 	}
 }
 
-// readDone handles the end of the read of a part.
+// readDone handles the end of the read of a part of the cached prefix.
 func (c *Cluster) readDone(r *request, p dualpath.Part) {
 	if r.unread--; r.unread == 0 {
 		c.loaded(r)
@@ -359,7 +362,7 @@ func (c *Cluster) prefilled(r *request) {
 	case Oracle:
 		r.de.arrive(r)
 	case Basic:
-		// All layers at once, from HBM to HBM.
+		// The KV of all layers is sent at once, from HBM to HBM.
 		c.k.At(c.send(&pe.cnic, &r.de.cnic, r.prompt()), func() {
 			pe.release(r)
 			r.de.arrive(r)

@@ -35,7 +35,7 @@ type decoder struct {
 	finish func(*request)
 }
 
-// decodeGroup is a group of decode engines that fetch together.
+// decodeGroup is a group of decode engines for which work is fetched together.
 type decodeGroup struct {
 	fetcher
 	c       *Cluster
@@ -50,8 +50,8 @@ func newDecoder(c *Cluster, g *decodeGroup, n *node, id dualpath.EngineID) *deco
 	return e
 }
 
-// report fills in the group's reports. A report gives the free HBM minus the HBM that assigned
-// requests will need.
+// report fills in the group's reports. The free HBM in a report is the engine's capacity minus the
+// HBM for all assigned requests.
 func (g *decodeGroup) report(nodes int, at []node) {
 	g.init(g.c, g.id, len(g.engines), at[:nodes], func(out []dualpath.EngineReport) {
 		for i, e := range g.engines {

@@ -1,17 +1,17 @@
 // Package agentic simulates DualPath's cluster in virtual time: agents with several rounds, prefill
-// and decode engines, storage NICs, and the production planner (package dualpath). It simulates
-// lengths and times, but no KV, no storage nodes and no failures. lab/emulate runs a cluster
-// with real bytes.
+// engines (PE) and decode engines (DE), storage NICs, and the production planner (package
+// dualpath). It simulates lengths and times, but no KV, no storage nodes and no failures.
+// lab/emulate runs a cluster with real bytes.
 //
 //	agents ─ round j ─► Submit ──────────────┐             ┌──► Assign, Start ─────────────────────┐
 //	                                         ▼             │                                       │
-//	prefill and decode groups ── Fetch ─► dualpath.Planner ┘   its policy is the system's           │
+//	prefill and decode groups ── Fetch ─► dualpath.Planner ┘   (policy: Options.System)             │
 //	     ┌─────────────────────────────────────────────────────────────────────────────────────────┘
 //	     ▼
 //	storage NIC of the PE's or the DE's node, FIFO ─► ready ─► prefill group: synchronous steps,
 //	  each engine packs its queue (dualpath/batch) up to the quota      ▲ │  ─► first token
 //	                      hit: memory of the PE's or the DE's node ─────┘ └──► memory of the DE's node
-//	                           over compute NICs, during the step        what it does not have, likewise
+//	                           over compute NICs, during the step        the rest of the prompt's KV
 //	     DE's memory ─► DE's compute NIC ─► HBM ─► decode: the whole batch, a token a step ─► next round
 //
 // # The model and its sources
@@ -22,11 +22,13 @@
 //     of a layerwise step run while the step computes, and the step lasts at least until its
 //     slowest load has arrived. In fact the first and the last layer, 1/61 of a transfer each,
 //     cannot be transferred during compute; the model ignores this.
-//   - A prefill group (expert parallel) steps together: a step takes its overhead, the longest
-//     attention of its engines, and the rest of the model's work spread over all of them (DualPath
-//     section 6.2). Attention of n tokens after c cached tokens takes n (fixed + perContext (c +
-//     n/2)) operations. A GPU does Model.FLOPS operations per second.
-//   - A decode engine takes d0 + d1*batch per step; requests join and leave between steps.
+//   - The engines of a prefill group (expert parallel) step together. The duration of a step is the
+//     sum of three parts: the step's overhead, the longest attention time of an engine, and the time
+//     of the rest of the model's work, spread over all engines (DualPath section 6.2). Attention of
+//     n tokens after c cached tokens takes n (AttentionFixed + AttentionPerContext (c + n/2))
+//     operations. A GPU does Model.FLOPS operations per second.
+//   - A step of a decode engine takes StepBase + StepPer*batch; requests join and leave between
+//     steps.
 //   - System Basic holds HBM for a request's whole prompt, from the first byte read to the last
 //     byte sent to the decode engine. Layerwise prefill needs no such HBM (section 2.1).
 //   - System Oracle reads and sends no KV (section 7.2).

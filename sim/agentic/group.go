@@ -27,8 +27,9 @@ func (f *fetcher) init(c *Cluster, id dualpath.GroupID, engines int, nodes []nod
 	f.event = dualpath.Fetch{Group: id, Engines: make([]dualpath.EngineReport, engines), Nodes: make([]dualpath.NodeReport, len(nodes))}
 }
 
-// wake schedules the group's next fetch, at the group's phase in the fetch interval. It is called
-// only after a change, because a fetch without a change would have no effect.
+// wake schedules the group's next fetch, at the group's phase in the fetch interval. wake is called
+// only after a change, for example the arrival of a request, because a fetch without a change would
+// have no effect.
 func (f *fetcher) wake(c *Cluster) {
 	if f.fetches.Due() != sim.Never {
 		return

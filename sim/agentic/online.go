@@ -31,7 +31,8 @@ func (s SLO) exceeds(r *Result, now time.Duration) bool {
 	return w.MeanTTFT() > s.TTFT.Seconds() || (w.Second > 0 && w.MeanTPOT() > s.TPOT.Seconds())
 }
 
-// Online are the options of an open loop.
+// Online are the options of an open loop: agents arrive at a given rate, whether or not earlier
+// agents are done.
 type Online struct {
 	// Set has the trajectories of the arriving agents. MaxLen is the maximum length of a
 	// trajectory, in tokens.
@@ -42,7 +43,8 @@ type Online struct {
 	// Horizon is the duration of the run, default 90 minutes, because the longest trajectories take
 	// more than an hour. The last third counts as steady.
 	Horizon time.Duration
-	// SLO ends the run when the means of a window exceed it; zero means that none is checked.
+	// SLO is the objective; the run ends when the means of a window exceed it. Zero means that no
+	// objective is checked.
 	SLO SLO
 }
 

@@ -11,18 +11,20 @@ import (
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
-// System is a system to compare. Each row of the paper's ablation (section 7.5) adds one feature to
-// the row before it.
+// System is a system to compare. The first four are the rows of the ablation in section 7.5 of the
+// DualPath paper; each row adds one feature to the row before it.
 type System uint8
 
 const (
 	// Basic reads at the prefill node, holds a request's HBM during the read, and packs all ready
 	// requests into a step.
 	Basic System = iota
-	// Layerwise is Basic without holding HBM, and with the compute quota. In the paper all systems
-	// but Basic have the quota (section A.4).
+	// Layerwise differs from Basic in two ways: a request holds no HBM during the read, and the
+	// compute quota bounds a step. In the paper all systems except Basic have the quota (section
+	// A.4).
 	Layerwise
-	// RoundRobin is Layerwise with reads at the prefill node and at the decode node in turn.
+	// RoundRobin is Layerwise, but the prefill node and the decode node read alternately, each for
+	// one request.
 	RoundRobin
 	// DualPath is the paper's system: the node with the shorter reading queue reads.
 	DualPath
@@ -77,19 +79,21 @@ type Options struct {
 	BlockTokens int
 	// RecomputeTail makes prefill also compute the last tokens of the context, which fill no block.
 	RecomputeTail bool
-	// Quota bounds an engine's attention time in a step, over all layers; default 300 ms (section
-	// A.4). NoQuota packs all ready requests, as Basic does.
+	// Quota is the longest attention time of an engine in a step, over all layers; default 300 ms
+	// (section A.4 of the DualPath paper). With NoQuota a step contains all ready requests, as in
+	// Basic.
 	Quota   time.Duration
 	NoQuota bool
-	// StepOverhead is the additional time of a prefill step; default 30 ms.
+	// StepOverhead is the part of a prefill step's duration that does not depend on the step's
+	// tokens; default 30 ms.
 	StepOverhead time.Duration
 	// FetchEvery is the time between two fetches of a group; default 20 ms.
 	FetchEvery time.Duration
 	// SLO is the objective with which the latencies of rounds are compared; default PaperSLO. It
 	// affects no decision of the planner.
 	SLO SLO
-	// Planner has further options of the planner. System determines its policy. Rates that are 0
-	// are derived from the model, and so are the planner's alpha and beta.
+	// Planner has further options of the planner. System determines the planner's policy. Rates
+	// that are 0 are derived from the model, and so are the planner's alpha and beta.
 	Planner dualpath.Options
 	// Record, if not nil, is called with every event passed to the planner and the actions that
 	// Step returned. The actions are valid only during the call.

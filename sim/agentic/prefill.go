@@ -71,7 +71,8 @@ func (e *prefiller) admit(r *request) {
 	e.admitWaiting()
 }
 
-// admitWaiting admits requests from the head of the queue.
+// admitWaiting starts the reads of requests from the head of the queue, while the HBM has room for
+// their prompts.
 func (e *prefiller) admitWaiting() {
 	n := 0
 	for n < len(e.waiting) && e.waiting[n].prompt() <= e.free {
@@ -89,7 +90,7 @@ func (e *prefiller) release(r *request) {
 	e.admitWaiting()
 }
 
-// shift removes the first n elements and keeps the memory.
+// shift removes the first n elements and keeps the memory of the slice.
 func shift(q []*request, n int) []*request {
 	if n == 0 {
 		return q

@@ -182,7 +182,8 @@ func (r *Result) read(nic int, from, to time.Duration, tokens int64) {
 	}
 }
 
-// step records the longest and the mean attention time of the engines in a prefill step.
+// step records the balance of a prefill step: the longest attention time of an engine divided by
+// the mean.
 func (r *Result) step(c *Cluster, longest, mean float64) {
 	r.steps = append(r.steps, stepBalance{c.k.Now(), longest / mean})
 }

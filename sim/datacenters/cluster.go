@@ -377,7 +377,7 @@ func (c *cluster) serveDecode() {
 	}
 }
 
-// end handles the end of the answer.
+// end handles the end of a request's answer.
 func (c *cluster) end(r *request) {
 	r.ended = c.k.Now()
 	r.decoder.running--
@@ -472,7 +472,7 @@ func (c *cluster) follow(r prfaas.Reallocation, lengths prfaas.Lengths) {
 	}
 }
 
-// turn changes the role of an instance that is turning and idle.
+// turn changes the role of an instance after SwitchTime, if the instance is turning and idle.
 func (c *cluster) turn(x *instance) {
 	if !x.turning || x.running > 0 {
 		return

@@ -14,7 +14,7 @@ var ErrOptions = errors.New("not a possible system")
 
 // Options are the options of a simulation.
 type Options struct {
-	// System is the hardware and the traffic; its Service is not used.
+	// System is the hardware and the traffic; the field System.Service is not used.
 	System prfaas.System
 	// Plan is the plan at the beginning.
 	Plan prfaas.Plan
@@ -59,7 +59,8 @@ type Options struct {
 	Window time.Duration
 }
 
-// Change is a change of the system during the run.
+// Change is one change, during the run, of the link's bandwidth, the prompt lengths or the arrival
+// rate.
 type Change struct {
 	At time.Duration
 	// EgressFactor is the link's new bandwidth in both directions divided by its initial bandwidth;

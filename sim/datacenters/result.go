@@ -25,7 +25,7 @@ type Result struct {
 	// EgressBytes is the traffic towards the PD cluster, in bytes per second.
 	EgressBytes float64
 	// RemoteUsed, PrefillUsed and DecodeUsed are the utilizations of the PrfaaS, prefill and decode
-	// instances. The number of instances is that of the initial plan.
+	// instances, relative to the numbers of instances in the initial plan.
 	RemoteUsed, PrefillUsed, DecodeUsed float64
 	// Fetches is the number of cached prefixes that were fetched over the link in the whole run,
 	// FetchedBytes their size in bytes.
@@ -107,8 +107,11 @@ type meter struct {
 	reallocs     []Reallocated
 	series       []Window
 
-	// Counts since the end of the last window, and since the end of the last period of the
-	// long-term controller.
+	// windowEnds is the number of answers since the end of the last window, windowCarried the
+	// number of bytes that the link had carried then. lengths has the number of new tokens of each
+	// request that arrived since the end of the last period of the long-term controller. That end
+	// was at periodAt. periodPrefill and periodDone are the integrals of prefill and decode at that
+	// time.
 	windowEnds                int
 	windowCarried             float64
 	lengths                   []float64

@@ -5,7 +5,8 @@ import (
 	"math/rand/v2"
 )
 
-// FatTree describes a cluster of endpoints (servers' instances) in racks in pods.
+// FatTree describes a cluster: pods of racks, racks of servers, and on each server several
+// endpoints (instances of an engine).
 //
 //	                        core 0 … CoreLinks-1                     a pod has CoreLinks up and as many down
 //	                  ╱                              ╲
@@ -21,7 +22,7 @@ type FatTree struct {
 	// Inside is the bandwidth of each endpoint to others in its server. Out and In are an
 	// endpoint's bandwidths to and from the rack's switch. All are in bytes per second.
 	Inside, Out, In float64
-	// A rack has SpineLinks uplinks of SpineRate, a pod CoreLinks of CoreRate.
+	// A rack has SpineLinks uplinks of SpineRate bytes per second, a pod CoreLinks of CoreRate.
 	SpineLinks, CoreLinks int
 	SpineRate, CoreRate   float64
 }

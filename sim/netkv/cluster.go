@@ -102,8 +102,8 @@ func newCluster(o Options, arrivals []workload.Arrival, seed uint64) (*cluster, 
 	return c, nil
 }
 
-// place assigns a role to every endpoint: the first rack of every second pod is for prefill, the
-// others for decode.
+// place assigns a role to every endpoint. The endpoints in the first rack of pods 0, 2, 4 … do
+// prefill, all other endpoints decode.
 func (c *cluster) place() {
 	for e := range c.tree.Size() {
 		if c.tree.Rack(e)%(2*c.tree.Racks) == 0 {
@@ -143,8 +143,9 @@ func (c *cluster) schedule() error {
 	return nil
 }
 
-// measure passes the oracle the share of each tier's uplinks that other traffic uses. The
-// scheduler's own transfers, which the paper marks for the switches, are not included.
+// measure passes the oracle, for each tier, the share of the uplinks' bandwidth that other traffic
+// uses. The scheduler's own transfers are not included; in the paper, their packets are marked, so
+// that switches can leave them out.
 func (c *cluster) measure() {
 	var m netcost.Congestion
 	for tier := 2; tier <= 3; tier++ {
@@ -176,8 +177,8 @@ func (c *cluster) fail(err error) {
 	}
 }
 
-// admit schedules the arrivals. Each gets a random group of requests with a common prefix, and the
-// prefill instances get arrivals in turn.
+// admit schedules the arrivals. With probability Share, an arrival belongs to a random group of
+// requests with a common prefix. The prefill instances get the arrivals in turn.
 func (c *cluster) admit(arrivals []workload.Arrival) error {
 	rng := c.k.Rand("groups")
 	for i, a := range arrivals {

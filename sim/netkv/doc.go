@@ -14,12 +14,12 @@
 // Paper returns the parameters that the paper's text gives or its tables determine. The prefill
 // instances are in both servers of the first rack. So no transfer stays within a server or a rack
 // (tiers 0 and 1), and a scheduler without preferences sends a third of the requests within the pod
-// (Table VI of the paper). The duration of a prefill, a line over the prompt length, is the TTFT
-// without the transfer. Eight NICs per server and the printed oversubscription give the number of
-// uplinks; a transfer is one flow, at most as fast as its tier. With probability Share a request
-// belongs to one of Groups groups: a part SharedPart of its prompt is a prefix of the group's text.
-// By default there is no background traffic. The oracle then measures 0, and policy Full makes the
-// same decisions as policy Static.
+// (Table VI of the paper). The duration of a prefill is a linear function of the prompt length; it
+// equals the TTFT without the transfer. Eight NICs per server and the printed oversubscription give
+// the number of uplinks; a transfer is one flow, at most as fast as its tier. With probability
+// Share a request belongs to one of Groups groups: a part SharedPart of its prompt is a prefix of
+// the group's text. By default there is no background traffic. The oracle then measures 0, and
+// policy Full makes the same decisions as policy Static.
 //
 // A cache holds, for each group, the longest prefix that has arrived, in whole blocks. The prefixes
 // of a group are nested, so this gives the same hits as a set of block hashes in which the longest

@@ -22,11 +22,12 @@ type instance struct {
 	cache    prefixes
 }
 
-// free returns the number of bytes that a new request could get; the cache gives up its content for
-// requests.
+// free returns the number of bytes that a new request could reserve. Cached prefixes count as free,
+// because the cache drops them when requests need the memory.
 func (d *instance) free() int64 { return d.c.o.Memory - d.reserved }
 
-// reserve reserves the memory of a request. If too little is unused, the cache shrinks.
+// reserve reserves the memory of a request. If the unused memory does not suffice, the cache
+// shrinks.
 func (d *instance) reserve(bytes int64) {
 	d.reserved += bytes
 	d.cache.shrink(int(d.free() / d.c.o.KVToken))

@@ -15,13 +15,13 @@ type Options struct {
 	Weights netcost.Weights
 	Model   netcost.Model
 
-	// Pods is the number of pods, each with two racks of two servers of two instances: 16
-	// instances, 64 GPUs, for every two pods. The first rack of every second pod has the prefill
-	// instances.
+	// Pods is the number of pods, which must be even. A pod has 8 instances of 4 GPUs: two racks of
+	// two servers of two instances. In pods 0, 2, 4 … the instances of the first rack do prefill;
+	// all other instances decode.
 	Pods int
-	// Oversubscription is the ratio k:1 of the core. The ratio of the racks is k/2, at least 1:1.
-	// With the paper's k = 4 an uplink of a rack has 50 Gbit/s and an uplink of a pod 25 Gbit/s,
-	// against 100 Gbit/s in a rack.
+	// Oversubscription is the ratio k of a NIC's bandwidth to the bandwidth of a pod's uplink. For
+	// a rack's uplink the ratio is k/2, at least 1. With the paper's k = 4 an uplink of a rack has
+	// 50 Gbit/s and an uplink of a pod 25 Gbit/s, against 100 Gbit/s in a rack.
 	Oversubscription float64
 	// NICs is the number of NICs per server, each with the bandwidth of the tier SameRack; an
 	// instance has half of the NICs. The number of uplinks of a rack, and of a pod, is the number
@@ -39,7 +39,7 @@ type Options struct {
 	// Refresh is the interval at which the oracle measures the background.
 	Refresh time.Duration
 
-	// PrefillToken and PrefillFixed are the time of a prefill per token and its fixed part.
+	// PrefillToken is the time of a prefill per token of the prompt, PrefillFixed its fixed part.
 	PrefillToken, PrefillFixed time.Duration
 	// KVToken is the size of a token's KV, Memory the memory of an instance for KV, both in bytes.
 	KVToken, Memory int64
@@ -103,7 +103,7 @@ func (o *Options) fabric() netcost.Fabric {
 	return f
 }
 
-// Racks of a pod, servers of a rack and instances of a server, §VI-A.
+// Racks of a pod, servers of a rack and instances of a server (NetKV paper, section VI-A).
 const racks, servers, instances = 2, 2, 2
 
 // Tree returns the network.

@@ -25,7 +25,7 @@ func (w Workload) Requests() (measured, warmup int) {
 	return int(w.Capacity*15 + 0.5), int(w.Capacity*5 + 0.5)
 }
 
-// Take returns the requests of a window of the trace, which begins at from, with their times
+// Take returns the requests of the window of the trace that begins at from. Their times are
 // compressed so that the rate is load times the capacity.
 func (w Workload) Take(trace []workload.Arrival, from time.Duration, load float64) ([]workload.Arrival, error) {
 	all := w.Filter(workload.ScaleInputs(trace, w.Scale))

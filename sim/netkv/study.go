@@ -13,10 +13,11 @@ import (
 
 // PaperWorkloads returns the three workloads of §VI-A on the conversation trace, whose inputs are
 // longer than those of the paper's trace. The paper's tables determine the mean input, because the
-// TTFT without the transfer is the prefill. Retrieval fits at 0.455 of the trace's lengths, about
-// 11 000 tokens, and chat at the unscaled lengths, 3 300 tokens. The capacity of retrieval is half
-// of the paper's goodput at 200 % load divided by its SLO attainment. The paper has no values for
-// the other capacities; they are set to the same number of tokens per second.
+// TTFT without the transfer is the duration of the prefill. For retrieval (rag) the trace's inputs
+// are scaled by 0.455, to a mean of about 11 000 tokens. For chat they are not scaled; their mean
+// is 3 300 tokens. The capacity of retrieval is half of the paper's goodput at 200 % load divided
+// by its SLO attainment. The paper has no values for the other capacities; they are set to the same
+// number of tokens per second.
 func PaperWorkloads() []Workload {
 	out := make([]Workload, 0, 3)
 	for _, p := range workload.Profiles() {
@@ -76,7 +77,7 @@ type Study struct {
 // of the TTFT over the requests of all runs.
 type Summary struct {
 	TTFT, Transfer, TBT, P50, P95, P99 time.Duration
-	// TTFTStd is the standard deviation over the seeds.
+	// TTFTStd is the standard deviation, over the seeds, of the mean TTFT.
 	TTFTStd time.Duration
 	// ByWindow has the mean TTFT of each window.
 	ByWindow           []time.Duration

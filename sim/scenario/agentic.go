@@ -105,7 +105,8 @@ func (a *agenticFile) possible(o agentic.Options, set []workload.Trajectory, lon
 	return err
 }
 
-// set returns the trajectories of a seed, and the longest context.
+// set returns a function that returns the trajectories for a seed. It also returns the length of
+// the longest context, in tokens.
 func (a *agenticFile) set(at source) (func(seed uint64) []workload.Trajectory, int, error) {
 	scale := workload.Scale{Rounds: a.Rounds, Tokens: a.Tokens}
 	switch {

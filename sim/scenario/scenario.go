@@ -183,7 +183,7 @@ type source struct {
 	opts Options
 }
 
-// bound is the range of a key.
+// bound is the value of a key and the range in which the value must be.
 type bound struct {
 	path      string
 	value     float64
@@ -203,7 +203,7 @@ func (s source) check(bounds ...bound) error {
 	return nil
 }
 
-// refuse converts an error of a simulator to an error about its section.
+// refuse converts an error of a simulator to an error about a section of the file.
 func (s source) refuse(section string, err error) error {
 	return s.f.Errorf(section, "%v", err)
 }

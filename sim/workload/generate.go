@@ -63,7 +63,8 @@ const (
 	// A trajectory's length is either between nearFrom and 1 times MaxLen, or between anyFrom and 1
 	// times MaxLen.
 	nearFrom, anyFrom = 0.93, 0.30
-	// The generated share of all tokens is a log-normal factor with mean 1.
+	// The share of generated tokens is the mean share of the set times a log-normal factor with
+	// mean 1.
 	shareMu, shareSigma, shareMin, shareMax = -0.045, 0.3, 0.03, 0.7
 	// The first append is the task description: its length is log-normal, about 3000 tokens.
 	firstTokens, firstMu, firstSigma, firstMax = 3000, -0.08, 0.4, 0.6

@@ -38,7 +38,8 @@ type Turn struct {
 func (t Turn) Prompt() int { return t.Context + t.Append }
 
 // Hit returns the number of tokens of the context that a cache of blocks of blockTokens tokens can
-// hold. It needs no cache, because nothing is evicted (section A.4 of the DualPath paper).
+// hold. No cache is simulated for this, because nothing is evicted (section A.4 of the DualPath
+// paper).
 func (t Turn) Hit(blockTokens int) int { return t.Context / blockTokens * blockTokens }
 
 // Turns calls f for each round with its context, until f returns false.
@@ -118,7 +119,8 @@ type Scale struct {
 	Rounds int
 	// Tokens multiplies all lengths; 0 means 1. No length falls below 1 token.
 	Tokens float64
-	// Multiple is the number of tokens to whose multiples all lengths are rounded up; 0 means 1.
+	// Multiple is a number of tokens: each length is rounded up to a multiple of Multiple. 0 means
+	// 1.
 	Multiple int
 	// MaxLen is the length in tokens at which trajectories are cut after the other changes; 0 means
 	// no cut.
@@ -205,8 +207,8 @@ var errEmpty = errors.New("nothing to replay")
 // Means are the values of Table 2 of the DualPath paper for a set.
 type Means struct {
 	// All are means over trajectories. Turns is the number of rounds. Append and Gen are the means
-	// over the rounds of a trajectory. Total is the final length in tokens. Context is the mean
-	// over the rounds of a trajectory of the tokens before the round.
+	// over the rounds of a trajectory. Total is the final length in tokens. Context is the mean,
+	// over the rounds of a trajectory, of the number of tokens before the round.
 	Turns, Append, Gen, Total, Context float64
 	// AppendPooled, GenPooled and ContextPooled are means over all rounds.
 	AppendPooled, GenPooled, ContextPooled float64

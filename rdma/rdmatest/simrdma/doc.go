@@ -32,9 +32,10 @@
 //     information about other Works.
 //   - A piece may be placed twice, as long as its Work has not been delivered; a later
 //     repetition is dropped together with its immediate.
-//   - A Work whose sender's endpoint has ended may still be on the wire with its
-//     payload, and land, and count, until the target's endpoint is shut: a ghost.
-//     The Works of an Ordered endpoint that do so are the first of those in flight.
+//   - A ghost is a Work that is still on the wire, with its payload, although its
+//     sender's endpoint has ended. It may land, and its immediate be counted, until the
+//     target's endpoint is shut. The ghosts of an Ordered endpoint are the first of its
+//     Works in flight.
 //   - A Work may be in place, and its immediate counted, although its sender gets
 //     StatusBroken.
 //   - A link that is cut loses all packets. An endpoint that posts breaks after
@@ -42,8 +43,8 @@
 //   - A NIC that dies returns the completions that had arrived before, then errors. The
 //     seed determines whether its Works in flight complete with StatusBroken or not at
 //     all. The other end detects the death as it detects a cut link.
-//   - The NICs of a host that dies die too, and its control connections fall silent
-//     without notification.
+//   - If a host dies, its NICs die too. Nothing arrives on its control connections any
+//     more, and their other ends get no notice.
 //   - If CloseIsFinal is false, admitted Works still land in closed memory, which must
 //     outlive its endpoints.
 //

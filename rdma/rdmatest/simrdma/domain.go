@@ -31,7 +31,8 @@ type NICOptions struct {
 	// longest message in bytes, default 256 KiB.
 	MaxWrite   uint64
 	MaxMessage int
-	// QueueDepth is the number of Works that an endpoint accepts; default 128.
+	// QueueDepth is the largest number of an endpoint's Works whose completions have not been
+	// polled; default 128.
 	QueueDepth int
 	// CompletionDepth is the largest number of completions that wait to be polled. At this number,
 	// further arrivals are delayed. Default 65536.
@@ -86,8 +87,8 @@ func (o NICOptions) LikeShm() NICOptions {
 	return o
 }
 
-// RandomNIC returns random options: those of a real kind of NIC, or a random mixture. All NICs of
-// one fabric should be drawn from one seed.
+// RandomNIC returns random options: either the options of a real kind of NIC, or a random mixture
+// of options. All NICs of one fabric should be drawn from one seed.
 func RandomNIC(seed uint64) NICOptions {
 	d := drawsOf(seed, hash("nic options"))
 	var o NICOptions

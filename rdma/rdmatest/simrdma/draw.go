@@ -14,7 +14,7 @@ type draws struct {
 	state uint64
 }
 
-// drawsOf returns the stream for the given coordinates.
+// drawsOf returns the stream that the seed and the coordinates determine.
 func drawsOf(seed uint64, coordinates ...uint64) draws {
 	d := draws{state: seed}
 	for _, c := range coordinates {

@@ -43,7 +43,8 @@ type Endpoint struct {
 	// lastAdmit is the time at which the latest Work is admitted, that is, arrives at the target's
 	// NIC. If the NIC is Ordered, no later Work is admitted before it.
 	lastAdmit time.Duration
-	// lastLanded is the number after the highest number of a peer's Work that has landed here.
+	// lastLanded is the highest number of the peer's Works that have landed here, plus 1; 0 if none
+	// has landed.
 	lastLanded uint64
 	// refusing: a Work was refused, which will break the endpoint, so no later Work is performed.
 	refusing bool

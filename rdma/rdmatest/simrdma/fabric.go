@@ -82,7 +82,7 @@ type Fabric struct {
 	// stepped is signalled after each step, for Await.
 	stepped sync.Cond
 	events  events
-	order   uint64 // of the next event, so that equal times keep their order
+	order   uint64 // number of the next event; events of equal time are performed in this order
 	timer   *time.Timer
 	// alarm is the time for which timer is set, or noAlarm.
 	alarm time.Duration
@@ -91,7 +91,7 @@ type Fabric struct {
 
 	nics   map[string]*Domain
 	opened map[string]uint64 // number of times that a NIC was opened under that name
-	ids    uint32            // of the next domain
+	ids    uint32            // number of the next domain
 	byID   map[uint32]*Domain
 
 	deadNICs  map[string]bool
@@ -100,7 +100,7 @@ type Fabric struct {
 	parted    map[pair]bool // control connections, by the hosts' names
 
 	listeners map[string]*listener
-	held      []*pipe // held back by Part
+	held      []*pipe // pipes whose bytes Part holds back
 
 	idle    []*flight // for reuse
 	counts  Counts

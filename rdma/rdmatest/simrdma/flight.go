@@ -124,8 +124,8 @@ func (f *Fabric) loseGhostLocked(fl *flight) {
 	}
 }
 
-// deadEndLocked handles a packet for an endpoint that accepts no packets, which breaks the
-// sender's endpoint. It reports whether this was the case.
+// deadEndLocked handles a packet for an endpoint that accepts no packets: it breaks the sender's
+// endpoint. It returns false if the target's endpoint accepts packets.
 func (f *Fabric) deadEndLocked(fl *flight) bool {
 	if !fl.to.closedToPeerLocked() {
 		return false

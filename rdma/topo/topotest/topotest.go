@@ -63,7 +63,7 @@ type writer struct {
 	dir string
 }
 
-// device writes the device that one line describes.
+// device writes the files and links of the device that one line of the description declares.
 func (w *writer) device(kind string, words []string) error {
 	switch kind {
 	case "file":
@@ -118,7 +118,7 @@ func (w *writer) device(kind string, words []string) error {
 	return fmt.Errorf("%q is no kind of line", kind)
 }
 
-// device is a line of the description with its settings.
+// device is one device of the description: its name and its settings.
 type device struct {
 	w    *writer
 	name string
@@ -185,8 +185,8 @@ func (d device) gpu() error { return d.pci("10de:2330", "0x030200", "nvidia") }
 
 // rdma writes an RDMA device with one port. The settings and their defaults: layer (InfiniBand),
 // node (1: CA), state (4: ACTIVE), phys (5: LinkUp), rate (400 Gb/sec (4X NDR)), gid= and gid2= as
-// index,address[,type], netdev with the settings of net. Without at it is a software device whose
-// parent is netdev.
+// index,address[,type], netdev with the settings of net. Without the setting at, the device is a
+// software device whose parent is netdev.
 func (d device) rdma() error {
 	if err := d.pci("15b3:1021", "0x020700", "mlx5_core"); err != nil {
 		return err
@@ -236,7 +236,7 @@ func exists(path string) bool {
 }
 
 // net writes an interface. The settings and their defaults: speed in Mb/s (25000), mtu, oper (up),
-// flags (0x1003), carrier (1), type (1). Without at it is a virtual interface.
+// flags (0x1003), carrier (1), type (1). Without the setting at, the interface is virtual.
 func (d device) net() error {
 	if err := d.pci("8086:1592", "0x020000", "ice"); err != nil {
 		return err
@@ -264,7 +264,7 @@ func (d device) netAt(base string) error {
 	return errors.Join(d.w.files(files), d.w.links(map[string]string{"class/net/" + d.name: dir}))
 }
 
-// bond writes a bond interface over members, with mode and hash.
+// bond writes a bond interface from the settings members, mode and hash.
 func (d device) bond() error {
 	if err := d.netAt("devices/virtual"); err != nil {
 		return err
