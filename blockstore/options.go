@@ -38,8 +38,9 @@ type Options struct {
 	// StripeBytes is the number of bytes of a sequence that are placed on one volume before the
 	// next volume is used, if there are several. Default 64 MiB.
 	StripeBytes int64
-	// Prewrite makes each volume keep one segment that is filled with zeroes before it is needed.
-	// The first write to space that is allocated but was never written takes twice as long.
+	// Prewrite makes each volume keep one spare segment filled with zeroes. Without it, the first
+	// write to each part of a new segment takes twice as long, because the file system has
+	// allocated that part but never written it.
 	Prewrite bool
 	// AddVolumes accepts empty volumes next to formatted ones, for an added disk or for the
 	// replacement of a lost one. If it is not set, Open assumes that an empty directory is a disk
@@ -51,8 +52,9 @@ type Options struct {
 	// is missing if its device is absent, its directory is empty (unless AddVolumes is set), or it
 	// was not given. Without Degraded all volumes must be present.
 	Degraded bool
-	// CapacityOfPresent means that CapacityBytes is divided among the present volumes. Otherwise it
-	// is divided among all volumes, and missing and removed volumes keep their shares.
+	// CapacityOfPresent is set if CapacityBytes is divided among the present volumes only.
+	// Otherwise it is divided among all volumes, and the shares of missing and removed volumes are
+	// not used.
 	CapacityOfPresent bool
 	// Alloc allocates scratch memory that starts at a multiple of 4096, for scans, scrubbing and
 	// zeroing; release frees it. Default: the Go heap. Memory of an arena makes these tasks faster.
@@ -114,8 +116,8 @@ func (o Options) Validate() error {
 }
 
 // Durability decides whether a write is acknowledged before or after the sync that protects it from
-// a power loss. The engine implements it; the type is defined here so that all packages use the
-// same names.
+// a power loss. The store's user, server/storage, implements it; the type is defined here so that
+// all packages use the same names.
 type Durability uint8
 
 const (

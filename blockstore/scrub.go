@@ -21,7 +21,8 @@ type ScrubOptions struct {
 	// MaxBytes is the number of bytes read after which the call ends; 0 means that it ends after
 	// the last slot.
 	MaxBytes int64
-	// Report is called for each live slot that is corrupt or unreadable. It may Free the slot.
+	// Report is called for each live slot that is corrupt or unreadable. Report may call Free for
+	// the slot.
 	Report func(ref kv.Ref, err error)
 }
 
@@ -84,7 +85,7 @@ func (b *scrub) free() {
 	b.buf, b.release = nil, nil
 }
 
-// room replaces buf by one of at least sizeBytes bytes, unless buf is large enough.
+// room makes buf at least sizeBytes bytes long: if buf is shorter, room allocates another.
 func (b *scrub) room(ctx context.Context, sizeBytes int64) error {
 	if int64(len(b.buf)) >= sizeBytes {
 		return nil
@@ -98,7 +99,7 @@ func (b *scrub) room(ctx context.Context, sizeBytes int64) error {
 	return nil
 }
 
-// wait delays until the rate allows n more bytes.
+// wait waits until BytesPerSecond allows n more bytes.
 func (b *scrub) wait(ctx context.Context, n int64) error {
 	for b.limiter != nil && n > 0 {
 		part := min(n, int64(b.limiter.Burst()))

@@ -32,7 +32,7 @@ type Pin struct {
 type PinFilter struct {
 	// Namespace, if not 0, selects one namespace.
 	Namespace kv.NamespaceID
-	// Endless leaves out the leases on blocks that have an expiry.
+	// Endless, if set, leaves out leases on blocks if the lease has an expiry.
 	Endless bool
 }
 
@@ -90,9 +90,10 @@ func (t *Trie) pinLocked(i uint32, s *leaseSlot) Pin {
 	return p
 }
 
-// hold adds the pieces that a pin of n protects to the counts of p. In the full group that is the
-// chain up to the root; in another group, and in a flat namespace, the piece itself. A lease on a
-// mixed match has one pin in the full group for each run of blocks of one epoch.
+// hold adds the pieces that a pin of node n protects to the counts of p. If n is in the full group,
+// these are the pieces of the chain from n up to the root; in another group, and in a flat
+// namespace, only the piece of n. A lease on a mixed match has one pin in the full group for each
+// run of blocks of one epoch.
 func (p *Pin) hold(t *Trie, ns *namespace, n uint32) {
 	group := t.nodes.at(n).group()
 	switch {
