@@ -18,8 +18,8 @@ type medium struct {
 	opts Options
 
 	// left is the number of mutations (writes, creates, removes, syncs) that may still happen
-	// before the power fails. It is negative after the failure, and noFuse or nearly that if no
-	// failure is planned.
+	// before the power fails. It is negative after the failure. If no failure is planned, it starts
+	// at noFuse.
 	left      atomic.Int64
 	mutations atomic.Int64
 

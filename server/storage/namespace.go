@@ -27,8 +27,8 @@ type catalogue struct {
 	Deleted []deletedPieces `json:"deleted,omitempty"`
 }
 
-// catalogueVersion is the version that this program writes. Version 1 has no deletions. Version 2
-// has one epoch for each namespace, and the deletions are in that epoch.
+// catalogueVersion is the version that this program writes. In version 1 there are no deletions. In
+// version 2 each namespace has one live epoch, to which its deletions belong.
 const catalogueVersion = 3
 
 // decodeCatalogue decodes a blob of writeCatalogue. An empty blob has no namespaces.
@@ -128,9 +128,9 @@ func (n *Node) reconcileNamespaces(ctx context.Context) error {
 }
 
 // agreed returns the namespace of the index with the epochs that are live in both the catalogue and
-// the index. A change is written to the catalogue first. So there are three cases. The newest
-// epochs are equal: an epoch that the catalogue lacks was retired. The newest epoch of the
-// catalogue is later: a bump did not reach the index. It is earlier: the volume with the newest
+// the index. A change is written to the catalogue first. So there are three cases. If the newest
+// epochs are equal, an epoch that the catalogue lacks was retired. If the newest epoch of the
+// catalogue is later, a bump did not reach the index. If it is earlier, the volume with the newest
 // catalogue is missing.
 func agreed(catalogued, indexed kv.Namespace) kv.Namespace {
 	if catalogued.Epoch < indexed.Epoch {
@@ -187,7 +187,7 @@ func (n *Node) CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Namesp
 		return kv.Namespace{}, err
 	}
 	if err := n.writeCatalogue(ctx, n.index.Namespaces()); err != nil {
-		// Without the catalogue on the volumes, the namespace would not survive a loss of the
+		// The catalogue could not be written, so the namespace would not survive a loss of the
 		// index.
 		return kv.Namespace{}, errors.Join(err, n.index.DeleteNamespace(ns.Name))
 	}
@@ -393,10 +393,10 @@ func (n *Node) PinEpoch(owner, name string, epoch kv.Epoch, ttl time.Duration) (
 	return lease, epoch, nil
 }
 
-// undoCatalogue is called after the index refused a change that is in the catalogue already. It
-// writes the namespaces of the index to the catalogue again. Otherwise the next start would apply
-// the change and drop the blocks stored since. It returns refused, joined with the error of the
-// write.
+// undoCatalogue is called after the index refused a change, with the error refused, that is in the
+// catalogue already. It writes the namespaces of the index to the catalogue again. Otherwise the
+// next start would apply the change and drop blocks stored after it. It returns refused, joined
+// with the error of the write.
 func (n *Node) undoCatalogue(ctx context.Context, refused error) error {
 	return errors.Join(refused, n.writeCatalogue(ctx, n.index.Namespaces()))
 }
