@@ -333,7 +333,7 @@ func (a *Arena) takeLocked(pages uint32, q *queue) (Buffer, bool) {
 	return Buffer{arena: a, page: page, pages: pages, seq: a.seq[page]}, true
 }
 
-// freeLocked ends the loan of the Buffer b and serves waiting requests.
+// freeLocked ends the loan of the Buffer b and frees its pages.
 func (a *Arena) freeLocked(b Buffer) {
 	a.seq[b.page]++
 	a.stats.Buffers--

@@ -53,8 +53,8 @@
 // follower of one node) publishes AllBlocksCleared for the namespace, and then announces the blocks
 // of the other epochs again.
 //
-// When a source receives an event of an epoch that is not in its list of live epochs, it requests
-// the list from the node again. It drops events of epochs that are not live.
+// When a source receives an event of an epoch that is later than all epochs in its list of live
+// epochs, it requests the list from the node again. It drops events of epochs that are not live.
 //
 // An announcement publishes all blocks that the node lists. While the source reads that list, the
 // node continues to send events. The source publishes these events after the list. The last event

@@ -410,7 +410,7 @@ type subscriptions struct {
 }
 
 // take applies a message of a SUB socket that adds or removes a subscription. first is true if the
-// message adds the peer's first subscription.
+// message adds a topic prefix to which the peer was not subscribed.
 func (s *subscriptions) take(m [][]byte) (first bool, err error) {
 	if len(m) != 1 || len(m[0]) == 0 || len(m[0]) > topicBytesMax {
 		return false, errSubscription
