@@ -26,8 +26,9 @@ type Options struct {
 	// two Opens; segments that exceed it are removed when they become empty.
 	CapacityBytes int64
 	// SegmentBytes is the size of a segment file, a multiple of 4096, fixed when a volume is
-	// formatted. Default 1 GiB, or a sixteenth of a volume's share of the capacity if that is less,
-	// but no less than 16 MiB or a quarter of the share. 0 accepts the size that the volumes have.
+	// formatted. Default: 1 GiB or a sixteenth of a volume's share of the capacity, whichever is
+	// less, but at least 16 MiB or a quarter of that share, whichever is less. 0 accepts the size
+	// that the volumes have.
 	SegmentBytes int64
 	// CatalogueBytes is the maximum size of the catalogue blob, fixed when a volume is formatted.
 	// Default 1 MiB, less if the capacity is small.

@@ -125,7 +125,7 @@ func (s *Store) Adopt(ref kv.Ref, pieceBytes int64, layers int) error {
 	if err != nil {
 		return err
 	}
-	// No index has generations of this start yet.
+	// No generation of this start is assigned before Ready, so no entry of an index can have one.
 	if boot := s.generations.newest() >> sequenceBits; ref.Generation>>sequenceBits >= boot {
 		return fmt.Errorf("blockstore: adopt %v: generation of start %d, this is start %d: %w", ref, ref.Generation>>sequenceBits, boot, ErrStale)
 	}

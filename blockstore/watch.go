@@ -437,7 +437,7 @@ func (s *Store) watch(ctx context.Context) {
 	}
 }
 
-// look calls tick for each volume.
+// look calls tick for the device of each volume, and starts the probes that are due.
 func (s *Store) look(now time.Time) {
 	means := make([]time.Duration, len(s.volumes))
 	for i, v := range s.volumes {

@@ -72,7 +72,7 @@ type Options struct {
 	Limits  Limits
 	Volumes []Volume
 	// Durability, CapacityBytes and MemoryBudget are shown in Status. MemoryBudget returns the
-	// parts of the budget for resident memory. Nil means that there is no budget.
+	// parts of the budget for resident memory; it is nil if there is no budget.
 	Durability    string
 	CapacityBytes int64
 	MemoryBudget  func() []MemoryPart

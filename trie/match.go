@@ -73,8 +73,9 @@ type MatchOptions struct {
 	// Epoch is matched separately, and the longest match is returned; if several have that length,
 	// the match of the newest epoch among them. All blocks of the match have one epoch.
 	Oldest kv.Epoch
-	// Mix allows blocks of different epochs of the range in one match. Each block is then of the
-	// newest live epoch that has all pieces of the block that the match needs.
+	// Mix allows blocks of different epochs of the range in one match. Each block is then taken
+	// from the newest live epoch of the range that has the pieces of the block that the match
+	// needs.
 	Mix bool
 	// Suffix allows ids to begin in the middle of a chain. The ancestors of the first block must be
 	// stored too, but they are neither counted in the match nor touched in the order of eviction.

@@ -147,8 +147,8 @@ func (s *vacancySearch) isHeld(nd *node) bool {
 	return nd.pins() > 0 || nd.has(flagPending) || s.reading(nd.ref())
 }
 
-// unheld returns the first vacancyChoices ranges that contain neither a held piece nor an ancestor
-// of one.
+// unheld returns the first vacancyChoices of the ranges that contain neither a held piece nor an
+// ancestor of a held piece.
 func (s *vacancySearch) unheld(ranges []ExtentRange) []ExtentRange {
 	order := make([]int, len(ranges)) // indexes of ranges, sorted by From
 	for i := range order {

@@ -1,8 +1,8 @@
 // Package bearer reads files of bearer tokens and compares tokens. It is not a store of secrets: it
 // keeps nothing.
 //
-//	new-token        a token a line; a client sends the first one,
-//	old-token        a server accepts all
+//	new-token        one token per line: a client sends the first,
+//	old-token        and a server accepts all of them
 //
 // Two tokens let an operator replace a token while clients use the old one: the servers accept both
 // until each client has the new one.

@@ -31,8 +31,8 @@ const (
 	downLoss = 0.98
 	drift    = 0.25
 
-	// A window lasts at least windowMin and has at least windowCount completions. A device that
-	// completes its queue in batches, as virtio does, is so measured over several batches.
+	// A window lasts at least windowMin and has at least windowCount completions. So a device that
+	// completes its queue in batches, as virtio does, is measured over several batches.
 	windowCount = 32
 	windowMin   = 20 * time.Millisecond
 

@@ -30,7 +30,7 @@ type medium struct {
 	names     map[string]*inode
 	removed   []*inode // removed since the last Sync, oldest first
 	usedBytes int64    // sum of the sizes in names
-	owner     *Device  // holds the lock, with identity
+	owner     *Device  // the Device that holds the lock; identity is its text
 	identity  string
 }
 

@@ -148,8 +148,8 @@ func (e *engine) do(ctx context.Context, batch []blockio.Request) error {
 	}
 	active := e.active.Add(1)
 	defer e.active.Add(-1)
-	// The kernel has only the addresses of the buffers. KeepAlive prevents that the Go runtime
-	// frees the buffers before the requests have completed.
+	// The kernel has only the addresses of the buffers. KeepAlive prevents the Go runtime from
+	// freeing the buffers before the requests have completed.
 	defer runtime.KeepAlive(batch)
 	if e.useShared(active) {
 		return e.doShared(ctx, batch)

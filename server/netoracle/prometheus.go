@@ -16,7 +16,7 @@ import (
 
 // PrometheusOptions are the options of a Prometheus source.
 type PrometheusOptions struct {
-	// URL is the URL of the server, such as http://prometheus:9090, with the path before /api.
+	// URL is the URL of the server, such as http://prometheus:9090, including any path before /api.
 	URL string
 	// TokenFile, unless empty, is the file with a bearer token.
 	TokenFile string

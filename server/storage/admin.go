@@ -65,7 +65,8 @@ func (n *Node) DeleteBlocks(namespace string, id kv.BlockID, dryRun bool) (Remov
 	}
 	count := n.noteDeleted(ns.ID, ns.Live(), id, rootGroups(ns)...)
 	n.wakeReclaim()
-	// The caller's context is not used, because the deletion remains when the caller ends.
+	// The caller's context is not used: the block is deleted from the index already, so the
+	// deletion must become durable even if the caller ends.
 	if err := n.writeDeleted(n.stopped, count); err != nil {
 		return Removed{}, fmt.Errorf("storage: block %v is deleted, but the deletion could not be written to the volumes; repeat the call, or a rebuild of the index may restore the block: %w", id, err)
 	}

@@ -7,8 +7,8 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// Limits are the limits of Options, of the index and of the store that can change while the Node runs,
-// with the same meaning.
+// Limits has those limits of Options, of the index and of the store that can change while the Node
+// runs. Each limit has the same meaning as there.
 type Limits struct {
 	ReadsMax        int
 	ReservationsMax int
