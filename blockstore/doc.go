@@ -25,8 +25,9 @@
 // first calls Scan, which reads the blocks' ids from the slot headers.
 //
 // A store with Options.Degraded opens without missing volumes. Each missing volume gets a device
-// that fails every request, and has the state failed. Half of the volumes must be present. If
-// possibly no present volume has the newest superblock, the boot counter is raised by bootMargin.
+// that fails every request, and has the state failed. Half of the volumes must be present. If it is
+// possible that no present volume has the newest superblock, the boot counter is raised by
+// bootMargin.
 //
 // # Placement
 //

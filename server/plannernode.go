@@ -72,7 +72,7 @@ func (n *PlannerNode) readyz(w http.ResponseWriter, r *http.Request) {
 func (n *PlannerNode) Serve(control, web net.Listener) error {
 	stop := func() {
 		n.grpc.Stop()
-		_ = n.http.Close() // Close closes only listeners and connections
+		_ = n.http.Close() // an error is ignored: Close closes only listeners and connections
 	}
 	return serveAll(stop, append(serveWeb(n.http, web), func() error { return n.grpc.Serve(control) })...)
 }

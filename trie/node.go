@@ -11,8 +11,8 @@ import (
 // with 2 M pieces, scanning would cause a pause. A node has 48 B; each further byte would cost one
 // byte of DRAM per piece.
 //
-// Invariant: childCount() is the number of nodes whose parent is this node. Invariant: a node with
-// children or pins, or that is pending, is not removed.
+// Invariant: childCount() is the number of nodes whose parent is this node.
+// Invariant: a node with children or pins, or that is pending, is not removed.
 type node struct {
 	id     kv.BlockID
 	extent kv.Extent
