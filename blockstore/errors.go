@@ -14,8 +14,8 @@ var (
 	// ErrVolumeFailed: the volume of the slot has failed or was removed. Write to another volume,
 	// or treat the read as a miss.
 	ErrVolumeFailed = errors.New("volume has failed")
-	// ErrFloor: no volume can take a write, because its file system is below the free-space floor
-	// or because the volume has failed. Refuse writes; reads still work.
+	// ErrFloor: no volume can take a write. Each volume has failed, or its file system is below the
+	// free-space floor. Refuse writes; reads still work.
 	ErrFloor = errors.New("no volume takes writes")
 	// ErrTooLarge: a segment is smaller than a slot of that size. Refuse the namespace.
 	ErrTooLarge = errors.New("slot does not fit a segment")

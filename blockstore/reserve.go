@@ -35,8 +35,9 @@ type taken struct {
 
 // Reserve takes n free slots for the consecutive pieces of one sequence and returns them in order.
 // The slots are in the state reserved, each with a new generation. If hasAfter is set, Reserve
-// first tries the slots right after the extent after. It takes all n slots or none. It may create
-// or cut a segment, which needs I/O. It fails with ErrFull (a *FullError), ErrFloor or ErrTooLarge.
+// first tries the slots that follow the slot after directly. It takes all n slots or none. It may
+// create or cut a segment, which needs I/O. It fails with ErrFull (a *FullError), ErrFloor or
+// ErrTooLarge.
 func (s *Store) Reserve(ctx context.Context, pieceBytes int64, layers, n int, after kv.Extent, hasAfter bool) ([]kv.Ref, error) {
 	if err := s.enter(); err != nil {
 		return nil, err

@@ -37,8 +37,8 @@ type ScrubResult struct {
 }
 
 // Scrub reads live slots in order and verifies the header and every layer of each. It ends after
-// the last slot, after MaxBytes, or when ctx ends, and then returns the error of ctx. Scrub does
-// not wait for a read that hangs: it releases the memory and the slot of that read when the device
+// the last slot or after MaxBytes. If ctx ends first, it returns the error of ctx. Scrub does not
+// wait for a read that hangs: it releases the memory and the slot of that read when the device
 // completes the read. Until then it skips the slots of that volume.
 func (s *Store) Scrub(ctx context.Context, opts ScrubOptions) (ScrubResult, error) {
 	if err := s.enter(); err != nil {

@@ -180,7 +180,7 @@ func (s *space) takeLocked(slotBytes int64, bound sizer, enough uint32, lastReso
 	return g, r
 }
 
-// takeAfter reserves up to n free slots right after the slot after, in the same segment.
+// takeAfter reserves up to n free slots that follow the slot after directly, in the same segment.
 func (s *space) takeAfter(slotBytes int64, after kv.Extent, n uint32) (*segment, runs.Run) {
 	g := s.segment(after.Segment())
 	if g == nil {

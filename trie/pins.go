@@ -37,9 +37,9 @@ type PinFilter struct {
 }
 
 // Pins appends to dst up to limit open leases of matches and of PinEpoch, in no particular order.
-// It leaves out leases of PinEpoch whose epoch was retired. cursor is 0 in the first call, and then
-// next of the last call; next 0 means that there are no more leases. A lease that is granted or
-// ended between two calls may be missed.
+// It leaves out leases of PinEpoch whose epoch was retired. cursor is 0 in the first call, and in
+// each further call the result next of the previous call; next 0 means that there are no more
+// leases. A lease that is granted or ended between two calls may be missed.
 func (t *Trie) Pins(dst []Pin, f PinFilter, cursor uint32, limit int) (pins []Pin, next uint32) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()

@@ -69,8 +69,9 @@ type tuner struct {
 	hold     int     // windows left to hold
 	nextHold int     // length of the next hold, in windows
 
-	// from is the start of the current window. count is the number of its completions, bytes their
-	// size, and largest the largest of them.
+	// from is the start of the current window. count is the number of completions in the window,
+	// bytes the total size of their requests, and largest the size of the largest of these
+	// requests.
 	from    time.Duration
 	count   int
 	bytes   int64

@@ -36,11 +36,11 @@ const (
 //	             old slot: free, or condemned until its readers have left ◄── trie.Move, synced
 //
 // After a crash before the sync of the index, the index refers to the old slot, and the new slot is
-// free. After a later crash, the index refers to the new slot. If the index is lost too, Rebuild
-// takes the new slot if it is intact, and otherwise the old one. The mover never evicts. If there
-// is no room for a block on the other volumes, the block stays in its slot and is served from
-// there, and the next pass tries again. The mover has one batch in flight. Its reads count against
-// the limits of the volume (lane) and of the arena, as the reads of a Load do.
+// free. After a crash later than that sync, the index refers to the new slot. If the index is lost
+// too, Rebuild takes the new slot if it is intact, and otherwise the old one. The mover never
+// evicts. If there is no room for a block on the other volumes, the block stays in its slot and is
+// served from there, and the next pass tries again. The mover has one batch in flight. Its reads
+// count against the limits of the volume (lane) and of the arena, as the reads of a Load do.
 type mover struct {
 	node   *Node
 	volume uint32

@@ -264,10 +264,11 @@ type Bumped struct {
 	Live, Retired []kv.Epoch
 }
 
-// BumpEpoch makes to the newest epoch; 0 means the next one, and the maximum is kv.MaxEpoch. The
-// cost does not depend on the number of blocks. The keep newest epochs, including the new one, and
-// the pinned epochs stay live; keep 0 means 1. Every block of the other epochs becomes unmatchable.
-// An open reservation keeps the epoch for which it was made.
+// BumpEpoch begins the epoch with the number to, which becomes the newest epoch of the namespace.
+// to is at most kv.MaxEpoch; 0 means the number after the present newest epoch. The cost does not
+// depend on the number of blocks. The keep newest epochs, including the new one, and the pinned
+// epochs stay live; keep 0 means 1. Every block of the other epochs becomes unmatchable. An open
+// reservation keeps the epoch for which it was made.
 func (n *Node) BumpEpoch(ctx context.Context, name string, to kv.Epoch, keep int) (Bumped, error) {
 	n.nsMu.Lock()
 	defer n.nsMu.Unlock()
@@ -401,8 +402,8 @@ func (n *Node) undoCatalogue(ctx context.Context, refused error) error {
 	return errors.Join(refused, n.writeCatalogue(ctx, n.index.Namespaces()))
 }
 
-// cleared publishes the changes of the index after some epochs ended, and wakes reclaimLoop to free
-// their slots.
+// cleared is called after epochs ended. It publishes the changes of the index, and wakes
+// reclaimLoop to free the slots of these epochs.
 func (n *Node) cleared() {
 	n.publishChanges()
 	n.wakeReclaim()

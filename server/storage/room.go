@@ -88,8 +88,8 @@ func (r *roomMaker) wait(ctx context.Context, s *semaphore.Weighted, weight int6
 	return nil
 }
 
-// slots reserves count slots of the layout, right after the extent after if possible. It evicts if
-// no slots are free.
+// slots reserves count slots of the layout. If hasAfter is set, they follow the slot after
+// directly, if possible. It evicts if no slots are free.
 func (r *roomMaker) slots(ctx context.Context, layout ondisk.Layout, count int, after kv.Extent, hasAfter bool) ([]kv.Ref, error) {
 	refs, err := r.free(ctx, layout, count, after, hasAfter)
 	if !errors.Is(err, blockstore.ErrFull) {
@@ -212,8 +212,9 @@ type Removed struct {
 // frees them. It limits the list of evicted pieces to some MiB of heap.
 const evictRoundBytes = 256 << 20
 
-// evict removes pieces with at least wantBytes of slots by the policy and frees the slots. If only
-// is not 0, it removes pieces of that namespace only.
+// evict removes pieces, in the order of the eviction policy, until their slots have at least
+// wantBytes in total, and frees these slots. If only is not 0, it removes pieces of that namespace
+// only.
 func (n *Node) evict(wantBytes int64, only kv.NamespaceID) (removed Removed, err error) {
 	var gone []trie.Evicted
 	for now, left := n.opts.Now(), wantBytes; left > 0; {
