@@ -13,8 +13,8 @@ import (
 // errAbsent: the volume was not present when the store was opened.
 var errAbsent = errors.New("the volume was missing when the node started; bring it back and restart")
 
-// Absent returns a device for a volume that cannot be opened, as an element of Options.Devices with
-// Options.Degraded set. Every request to the device fails with cause.
+// Absent returns a device that stands for a volume that cannot be opened. It may be an element of
+// Options.Devices if Options.Degraded is set. Every request to the device fails with cause.
 func Absent(path string, cause error) blockio.Device {
 	return &absentDevice{path: path, cause: cause}
 }
@@ -62,7 +62,7 @@ func (d *absentDevice) Stats() blockio.Stats { return blockio.Stats{} }
 // Close implements blockio.Device.
 func (d *absentDevice) Close() error { return nil }
 
-// absent returns the error because of which the device is absent, or nil for a present device.
+// absent returns the cause that was given to Absent for the device, or nil for a present device.
 func absent(dev blockio.Device) error {
 	if d, ok := dev.(*absentDevice); ok {
 		return d.cause
@@ -82,7 +82,7 @@ func fillAbsent(found, missing []candidate, members membership, count int) []can
 		if all[i].formatted {
 			continue
 		}
-		// Only the fields that all volumes share are known for an absent volume.
+		// For an absent volume only the superblock fields that all volumes share are known.
 		sb := found[0].superblock
 		sb.Index, sb.Volume, sb.Boot = uint32(i), ondisk.UUID{}, 0
 		c := candidate{superblock: sb}
@@ -127,11 +127,11 @@ func (s *Store) present() []*volume {
 	return volumes
 }
 
-// bootMargin is added to the boot counter, and to the sequence of the catalogue, if the present
-// volumes are too few to be certain of the newest values. The missing volumes cannot have values
-// that are higher by more than bootMargin, because the store does not advance that far without the
+// bootMargin is added to the boot counter, and bootMargin<<16 to the sequence of the catalogue, if
+// too few volumes are present to be certain of the newest values. The values on the missing volumes
+// cannot be higher by more than that, because the store does not advance that far without the
 // present volumes.
 const bootMargin = 64
 
-// counts reports whether the volume is neither missing nor removed.
+// counts reports whether the volume is in use: neither missing nor removed.
 func (v *volume) counts() bool { return !v.missing && v.dev.health().State != health.Removed }

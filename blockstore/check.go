@@ -63,7 +63,7 @@ func (s *Store) Check(refs iter.Seq[kv.Ref]) []Finding {
 	return found
 }
 
-// word returns a slot's word and the number of slots.
+// word returns the slot's word (generation, state and readers) and the segment's number of slots.
 func (g *segment) word(slot uint32) (slotWord, uint32) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -25,8 +25,9 @@
 // first calls Scan, which reads the blocks' ids from the slot headers.
 //
 // A store with Options.Degraded opens without missing volumes. Each missing volume gets a device
-// that fails every request, and has the state failed. Half of the volumes must be present. If the
-// present volumes might not have the newest superblock, the boot counter is raised by bootMargin.
+// that fails every request, and has the state failed. Half of the volumes must be present. If it is
+// possible that no present volume has the newest superblock, the boot counter is raised by
+// bootMargin.
 //
 // # Placement
 //
@@ -85,11 +86,11 @@
 // and no newer catalogue. A request that uses no buffer of a caller returns ErrVolumeFailed as soon
 // as the volume fails, even if the device has not completed the request.
 //
-// A change of the superblocks or of the catalogue is acknowledged when half of the volumes store it
-// (metaQuorum); of two volumes, one is enough. A volume that does not store an acknowledged change
-// fails. A probe of the failed volume writes the superblock and the newest catalogue and reads the
-// catalogue back. If that succeeds, the volume is no longer failed. The probe holds the meta token,
-// so that no change happens meanwhile.
+// A change of the superblocks or of the catalogue is acknowledged when half of the volumes, rounded
+// up, store it (metaQuorum); of two volumes, one is enough. A volume that does not store an
+// acknowledged change fails. A probe of the failed volume writes the superblock and the newest
+// catalogue and reads the catalogue back. If that succeeds, the volume is no longer failed. The
+// probe holds the meta token, so that no change happens meanwhile.
 //
 // # Draining and removing a volume
 //

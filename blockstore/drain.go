@@ -88,14 +88,14 @@ func (s *Store) removeVolume(ctx context.Context, volume uint32, force bool) err
 		case !force && v.volume.missing:
 			return fmt.Errorf("%v is missing, so it may hold blocks: mount it and restart the node, or force the removal to lose them: %w", v, ErrVolumeState)
 		}
-		// No slot of a draining volume is reserved, so an empty volume stays empty.
+		// Reserve takes no slot of a draining volume, so the volume stays empty once it is empty.
 		if used := v.volume.space.used(); used > 0 && !force {
 			return fmt.Errorf("%v still holds %d bytes of blocks: wait until it is drained, or force the removal to lose them: %w", v, used, ErrVolumeState)
 		}
 		v.members.draining.drop(int(volume))
 		v.members.removed.add(int(volume))
 		was := v.volume.dev.health().Duty
-		// From here on the store neither takes, writes nor reads slots of the volume.
+		// After this order the store neither reserves, writes nor reads slots of the volume.
 		v.volume.dev.order(health.Removed)
 		if err := v.commit(ctx, health.Removed); err != nil {
 			v.volume.dev.order(was)
@@ -138,8 +138,8 @@ func (v *volume) awaitClosed(ctx context.Context) {
 	v.log.Warn("the removed volume is still open, because a request has not completed: its disk cannot be unmounted until the log reports that the volume is closed, or the node has stopped")
 }
 
-// volumeOrder is an operator's order for one volume: to use, drain or remove it. members is the
-// changed membership. Store.meta is held.
+// volumeOrder is an operator's order to use, drain or remove one volume. members is the membership
+// with that change. Store.meta is held.
 type volumeOrder struct {
 	store   *Store
 	volume  *volume
@@ -183,7 +183,8 @@ func (o *volumeOrder) commit(ctx context.Context, duty health.State) error {
 	o.store.members = o.members
 	if err := o.store.writeSuperblocks(ctx); err != nil {
 		// Some superblocks may have stored the new membership with its version. The old membership
-		// gets a higher version, so that it replaces the new one when it is next written.
+		// gets a still higher version, so that the next write of superblocks replaces the new
+		// membership.
 		was.version = o.members.version + 1
 		o.store.members = was
 		return err
@@ -192,8 +193,8 @@ func (o *volumeOrder) commit(ctx context.Context, duty health.State) error {
 	return nil
 }
 
-// othersPlace reports whether a volume other than v can take new blocks: it is present and neither
-// draining nor removed.
+// othersPlace reports whether some volume other than v is present and neither draining nor removed,
+// so that it may take new blocks.
 func (s *Store) othersPlace(v *volume) bool {
 	for _, other := range s.volumes {
 		if other != v && !other.missing && other.dev.health().Duty == health.OK {

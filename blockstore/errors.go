@@ -14,10 +14,10 @@ var (
 	// ErrVolumeFailed: the volume of the slot has failed or was removed. Write to another volume,
 	// or treat the read as a miss.
 	ErrVolumeFailed = errors.New("volume has failed")
-	// ErrFloor: no volume can take a write, because its file system is below the free-space floor
-	// or because the volume has failed. Refuse writes; reads still work.
+	// ErrFloor: no volume can take a write. Each volume has failed, or its file system is below the
+	// free-space floor. Refuse writes; reads still work.
 	ErrFloor = errors.New("no volume takes writes")
-	// ErrTooLarge: no segment can hold a slot of that size. Refuse the namespace.
+	// ErrTooLarge: a segment is smaller than a slot of that size. Refuse the namespace.
 	ErrTooLarge = errors.New("slot does not fit a segment")
 	// ErrStale: the slot is free or has other content by now. The read is a miss; remove an index
 	// entry that still has this Ref.
@@ -29,8 +29,8 @@ var (
 	ErrState = errors.New("wrong state")
 	// ErrBusy: the slot has MaxReaders readers. Try again.
 	ErrBusy = errors.New("too many readers")
-	// ErrForeign: the directories are not the volumes of one store, or not all of them. Fix the
-	// configuration.
+	// ErrForeign: the directories are volumes of different stores, or some volumes of the store are
+	// not given. Fix the configuration.
 	ErrForeign = errors.New("foreign volume")
 	// ErrVersion: a volume has another format version. Use the binary of that version, or an empty
 	// directory.

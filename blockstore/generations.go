@@ -11,9 +11,9 @@ import (
 
 const sequenceBits = 32
 
-// generations assigns generations. A generation is the boot counter, which is on disk, above a
-// sequence number, which is in memory only. No two starts of the store have the same boot counter,
-// so assigning a generation needs no write to disk.
+// generations assigns generations. The high bits of a generation are the boot counter, which is on
+// disk; the low bits are a sequence number, which is in memory only. No two starts of the store
+// have the same boot counter, so assigning a generation needs no write to disk.
 type generations struct {
 	mu   sync.Mutex
 	boot uint32
@@ -61,14 +61,14 @@ func (g *generations) newest() kv.Generation {
 	return kv.Generation(uint64(g.boot)<<sequenceBits | (g.next - 1))
 }
 
-// NewestGeneration returns the highest generation that any slot can have now.
+// NewestGeneration returns the highest generation assigned so far; no slot has a higher one.
 func (s *Store) NewestGeneration() kv.Generation { return s.generations.newest() }
 
 // Boot returns the number of this start of the store; later starts have higher numbers.
 func (s *Store) Boot() uint64 { return uint64(s.generations.newest() >> sequenceBits) }
 
-// raiseBoot makes a boot counter above beyond durable, unless a concurrent call has done so
-// already.
+// raiseBoot writes a boot counter greater than beyond to the superblocks, durably, and returns it.
+// It writes nothing if a concurrent call has already raised the counter above beyond.
 func (s *Store) raiseBoot(ctx context.Context, beyond uint32) (uint32, error) {
 	if err := s.takeMeta(ctx); err != nil {
 		return 0, err

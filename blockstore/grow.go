@@ -11,12 +11,13 @@ import (
 )
 
 // shortSegmentShare bounds the size of a volume's last segment. That segment may be shorter than
-// the others, to use the remaining capacity, but not shorter than this fraction of a segment.
+// the others, to use the remaining capacity, but has at least 1/shortSegmentShare of the size of a
+// full segment.
 const shortSegmentShare = 16
 
 // cut divides a claimed segment into slots of c.slotBytes bytes.
 func (v *volume) cut(g *segment, c *cutting) {
-	// Several requests wait for this cut, so it must not end with the context of one of them.
+	// Several requests wait for this cut, so the end of one request's context must not end the cut.
 	ctx := context.Background()
 	otherwise := useBlank
 	h, err := v.plan(ctx, g, c.slotBytes)
@@ -46,10 +47,10 @@ func (v *volume) plan(ctx context.Context, g *segment, slotBytes int64) (ondisk.
 	}, err
 }
 
-// writeHeader writes a segment's header durably, before the first slot is used. Without a header,
-// the next start could not find the slots; with an older header, it could read parts of slots as
-// slots of another size. writeHeader waits for the device even if the volume fails, because a late
-// write must not replace a newer header.
+// writeHeader writes a segment's header durably, before the first slot is used. If the header were
+// lost, the next start would not find the slots; if an older header were left, the next start would
+// take parts of slots for slots of another size. writeHeader waits for the device even if the
+// volume fails, because a late write must not replace a newer header.
 func (v *volume) writeHeader(ctx context.Context, g *segment, h ondisk.SegmentHeader) error {
 	page, release, err := heapAlloc(ctx, ondisk.Page)
 	if err != nil {

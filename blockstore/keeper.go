@@ -26,8 +26,9 @@ func (v *volume) wake() {
 	}
 }
 
-// keep is the volume's background goroutine, the keeper. Until ctx ends, it reads the free space,
-// removes surplus segments, and fills one segment with zeroes before it is needed.
+// keep is the volume's background goroutine, the keeper. Until ctx ends, it reads the free space of
+// the file system, removes surplus segments (beyond the capacity), and fills one segment with
+// zeroes before a writer needs it.
 func (v *volume) keep(ctx context.Context) {
 	ticker := time.NewTicker(keeperInterval)
 	defer ticker.Stop()

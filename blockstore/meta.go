@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// takeMeta takes the token that serialises writes of superblocks and catalogues.
+// takeMeta takes the store's meta token, which serialises writes of superblocks and catalogues. It
+// waits for the token until ctx ends.
 func (s *Store) takeMeta(ctx context.Context) error {
 	select {
 	case s.meta <- struct{}{}:
@@ -173,8 +174,8 @@ func (s *Store) SetCatalogue(ctx context.Context, blob []byte) error {
 	if room := s.catalogueRoom(); int64(len(blob)) > room {
 		return fmt.Errorf("blockstore: catalogue of %d bytes; the volumes have room for %d: %w", len(blob), room, ErrTooLarge)
 	}
-	// A sequence number is never used twice, not even after a failure: a later attempt must have a
-	// higher number than the area that a failed attempt wrote.
+	// A sequence number is never used twice, not even after a failure: a failed attempt may have
+	// written an area, and a later attempt must have a higher number than that area.
 	s.mu.Lock()
 	s.catalogueSequence++
 	seq := s.catalogueSequence
@@ -227,8 +228,8 @@ func (v *volume) refresh(ctx context.Context) error {
 		return fmt.Errorf("superblock: %w", err)
 	}
 	v.store.mu.Lock()
-	// The catalogue gets a new sequence number, because a failed attempt may have left an area with
-	// a higher number than that of the volume's newest catalogue.
+	// The catalogue gets a new sequence number, because a failed attempt to write a catalogue may
+	// have left an area with a higher number than that of the newest acknowledged catalogue.
 	v.store.catalogueSequence++
 	seq, blob := v.store.catalogueSequence, v.store.catalogue
 	v.store.mu.Unlock()
@@ -253,7 +254,8 @@ func (s *Store) Catalogue() []byte {
 	return append([]byte(nil), s.catalogue...)
 }
 
-// catalogueRoom is the largest blob that every volume can hold.
+// catalogueRoom returns the size, in bytes, of the largest catalogue blob that every volume can
+// hold.
 func (s *Store) catalogueRoom() int64 {
 	room := s.volumes[0].superblock.CatalogueBytes
 	for _, v := range s.volumes {

@@ -12,8 +12,8 @@ import (
 )
 
 // segmentShare is the default minimum number of segments of a volume, so that several slot sizes
-// have room. It is a quarter of that if the segments would be smaller than smallSegmentBytes
-// otherwise.
+// have room. The minimum is a quarter of segmentShare if the segments would otherwise be smaller
+// than smallSegmentBytes.
 const segmentShare = 16
 
 // Open opens the volumes of opts, or formats them if they are empty, and locks them for this
@@ -95,7 +95,7 @@ type candidate struct {
 
 func (c *candidate) path() string { return c.dev.Info().Path }
 
-// present counts the volumes that are not missing.
+// present returns the number of candidates whose device is not absent.
 func present(all []candidate) (n int) {
 	for i := range all {
 		if absent(all[i].dev) == nil {
@@ -211,8 +211,8 @@ func complete(ctx context.Context, all []candidate, formatted []*candidate, memb
 	for _, c := range formatted {
 		count = max(count, int(c.superblock.Count))
 	}
-	// A volume that was never formatted is in no superblock, so it cannot be one of the missing
-	// volumes.
+	// The superblocks do not count a volume that was never formatted. If more devices are missing
+	// than volumes of the node, one of them was never a volume of the node.
 	if unknown := len(missing) - (count - members.removed.len() - len(formatted)); len(missing) > 0 && unknown > 0 {
 		return nil, members, fmt.Errorf("blockstore: volume %s: %w; node %v has no such volume: take it out of the list, or set add_volumes when it is there: %w",
 			missing[len(missing)-1].path(), absent(missing[len(missing)-1].dev), formatted[0].superblock.Node, ErrForeign)
@@ -243,8 +243,8 @@ func probe(ctx context.Context, dev blockio.Device) (candidate, error) {
 	default:
 		return c, err
 	}
-	// There is no superblock. If there are no segments either, formatting was interrupted, because
-	// segments are created after the superblock.
+	// There is no superblock. If there are no segments either, formatting was interrupted or never
+	// began, because segments are created after the superblock.
 	for _, n := range c.names {
 		if _, ok := ondisk.ParseSegmentName(n); ok {
 			return c, fmt.Errorf("%s but no superblock; restore it, or empty the directory: %w: %w", n, err, ErrDamaged)
@@ -290,9 +290,10 @@ func newestSuperblock(a, b []byte) (ondisk.Superblock, error) {
 	case errA != nil:
 		sa = sb
 	}
-	// One copy is not valid. It may have been the newer copy. Its boot counter was then higher by
-	// one, and generations with it may have been assigned, so that boot counter is skipped. On a
-	// new volume the second copy was never written, and skipping one boot counter is harmless.
+	// One copy is not valid, and it may have been the newer copy. Its boot counter was then higher
+	// by one, and generations with that boot counter may have been assigned. So that boot counter
+	// is skipped. On a new volume the second copy was never written, and skipping one boot counter
+	// is harmless.
 	sa.Boot = min(sa.Boot+1, ondisk.MaxBoot)
 	return sa, nil
 }
@@ -308,7 +309,7 @@ func checkTogether(formatted []*candidate, given int, members membership, opts O
 	}
 	first := formatted[0]
 	byIndex := make(map[uint32]*candidate)
-	complete := true // set if a start had formatted all volumes
+	complete := true // set if all volumes of the node were formatted at an earlier start
 	for _, c := range formatted {
 		sb := c.superblock
 		if sb.Node != first.superblock.Node {
@@ -517,8 +518,8 @@ func (v *volume) loadFiles(ctx context.Context) error {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
-	// From here on the store uses data that an earlier process wrote and perhaps did not sync, and
-	// overwrites older copies of superblock and catalogue. So everything is synced first.
+	// After this the store uses data that an earlier process wrote and perhaps did not sync, and it
+	// overwrites the older copies of superblock and catalogue. So all files are synced first.
 	return v.dev.Sync(ctx)
 }
 
@@ -584,8 +585,8 @@ func (s *Store) loadCatalogue(ctx context.Context) error {
 	}
 	s.catalogueCertain = catalogueCertain(read, s.membersCount())
 	if !s.catalogueCertain {
-		// A newer catalogue on a missing volume must have a lower sequence than the catalogues
-		// written from here on.
+		// A missing volume may have a newer catalogue. Its sequence must be lower than that of each
+		// catalogue written after this.
 		s.catalogueSequence += bootMargin << 16
 	}
 	return nil

@@ -26,8 +26,9 @@ type Options struct {
 	// two Opens; segments that exceed it are removed when they become empty.
 	CapacityBytes int64
 	// SegmentBytes is the size of a segment file, a multiple of 4096, fixed when a volume is
-	// formatted. Default 1 GiB, or a sixteenth of a volume's share of the capacity if that is less,
-	// but no less than 16 MiB or a quarter of the share. 0 accepts the size that the volumes have.
+	// formatted. Default: 1 GiB or a sixteenth of a volume's share of the capacity, whichever is
+	// less, but at least 16 MiB or a quarter of that share, whichever is less. 0 accepts the size
+	// that the volumes have.
 	SegmentBytes int64
 	// CatalogueBytes is the maximum size of the catalogue blob, fixed when a volume is formatted.
 	// Default 1 MiB, less if the capacity is small.
@@ -38,8 +39,9 @@ type Options struct {
 	// StripeBytes is the number of bytes of a sequence that are placed on one volume before the
 	// next volume is used, if there are several. Default 64 MiB.
 	StripeBytes int64
-	// Prewrite makes each volume keep one segment that is filled with zeroes before it is needed.
-	// The first write to space that is allocated but was never written takes twice as long.
+	// Prewrite makes each volume keep one spare segment filled with zeroes. Without it, the first
+	// write to each part of a new segment takes twice as long, because the file system has
+	// allocated that part but never written it.
 	Prewrite bool
 	// AddVolumes accepts empty volumes next to formatted ones, for an added disk or for the
 	// replacement of a lost one. If it is not set, Open assumes that an empty directory is a disk
@@ -51,8 +53,9 @@ type Options struct {
 	// is missing if its device is absent, its directory is empty (unless AddVolumes is set), or it
 	// was not given. Without Degraded all volumes must be present.
 	Degraded bool
-	// CapacityOfPresent means that CapacityBytes is divided among the present volumes. Otherwise it
-	// is divided among all volumes, and missing and removed volumes keep their shares.
+	// CapacityOfPresent is set if CapacityBytes is divided among the present volumes only.
+	// Otherwise it is divided among all volumes, and the shares of missing and removed volumes are
+	// not used.
 	CapacityOfPresent bool
 	// Alloc allocates scratch memory that starts at a multiple of 4096, for scans, scrubbing and
 	// zeroing; release frees it. Default: the Go heap. Memory of an arena makes these tasks faster.
@@ -114,8 +117,8 @@ func (o Options) Validate() error {
 }
 
 // Durability decides whether a write is acknowledged before or after the sync that protects it from
-// a power loss. The engine implements it; the type is defined here so that all packages use the
-// same names.
+// a power loss. The store's user, server/storage, implements it; the type is defined here so that
+// all packages use the same names.
 type Durability uint8
 
 const (

@@ -110,7 +110,7 @@ func (s *Store) prepareRead(r *Read, body, head *job) error {
 	header := s.headers.get(l.HeaderBytes())
 	if offset == l.HeaderBytes() {
 		body.offset, body.bytes, body.bufs = slot, l.HeaderBytes()+bytes, [2][]byte{header, r.Buf}
-		head.bufs[0] = header // for finishRead; the job is skipped
+		head.bufs[0] = header // finishRead uses the header; the job itself is skipped
 		return nil
 	}
 	*head = job{volume: g.volume, file: g.file, offset: slot, bufs: [2][]byte{header}, bytes: l.HeaderBytes()}

@@ -17,8 +17,8 @@ import (
 // reserveMax is the maximum number of slots of one Reserve.
 const reserveMax = 1 << 20
 
-// placement is the state of one call of Reserve: taken has the runs of slots reserved so far, n
-// their slots.
+// placement is the state of one call of Reserve. taken has the runs of slots reserved so far; n is
+// the number of these slots.
 type placement struct {
 	store     *Store
 	slotBytes int64
@@ -35,8 +35,9 @@ type taken struct {
 
 // Reserve takes n free slots for the consecutive pieces of one sequence and returns them in order.
 // The slots are in the state reserved, each with a new generation. If hasAfter is set, Reserve
-// first tries the slots right after the extent after. It takes all n slots or none. It may create
-// or cut a segment, which needs I/O. It fails with ErrFull (a *FullError), ErrFloor or ErrTooLarge.
+// first tries the slots that follow the slot after directly. It takes all n slots or none. It may
+// create or cut a segment, which needs I/O. It fails with ErrFull (a *FullError), ErrFloor or
+// ErrTooLarge.
 func (s *Store) Reserve(ctx context.Context, pieceBytes int64, layers, n int, after kv.Extent, hasAfter bool) ([]kv.Ref, error) {
 	if err := s.enter(); err != nil {
 		return nil, err
@@ -57,8 +58,8 @@ func (s *Store) Reserve(ctx context.Context, pieceBytes int64, layers, n int, af
 		p.undo()
 		return nil, err
 	}
-	// The generations are taken after the slots. So the header of a segment that was cut for these
-	// slots has an older generation.
+	// The generations are taken after the slots. So if a segment was cut for these slots, its
+	// header has an older generation than the slots.
 	gen, err := s.generations.take(ctx, s, n)
 	if err != nil {
 		p.undo()
@@ -110,7 +111,8 @@ func (p *placement) stripe() uint32 {
 	return uint32(max(1, p.store.opts.StripeBytes/p.slotBytes))
 }
 
-// upTo returns the number of slots that may be taken in one run that starts at a slot.
+// upTo returns the maximum number of slots in a run that starts at slot: up to the end of the
+// stripe, and no more than are still wanted.
 func (p *placement) upTo(slot uint32) uint32 {
 	n := uint32(p.want - p.n)
 	if len(p.store.volumes) > 1 {

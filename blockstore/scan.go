@@ -41,9 +41,9 @@ type ScanStats struct {
 	// Segments and Slots count the segments and slots that were read, and Found the slots passed to
 	// fn.
 	Segments, Slots, Found int64
-	// Blank slots have no header, or a header that is older than the segment's present division
-	// into slots. Damaged slots have a wrong checksum in the header or, with Verify, in a layer.
-	// The device returned an I/O error for Unreadable slots.
+	// Blank counts slots without a header, or with a header older than the segment's present
+	// division into slots. Damaged counts slots with a wrong checksum of the header or, with
+	// Verify, of a layer. Unreadable counts slots for which the device returned an I/O error.
 	Blank, Damaged, Unreadable int64
 	// Bytes is the number of bytes read.
 	Bytes int64
@@ -127,14 +127,15 @@ func (c *scan) volume(ctx context.Context, v *volume) error {
 	return nil
 }
 
-// slotsOf returns the slots of opts.Slots that are in the segment g with the header h.
+// slotsOf returns the slots of opts.Slots that are in the segment g; h is the header of g.
 func (c *scan) slotsOf(g *segment, h ondisk.SegmentHeader) []kv.Extent {
 	from, _ := slices.BinarySearch(c.opts.Slots, g.extent(0))
 	n, _ := slices.BinarySearch(c.opts.Slots[from:], g.extent(h.Slots))
 	return c.opts.Slots[from:][:n]
 }
 
-// bytesOf returns how many bytes of progress the segment counts for.
+// bytesOf returns the number of bytes that the segment g adds to the totals of
+// ScanOptions.Progress.
 func (c *scan) bytesOf(g *segment) int64 {
 	if c.opts.Slots == nil {
 		return g.sizeBytes
@@ -146,7 +147,7 @@ func (c *scan) bytesOf(g *segment) int64 {
 	return int64(len(c.slotsOf(g, h))) * h.SlotBytes
 }
 
-// account adds a segment's counts to the totals.
+// account adds st, the counts of one segment, to the totals, and reports the progress.
 func (c *scan) account(st ScanStats, fileBytes int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

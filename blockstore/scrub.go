@@ -21,7 +21,8 @@ type ScrubOptions struct {
 	// MaxBytes is the number of bytes read after which the call ends; 0 means that it ends after
 	// the last slot.
 	MaxBytes int64
-	// Report is called for each live slot that is corrupt or unreadable. It may Free the slot.
+	// Report is called for each live slot that is corrupt or unreadable. Report may call Free for
+	// the slot.
 	Report func(ref kv.Ref, err error)
 }
 
@@ -36,8 +37,8 @@ type ScrubResult struct {
 }
 
 // Scrub reads live slots in order and verifies the header and every layer of each. It ends after
-// the last slot, after MaxBytes, or when ctx ends, and then returns the error of ctx. Scrub does
-// not wait for a read that hangs: it releases the memory and the slot of that read when the device
+// the last slot or after MaxBytes. If ctx ends first, it returns the error of ctx. Scrub does not
+// wait for a read that hangs: it releases the memory and the slot of that read when the device
 // completes the read. Until then it skips the slots of that volume.
 func (s *Store) Scrub(ctx context.Context, opts ScrubOptions) (ScrubResult, error) {
 	if err := s.enter(); err != nil {
@@ -84,7 +85,7 @@ func (b *scrub) free() {
 	b.buf, b.release = nil, nil
 }
 
-// room replaces buf by one of at least sizeBytes bytes, unless buf is large enough.
+// room makes buf at least sizeBytes bytes long: if buf is shorter, room allocates another.
 func (b *scrub) room(ctx context.Context, sizeBytes int64) error {
 	if int64(len(b.buf)) >= sizeBytes {
 		return nil
@@ -98,7 +99,7 @@ func (b *scrub) room(ctx context.Context, sizeBytes int64) error {
 	return nil
 }
 
-// wait delays until the rate allows n more bytes.
+// wait waits until BytesPerSecond allows n more bytes.
 func (b *scrub) wait(ctx context.Context, n int64) error {
 	for b.limiter != nil && n > 0 {
 		part := min(n, int64(b.limiter.Burst()))

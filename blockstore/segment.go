@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// use is the state of a segment in its space.
+// use is the state of a segment: whether it has slots, and whether a goroutine is changing it.
 type use uint8
 
 const (
@@ -56,9 +56,9 @@ type segment struct {
 	// state of the slots.
 	free   *runs.Set
 	counts slotCounts
-	// retiring is set if the segment exceeds the capacity: it takes no new slots and is removed
-	// when it is empty. draining is set by DrainSegment: new slots are taken only if no other
-	// segment has any.
+	// retiring is set if the segment exceeds the capacity: no slots of it are taken, and it is
+	// removed when it is empty. draining is set by DrainSegment: slots of the segment are taken
+	// only if no other segment has free slots.
 	retiring, draining bool
 	places             [heapKinds]place
 	// looks counts the slots that liveFrom has examined, for tests of its complexity.
@@ -111,7 +111,8 @@ func (g *segment) findFreeLocked() {
 	g.settleLocked()
 }
 
-// blankLocked takes all slots away from the segment. All of them must be free.
+// blankLocked removes the division of the segment into slots; u is its use afterwards. All slots
+// must be free.
 func (g *segment) blankLocked(u use) {
 	g.countLocked(slotFree, -g.counts.free)
 	if g.class.segments--; g.class.segments == 0 {
@@ -227,8 +228,8 @@ func (g *segment) checkLocked() {
 	invariants.Assert(g.free == nil || c.free == int64(g.free.Size()), "segment %d has %d free slots, and its set another number", g.number, c.free)
 }
 
-// takeLocked reserves a run of free slots. stamp assigns their generations later; until then the
-// slots have no valid Ref.
+// takeLocked changes a run of free slots to reserved. stamp later assigns their generations; until
+// then the slots have no valid Ref.
 func (g *segment) takeLocked(r runs.Run) {
 	if g.free != nil {
 		g.free.Remove(r)

@@ -25,7 +25,8 @@ const (
 	slotCondemned
 )
 
-// String returns the state as errors and transcripts print it.
+// String returns the state's name, which errors and test transcripts contain: free, reserved,
+// written, live, condemned.
 func (s slotState) String() string {
 	switch s {
 	case slotFree:

@@ -16,9 +16,9 @@ import (
 )
 
 // space is the allocator of one volume. It has the segments of the volume, the slots of each
-// segment, and the free runs by slot size. To cut a segment is to write a header that divides it
-// into slots of one size. One mutex guards the whole space. No I/O happens under the mutex: while a
-// segment is useChanging, one goroutine owns it and does the I/O.
+// segment, and the runs of free slots by slot size. To cut a segment is to write a header that
+// divides the segment into slots of one size. One mutex guards the whole space. No I/O happens
+// under the mutex: while a segment is useChanging, one goroutine owns it and does the I/O.
 type space struct {
 	volume *volume
 	// table has the segments by number, nil for numbers without a segment. A change replaces the
@@ -28,11 +28,11 @@ type space struct {
 	mu sync.Mutex
 	// uses counts the segments of each use.
 	uses [useBad + 1]int
-	// blank has the segments that are useBlank or usePreparing, surplus the segments
-	// that are retiring.
+	// blank has the segments that are useBlank or usePreparing, by number. surplus has the segments
+	// that are retiring (to be removed because they exceed the capacity), by number.
 	blank, surplus map[uint32]*segment
-	// lowest is a lower bound of the free segment numbers. Invariant: every number below lowest is
-	// taken.
+	// lowest is a lower bound of the unused segment numbers. Invariant: every number below lowest
+	// is in use.
 	lowest uint32
 	// fileBytes is the size of all files of the volume. creatingBytes is the part of
 	// fileBytes in files that are being created.
@@ -55,9 +55,9 @@ type class struct {
 	counts slotCounts
 	// free counts the free slots of the segments that are not retiring.
 	free int64
-	// open has the segments that have free slots and are neither retiring nor draining, and last
-	// the draining segments that have free slots. In both heaps the segment with the longest free
-	// run is first. last is used only if neither open nor a new segment has slots.
+	// open has the segments that have free slots and are neither retiring nor draining. last has
+	// the draining segments that have free slots. In both heaps the segment with the longest run of
+	// free slots is first. Slots of last are taken only if open is empty and no segment can be cut.
 	open, last segmentHeap
 	// empty has the segments whose slots are all free.
 	empty segmentHeap
@@ -140,8 +140,9 @@ func (s *space) classLocked(slotBytes int64) *class {
 	return c
 }
 
-// opensLocked reports whether slots may be taken. Both the callers that take slots and used hold
-// mu. So after the volume was ordered to drain, the result of used cannot grow.
+// opensLocked reports whether the volume's state allows slots to be taken. Callers that take slots
+// hold mu, and so does used. So once the volume has been ordered to drain, the result of used
+// cannot grow.
 func (s *space) opensLocked() bool { return s.volume.dev.health().Places() }
 
 // used returns the size of the slots that are not free.
@@ -151,9 +152,9 @@ func (s *space) used() int64 {
 	return s.volume.usedBytes.Load()
 }
 
-// take reserves a run of free slots, no longer than bound, from the longest free run. It takes
-// nothing if the longest run has fewer than enough slots. It uses draining segments only if
-// lastResort is set.
+// take reserves a run of slots from the longest run of free slots; bound limits its length. It
+// takes nothing if the longest run has fewer than enough slots. It takes slots of draining segments
+// only if lastResort is set.
 func (s *space) take(slotBytes int64, bound sizer, enough uint32, lastResort bool) (*segment, runs.Run) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -179,7 +180,7 @@ func (s *space) takeLocked(slotBytes int64, bound sizer, enough uint32, lastReso
 	return g, r
 }
 
-// takeAfter reserves up to n free slots right after the slot after, in the same segment.
+// takeAfter reserves up to n free slots that follow the slot after directly, in the same segment.
 func (s *space) takeAfter(slotBytes int64, after kv.Extent, n uint32) (*segment, runs.Run) {
 	g := s.segment(after.Segment())
 	if g == nil {
@@ -199,8 +200,8 @@ func (s *space) takeAfter(slotBytes int64, after kv.Extent, n uint32) (*segment,
 }
 
 // takeOrCut takes a run as take does. If there is no such run, it returns the cut in progress for
-// that slot size, and starts a cut if there is none. The returned cut is nil if no segment can be
-// cut, or if no slot of the volume may be taken.
+// that slot size, and starts a cut if there is none. The returned cut is nil if a run was taken, if
+// no segment can be cut, or if no slot of the volume may be taken.
 func (s *space) takeOrCut(slotBytes int64, bound sizer, enough uint32) (*segment, runs.Run, *cutting) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -225,9 +226,9 @@ func (s *space) takeOrCut(slotBytes int64, bound sizer, enough uint32) (*segment
 	return nil, runs.Run{}, c
 }
 
-// claimLocked claims a segment to be cut. It prefers a blank segment, then an empty one of another
-// slot size, then a new one, and last a segment whose header could not be written. It returns nil
-// if there is none.
+// claimLocked claims a segment to be cut. It chooses a blank segment, otherwise an empty segment of
+// another slot size, otherwise a new segment, otherwise a blank segment whose last header could not
+// be written. It returns nil if there is no such segment.
 func (s *space) claimLocked(slotBytes int64) *segment {
 	var blank, failed *segment
 	for _, g := range s.blank {
@@ -326,7 +327,7 @@ func (s *space) endCreate(g *segment, f blockio.File) {
 }
 
 // finishCut ends a cut. If err is nil, the segment gets the slots that h describes. Otherwise the
-// segment is dropped if it has no file, and else its use becomes otherwise.
+// segment is dropped if it has no file; if it has a file, its use is set to the argument otherwise.
 func (s *space) finishCut(g *segment, h ondisk.SegmentHeader, otherwise use, c *cutting, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -355,7 +356,8 @@ func (s *space) claimAhead() *segment {
 	return s.newLocked(0, usePreparing)
 }
 
-// wantsBlank reports whether claimAhead might add a segment.
+// wantsBlank reports whether the keeper should prepare a segment: there is no blank segment, and
+// there is room for another segment.
 func (s *space) wantsBlank() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -400,8 +402,8 @@ func (s *space) retryBad() {
 	}
 }
 
-// markSurplus marks segments for removal until the other segments fit the capacity. It begins with
-// the segments that have the fewest used slots, so that the fewest blocks are lost.
+// markSurplus marks segments for removal until the segments that are not marked fit the capacity.
+// It begins with the segments that have the fewest used slots, so that the fewest blocks are lost.
 func (s *space) markSurplus() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -475,7 +477,8 @@ const (
 	heapKinds
 )
 
-// place is the index of a segment in a heap. heap is nil if the segment is in none.
+// place is the position of a segment in a heap. heap is nil if the segment is in no heap of that
+// kind.
 type place struct {
 	heap *segmentHeap
 	at   int
@@ -484,16 +487,17 @@ type place struct {
 // segmentHeap is a heap of segments. Each segment stores its index in the heap.
 type segmentHeap struct {
 	list []*segment
-	// segment.places[kind] is the place of a segment in this heap.
+	// kind is the heap's index in segment.places, which has the position of each segment in its
+	// heaps.
 	kind  int
 	space *space
 }
 
 func (s *space) newHeap(kind int) segmentHeap { return segmentHeap{kind: kind, space: s} }
 
-// move moves the segment to the heap to, from the heap of that kind that it is in. If both are the
-// same heap, move restores the heap order after a change of the segment. If to is nil, the segment
-// is then in no heap.
+// move removes the segment from its heap of the given kind and adds it to the heap to. If the
+// segment is in that heap already, move restores the heap order after a change of the segment. If
+// to is nil, the segment is only removed.
 func (g *segment) move(kind int, to *segmentHeap) {
 	p := &g.places[kind]
 	switch {
@@ -515,7 +519,7 @@ func (h *segmentHeap) first() *segment {
 	return h.list[0]
 }
 
-// Len implements container/heap, as do Less, Swap, Push and Pop.
+// Len implements heap.Interface of container/heap, as do Less, Swap, Push and Pop.
 func (h *segmentHeap) Len() int { return len(h.list) }
 
 // Less orders by the longest free run, longest first, then by the time of the cut.

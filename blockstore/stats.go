@@ -49,8 +49,8 @@ func (s *SlotStats) add(o SlotStats) {
 
 // CounterStats has counters since Open.
 type CounterStats struct {
-	// Reads counts the requested pieces. Each of them ends in one way: verified (its bytes are in
-	// ReadBytes), stale, corrupt, or with another failure.
+	// Reads counts the pieces requested from Read. Each has one outcome: verified (then ReadBytes
+	// includes its bytes), stale, corrupt, or another failure.
 	Reads, ReadBytes, ReadStale, ReadCorrupt, ReadFailures uint64
 	// Writes counts the slots submitted to a device, and WrittenBytes the bytes that the device
 	// completed.
@@ -95,7 +95,8 @@ type VolumeStats struct {
 	Segments, Blank, Bad, Retiring int
 	Slots                          SlotStats
 	Counters                       CounterStats
-	// BelowFloor and Health contain the reason if the volume takes no new blocks.
+	// BelowFloor is set if the free space is below the floor. If the volume takes no new blocks,
+	// BelowFloor or Health is the reason.
 	BelowFloor bool
 	Health     health.Status
 }

@@ -32,7 +32,7 @@ type Store struct {
 	headers     headerPool
 	// freeFloorBytes is Options.FreeFloorBytes; SetFreeFloor changes it.
 	freeFloorBytes atomic.Int64
-	// turn rotates the preferred volume among equals.
+	// turn is a counter that rotates the first choice among volumes with equally many used bytes.
 	turn atomic.Uint32
 
 	// gate counts the calls in progress. Close closes it, and later calls fail.
@@ -125,7 +125,7 @@ func (s *Store) Adopt(ref kv.Ref, pieceBytes int64, layers int) error {
 	if err != nil {
 		return err
 	}
-	// No index has generations of this start yet.
+	// No generation of this start is assigned before Ready, so no entry of an index can have one.
 	if boot := s.generations.newest() >> sequenceBits; ref.Generation>>sequenceBits >= boot {
 		return fmt.Errorf("blockstore: adopt %v: generation of start %d, this is start %d: %w", ref, ref.Generation>>sequenceBits, boot, ErrStale)
 	}
@@ -204,14 +204,15 @@ func (s *Store) Unpin(ref kv.Ref) error {
 	return g.unpin(ref)
 }
 
-// Sync with refs makes slots durable before they are committed. It syncs the volumes of refs, and
-// so every Write to these volumes that returned before the call. It returns an error if one of
-// these volumes has failed. After a failed sync, Commit refuses the slots of that volume.
+// Sync with refs makes slots durable before they are committed. It syncs the volumes of refs: every
+// Write to these volumes that returned before the call is then durable. It returns an error if one
+// of these volumes has failed. After a failed sync, Commit refuses the slots of that volume that
+// were written before.
 //
 // Sync without refs syncs all volumes that have not failed. If it returns nil, every slot committed
 // before the call is durable, except slots for which an earlier Sync without refs returned an
 // error. If a volume fails while committed slots on it may not be durable, exactly one Sync without
-// refs returns an error for the volume, also if the volume has recovered since.
+// refs returns an error for the volume, even if the volume has recovered by then.
 //
 // Concurrent calls share the syncs of a device. The error is ctx's, or a *SyncError. A *SyncError
 // names each volume with writes that may not be durable; the other volumes are synced.

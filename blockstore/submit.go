@@ -24,7 +24,7 @@ type job struct {
 	bufs    [2][]byte // the second may be nil
 	bytes   int64
 	outcome error
-	// twice is set if the outcome is that of a retry.
+	// twice is set if the request was repeated; the outcome is then that of the second request.
 	twice bool
 	// skip is set if the outcome is known already, so that nothing is submitted.
 	skip bool
@@ -76,9 +76,9 @@ func (m *submission) reset(op blockio.Op, n int) {
 	m.jobs = m.jobs[:n]
 }
 
-// drop clears the references to the buffers. Elements beyond the lengths are zero already, so after
-// a small read, drop need not clear the elements of an earlier, larger read. Invariant: only the
-// first len elements of jobs, reqs and vecs are not zero.
+// drop clears the references to the buffers. The elements beyond the lengths are zero already, so
+// drop clears only as many elements as the last use had, even if an earlier use had more.
+// Invariant: only the first len elements of jobs, reqs and vecs are not zero.
 func (m *submission) drop() {
 	clear(m.jobs)
 	clear(m.reqs)
@@ -162,8 +162,8 @@ func (m *submission) build(start int) int {
 				}
 			}
 		}
-		// append may move the array. Earlier requests then keep the old array, whose content does
-		// not change.
+		// append may allocate a new array for vecs. The requests built before then keep the old
+		// array, whose content does not change.
 		m.reqs[i].Bufs = m.vecs[from:len(m.vecs):len(m.vecs)]
 	}
 	return at - start

@@ -31,13 +31,13 @@ type syncer struct {
 	failed func()
 
 	mu sync.Mutex
-	// dirty has the files with completed writes that no run has made durable, except the files of
-	// the run in progress. The value is true if a slot of the file was committed since the file
-	// became dirty: a reader may then rely on data that is not durable.
+	// dirty has the files with completed writes that no run has made durable. It does not have the
+	// files of the run in progress. The value is true if a slot of the file was committed since the
+	// file became dirty: a reader may then rely on data that is not durable.
 	dirty         map[blockio.File]bool
 	running, next *syncRun
-	// lost is the error of a failed run that covered files with committed slots. syncAll clears it
-	// when it returns it.
+	// lost is the error of a failed run that covered files with committed slots. When syncAll
+	// returns lost, it sets lost to nil.
 	lost error
 }
 
@@ -132,7 +132,7 @@ func (y *syncer) perform(run *syncRun, files []blockio.File) {
 	run.err = y.dev.Sync(context.Background(), files...)
 	if run.err != nil {
 		y.wrote(files...)
-		y.failed() // no slot is committed after this that the run should have covered
+		y.failed() // after this, Commit refuses the slots that this run should have made durable
 	}
 	y.mu.Lock()
 	defer y.mu.Unlock()
@@ -156,7 +156,7 @@ func (y *syncer) perform(run *syncRun, files []blockio.File) {
 	}
 }
 
-// sync waits for a run.
+// sync joins a run and waits until it has completed or ctx ends.
 func (y *syncer) sync(ctx context.Context) error {
 	run, err := y.join()
 	if run == nil || err != nil {

@@ -21,8 +21,8 @@ var errNoRoom = errors.New("no room on volume")
 // Health.HungAfter.
 var errCutHangs = errors.New("the header of a new segment has not been written in time")
 
-// runTargetBytes is the length, in bytes, of a run of free slots that is long enough: take uses
-// such a run and creates no new segment. A device reads a run of that length at full speed.
+// runTargetBytes is the length of a run of free slots, in bytes, from which on take uses the run
+// instead of cutting a new segment. A device reads a run of that length at full speed.
 const runTargetBytes = 4 << 20
 
 // volume is one device with its segments.
@@ -65,8 +65,8 @@ type volume struct {
 	usedBytes atomic.Int64
 	// freeSpaceBytes is the free space of the file system when lookAtSpace last read it.
 	freeSpaceBytes atomic.Int64
-	// denied is set if the free space of the file system was too small for another segment. The
-	// keeper clears denied when it next reads the free space.
+	// denied is set if the creation of a segment found too little free space in the file system.
+	// The keeper clears denied when it next reads the free space.
 	denied atomic.Bool
 	// full is set if a write into an existing segment found no space, which is possible because a
 	// file system may preallocate more than it has. The keeper clears full together with denied.
@@ -96,12 +96,13 @@ func (v *volume) lookAtSpace() error {
 	return nil
 }
 
-// sizer bounds the number of slots in a run by the slot at which the run starts. The bound is at
-// least 1.
+// sizer bounds the length of a run of slots: upTo returns the maximum number of slots, at least 1,
+// of a run that starts at slot.
 type sizer interface{ upTo(slot uint32) uint32 }
 
-// take reserves one run of slots, no longer than bound. It takes a long run if there is one,
-// otherwise a run of a new segment, otherwise the longest run. It fails with errNoRoom.
+// take reserves one run of slots; bound limits its length. It takes an existing run if that is long
+// enough (runTargetBytes, a quarter of a segment, or the limit, whichever is less), otherwise a run
+// of a newly cut segment, otherwise the longest run. It fails with errNoRoom.
 func (v *volume) take(ctx context.Context, slotBytes int64, bound sizer) (*segment, runs.Run, error) {
 	perSegment := ondisk.SegmentSlots(v.segmentBytes, slotBytes)
 	enough := min(bound.upTo(0), max(1, min(uint32(runTargetBytes/slotBytes), perSegment/4)))
@@ -125,8 +126,8 @@ func (v *volume) take(ctx context.Context, slotBytes int64, bound sizer) (*segme
 }
 
 // await waits until a cut has completed, ctx ends, the volume fails, or the cut is Health.HungAfter
-// old. The last condition is needed because a volume can recover while a write or sync of a segment
-// header, which began before, still hangs.
+// old. The last condition is needed because a volume can recover while an earlier write or sync of
+// a segment header still hangs.
 func (v *volume) await(ctx context.Context, c *cutting) error {
 	if c == nil {
 		return errNoRoom

@@ -16,14 +16,14 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// watchEvery is the interval at which outstanding requests are examined, without I/O. A hung volume
+// watchEvery is the interval at which the ages of outstanding requests are examined. A hung volume
 // is detected at most watchEvery late.
 const watchEvery = 250 * time.Millisecond
 
 // watchedDevice is the device of a volume. It reports each request to the volume's health machine,
 // including requests that have not completed.
 type watchedDevice struct {
-	blockio.Device // Lock, Info, Stats, Close: unchanged
+	blockio.Device // Lock, Info, Stats and Close are those of the embedded Device
 	log            *slog.Logger
 	// spawn runs f on a goroutine that Close waits for.
 	spawn func(f func())
@@ -144,8 +144,9 @@ type VolumeChange struct {
 }
 
 // OnVolumeChange registers f, which the store calls after each change of the state of a volume. The
-// calls for one volume are in order. OnVolumeChange itself calls f for each volume that is not OK.
-// f must not block and must not call the store. A second call of OnVolumeChange replaces f.
+// calls for one volume are in the order of its changes. Before OnVolumeChange returns, it calls f
+// once for each volume that is not OK. f must not block and must not call the store. A second call
+// of OnVolumeChange replaces f.
 func (s *Store) OnVolumeChange(f func(VolumeChange)) {
 	for _, v := range s.volumes {
 		v.dev.onStateChange(func(was health.State, is health.Status) {
@@ -241,9 +242,9 @@ func volumesFault(err error) error {
 
 // watched calls the device and reports the call to the health machine as one request. The call must
 // not use buffers of the caller. If the volume fails during the call, watched returns early with
-// ErrVolumeFailed. The call then continues in the background, and if it succeeds late, undo, if not
-// nil, receives the result. If the volume had failed before the call, watched waits for the call:
-// only probes and readers call a failed volume.
+// ErrVolumeFailed. The call then continues in the background. If it succeeds after that, watched
+// passes the result to undo, if undo is not nil. If the volume had failed before the call, watched
+// waits for the call: only probes and readers call a failed volume.
 func watched[T any](w *watchedDevice, op health.Op, call func() (T, error), undo func(T)) (T, error) {
 	type outcome struct {
 		value T
@@ -304,7 +305,8 @@ func causeOf(s health.Status) error {
 
 type nothing struct{}
 
-// Create implements blockio.Device. A file that is created too late is removed.
+// Create implements blockio.Device. If the volume fails first and the file is created after that,
+// the file is removed.
 func (w *watchedDevice) Create(name string, sizeBytes int64) (blockio.File, error) {
 	return watched(w, health.Write, func() (blockio.File, error) { return w.Device.Create(name, sizeBytes) }, func(f blockio.File) {
 		if err := errors.Join(f.Close(), w.Device.Remove(name)); err != nil {
@@ -364,7 +366,7 @@ func (w *watchedDevice) doDetached(ctx context.Context, r blockio.Request, pendi
 	return err
 }
 
-// Do implements blockio.Device. For the volume's health a batch counts as at most one read and one
+// Do implements blockio.Device. In the volume's health a batch counts as at most one read and one
 // write, because the errors of one batch often have one cause.
 func (w *watchedDevice) Do(ctx context.Context, batch []blockio.Request) error {
 	o := w.begin(slices.ContainsFunc(batch, func(r blockio.Request) bool { return r.Op == blockio.Read }))
@@ -435,7 +437,7 @@ func (s *Store) watch(ctx context.Context) {
 	}
 }
 
-// look calls tick for each volume.
+// look calls tick for the device of each volume, and starts the probes that are due.
 func (s *Store) look(now time.Time) {
 	means := make([]time.Duration, len(s.volumes))
 	for i, v := range s.volumes {

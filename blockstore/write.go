@@ -16,9 +16,9 @@ import (
 type Write struct {
 	// Ref is a reserved slot.
 	Ref kv.Ref
-	// Header describes the block. Store.Write sets its Extent and Generation. The writer provides
-	// the LayerSums, and Store.Write does not compute them again: the caller must have verified or
-	// trust them.
+	// Header describes the block. Store.Write sets its Extent and Generation. LayerSums are the
+	// writer's checksums. Store.Write does not compute or compare them: the caller must have
+	// verified them, or trust the writer.
 	Header ondisk.SlotHeader
 	// Buf is aligned memory of Layout.SlotBytes with the payload at Layout.HeaderBytes. Store.Write
 	// fills in the header and clears the padding. The store owns Buf until Write returns.
@@ -99,8 +99,9 @@ func (s *Store) prepareWrite(w *Write, j *job) error {
 func (s *Store) finishWrite(w *Write, j *job, admission error) error {
 	err := j.outcome
 	if admission != nil && err == nil {
-		// With several volumes, some writes of the batch may have completed. The caller abandons
-		// the slot nevertheless.
+		// A device did not admit its batch. An outcome of nil then means that this write was not
+		// submitted, or that it completed on another volume. The caller abandons the slot in both
+		// cases.
 		err = admission
 	}
 	g, stale := s.segmentOf(w.Ref)

@@ -87,7 +87,8 @@ func (s *auditedStream) SendMsg(m any) error {
 	return s.ServerStream.SendMsg(m)
 }
 
-// line logs one call. req is nil if no request was received. resp is nil if the call failed.
+// line logs one call, if calls of the method are audited. req is nil if no request was received.
+// resp is nil if the call failed.
 func (a audit) line(ctx context.Context, method string, req, resp any, err error) {
 	name, ok := strings.CutPrefix(method, adminPrefix)
 	switch {
@@ -147,8 +148,8 @@ func callerName(ctx context.Context) string {
 	return p.Addr.String()
 }
 
-// auditFields returns the fields of a message that are set. Of a salt, which is secret, and of a
-// list, which is long, it shows only the length.
+// auditFields returns the fields of a message that are set. For a salt, which is secret, and for a
+// list, which may be long, it returns only the length.
 func auditFields(m any) []slog.Attr {
 	msg, ok := m.(proto.Message)
 	if !ok || !msg.ProtoReflect().IsValid() {
@@ -188,7 +189,7 @@ func auditField(f protoreflect.FieldDescriptor, v protoreflect.Value) slog.Attr 
 	return slog.Any(name, v.Interface())
 }
 
-// shorten cuts a text that the caller sent, so that a caller cannot fill the log.
+// shorten limits the length of a text that the caller sent, so that a caller cannot fill the log.
 func shorten(text string) string {
 	const most = 256
 	if len(text) <= most {

@@ -11,9 +11,9 @@ import (
 	"github.com/penstock-kv/penstock/internal/bearer"
 )
 
-// Tokens returns the bearer tokens that are accepted at present. If there is none, or if Tokens is
-// nil, no token is required. config.Validate then requires a loopback listener, client certificates
-// or --insecure.
+// Tokens returns the bearer tokens that are accepted at present. If it returns none, or if the
+// function is nil, no token is required. config.Validate then requires a loopback listener, client
+// certificates or --insecure.
 type Tokens func() []string
 
 // authenticator checks the bearer token of every call.

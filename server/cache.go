@@ -22,7 +22,7 @@ import (
 type cacheService struct {
 	pb.UnimplementedCacheServer
 	*Server
-	imms atomic.Uint32 // counter; its value is the immediate of the last reservation
+	imms atomic.Uint32 // the immediate of the newest reservation; incremented for each
 }
 
 var _ pb.CacheServer = (*cacheService)(nil)
@@ -168,8 +168,9 @@ func (s *cacheService) Read(ctx context.Context, req *pb.ReadRequest) (*pb.ReadR
 }
 
 // read implements Read for every transport. by identifies the sender; for gRPC it is the zero
-// caller. The response to a message is sent when all transfers are in progress. It describes the
-// pieces that have arrived in the client's memory once the client has counted the immediates.
+// caller. For a call by message, the response is sent as soon as all transfers have started. The
+// pieces that it reports as delivered are in the client's memory only when the client has counted
+// all immediates.
 func (s *cacheService) read(ctx context.Context, by caller, req *pb.ReadRequest) (*pb.ReadResponse, error) {
 	ids, err := s.chain(req.GetBlockIds())
 	if err != nil {
@@ -195,7 +196,7 @@ func (s *cacheService) read(ctx context.Context, by caller, req *pb.ReadRequest)
 		Suffix:     req.GetSuffix(),
 	}
 	if by.transport == transportSocket {
-		// The connection identifies the session.
+		// The call came over the unix socket, whose connection identifies the session.
 		return s.readLocal(ctx, by.session[:], req, load)
 	}
 	if len(req.GetLocalSession()) > 0 {
@@ -260,7 +261,8 @@ func readResponse(result storage.LoadResult, immediates uint32) *pb.ReadResponse
 	return resp
 }
 
-// openWindow is the data-plane window over the memory of one reservation.
+// openWindow is the window over the memory of one reservation, to which the client writes over the
+// data plane.
 type openWindow struct {
 	window rdma.Window
 	expect *rdma.Expectation
@@ -390,15 +392,16 @@ func writersOf(by caller, named []byte) ([]rdma.EngineID, error) {
 	return []rdma.EngineID{id}, nil
 }
 
-// attach opens a window over the reservation's memory for the client, and expects the immediates of
-// the writes that arrive in the window.
+// attach opens a window over the reservation's memory for the client, and registers for the
+// immediates of the client's writes into the window.
 func (s *cacheService) attach(res *storage.Reservation, writers []rdma.EngineID, resp *pb.ReserveResponse) error {
 	window, err := s.region.Window(uint64(res.ArenaOffset()), uint64(len(res.Bytes())), writers...)
 	if err != nil {
 		return err
 	}
 	w := &openWindow{window: window, landed: rdma.NewFlag()}
-	// The immediates wrap around. An immediate that another reservation still expects is skipped.
+	// The counter of immediates wraps around. A value that another reservation still expects is
+	// skipped.
 	for {
 		resp.Imm = s.imms.Add(1)
 		w.expect, err = s.data.ExpectImm(rdma.Expect{Imm: resp.Imm, Count: uint32(res.Granted), Done: w.landed.Set})
@@ -535,7 +538,7 @@ func flags(set []bool) []byte {
 	return out
 }
 
-// eventBatch is the maximum number of events that are read from the log at a time for one consumer.
+// eventBatch is the maximum number of events in one read from the log for one consumer.
 const eventBatch = 256
 
 func (s *cacheService) Events(req *pb.EventsRequest, stream pb.Cache_EventsServer) error {
@@ -564,7 +567,7 @@ func (s *cacheService) Events(req *pb.EventsRequest, stream pb.Cache_EventsServe
 		for _, e := range batch {
 			after = e.Sequence
 			if e.Kind == storage.Gap {
-				e.Time = time.Now() // a Gap has no time of its own; this is when it was noticed
+				e.Time = time.Now() // a Gap has no time, so it gets the time at which it was detected
 				s.opts.Metrics.EventsDropped.Inc()
 			} else if req.GetNamespace() != "" && e.Namespace != req.GetNamespace() {
 				continue
@@ -576,8 +579,8 @@ func (s *cacheService) Events(req *pb.EventsRequest, stream pb.Cache_EventsServe
 	}
 }
 
-// sourceOfEvents returns an error if the consumer would wait forever: it has read all events up to
-// seq, and the namespace for which it waits does not exist.
+// sourceOfEvents returns an error if a consumer that has read all events up to seq would wait
+// forever: there are no later events, and the consumer's namespace does not exist.
 func (s *cacheService) sourceOfEvents(namespace string, seq uint64) error {
 	if namespace == "" || seq < s.node.Events().Last() {
 		return nil

@@ -28,9 +28,9 @@ const (
 	// callsMax is the maximum number of calls by message in progress. Above it, further messages
 	// stay in the receive buffers.
 	callsMax = 1024
-	// callsPerPeer is the maximum number of calls in progress of one peer. This version's client
-	// makes at most half as many. A peer that exceeds the limit does not wait for its replies, and
-	// its session is ended.
+	// callsPerPeer is the maximum number of calls in progress of one peer. The client of this
+	// version makes at most half as many. A peer that exceeds the limit violates the protocol,
+	// because it does not wait for replies; its session is ended.
 	callsPerPeer = 128
 	// idleWorkers is the maximum number of worker goroutines that are kept between calls.
 	idleWorkers = 64
@@ -67,18 +67,19 @@ func (by caller) owner(ctx context.Context) string {
 // blocks that it reads are written only to its own memory.
 type calls struct {
 	service *cacheService
-	// slots has an element for each call in progress. Its capacity is callsMax.
+	// slots has an element for each call by message in progress. Its capacity is callsMax.
 	slots chan struct{}
 	// jobs passes calls to idle workers. idlers has an element for each idle worker.
 	jobs   chan job
 	idlers chan struct{}
-	// ctx ends when the calls that are still in progress at shutdown must end.
+	// ctx is the context of all calls. drain cancels it when the time for calls in progress is
+	// over.
 	ctx    context.Context
 	cancel context.CancelFunc
 
 	mu sync.Mutex
-	// draining is set when new calls are refused, and closed when messages are dropped without a
-	// reply.
+	// draining is set while new calls are refused with an error. closed is set while messages are
+	// dropped without a reply. running is the number of calls in progress.
 	draining, closed bool
 	running          int
 	// idle, if not nil, is closed when running becomes 0.
@@ -130,9 +131,9 @@ func (c *calls) refuse(drop bool) <-chan struct{} {
 	return c.idle
 }
 
-// enter counts a call of a peer. ok is false if the call must not be answered, because the node is
-// closed or the peer has too many calls in progress. In the second case enter ends the session of
-// the peer.
+// enter adds a call of a peer to the counts of calls in progress. ok is false if the call must not
+// be answered, because the node is closed or the peer has too many calls in progress. In the second
+// case enter ends the session of the peer. draining is set if the reply must be a refusal.
 func (c *calls) enter(from rdma.EngineID) (ok, draining bool) {
 	c.mu.Lock()
 	many := c.by[from] >= callsPerPeer
@@ -148,7 +149,7 @@ func (c *calls) enter(from rdma.EngineID) (ok, draining bool) {
 	return ok, draining
 }
 
-// leave ends the count of a call.
+// leave removes a call that has ended from the counts of calls in progress.
 func (c *calls) leave(from rdma.EngineID) {
 	c.mu.Lock()
 	if c.by[from]--; c.by[from] == 0 {
@@ -194,7 +195,7 @@ func (c *calls) take(from rdma.EngineID, msg []byte) {
 	}
 }
 
-// job is one call that enter has counted.
+// job is one call for a worker. enter has counted the call.
 type job struct {
 	a        *answer
 	req      proto.Message
@@ -272,7 +273,8 @@ func (a *answer) send(resp proto.Message) {
 func (a *answer) fail(err error) { a.post(appendFailure(nil, a.call, err)) }
 
 // post sends a reply. If the session has no room for the reply, post waits until there is room or
-// the session ends: the caller waits for the reply, or keeps a receive buffer for it.
+// the session ends. The caller makes room: it waits for the reply, or keeps a receive buffer for
+// it.
 func (a *answer) post(msg []byte) {
 	c := a.calls
 	err := c.service.data.Send(c.ctx, a.to, msg, func(err error) {
@@ -298,8 +300,8 @@ func appendReply(dst []byte, call api.Call, resp proto.Message) ([]byte, error) 
 // text that the caller sent.
 const failureTextMax = 1 << 10
 
-// appendFailure appends a reply with an error. It cuts the text to the room that the caller has for
-// the reply.
+// appendFailure appends a reply with an error. It shortens the error's text to failureTextMax and
+// to the room that the caller has for the reply.
 func appendFailure(dst []byte, call api.Call, err error) []byte {
 	st := status.Convert(err)
 	text := st.Message()

@@ -15,7 +15,8 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// collector exports the counters of other components, which it reads at each scrape.
+// collector exports the counters of the index, the store, the arena, the data plane and other
+// components. It reads them at each scrape.
 type collector struct{ server *Server }
 
 // A figure is one metric without labels.

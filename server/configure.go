@@ -11,7 +11,7 @@ import (
 )
 
 // Reloader compares the process with its configuration, and reloads the configuration.
-// *reload.Reloader implements it; its methods have the contracts.
+// *reload.Reloader implements it; see its methods for the contracts.
 type Reloader interface {
 	Path() string
 	Diff() ([]config.Change, error)
@@ -42,8 +42,8 @@ func (s *adminService) ReloadConfig(context.Context, *pb.ReloadConfigRequest) (*
 
 var errNoConfig = status.Error(codes.FailedPrecondition, "this node does not read its configuration itself, so it cannot reload it; restart it")
 
-// refusedConfig is the status for an error of a Reloader. Its text may be longer than the ones of
-// other errors, because it names each setting.
+// refusedConfig returns the status for an error of a Reloader. The text is not shortened as those
+// of other errors are, because it names each setting.
 func refusedConfig(err error) error { return status.Error(codes.FailedPrecondition, err.Error()) }
 
 func changeProtos(changes []config.Change) []*pb.ConfigChange {

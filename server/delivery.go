@@ -19,8 +19,8 @@ type delivery struct {
 	imm  rdma.Imm
 	// places[i] are the destinations of the bytes of piece i, in the order of these bytes.
 	places [][]place
-	// posted counts the writes that the transfer engine accepted. counted counts the writes that
-	// completed. Each of them sends its immediate to the client.
+	// posted is the number of writes that the transfer engine has accepted, and counted the number
+	// of writes that have completed. Each completed write has sent one immediate to the client.
 	posted, counted atomic.Uint32
 }
 
@@ -28,7 +28,7 @@ type delivery struct {
 type place struct {
 	dst    int    // index in delivery.dsts
 	offset uint64 // in the window
-	bytes  int64  // unused if the piece has one place
+	bytes  int64  // not set if the piece has only one place
 }
 
 // fragmentsMax is the maximum number of fragments of one Read. It is limited because the transfer
@@ -101,8 +101,9 @@ func fragmentPlaces(g kv.Geometry, req *pb.ReadRequest, p *pb.PieceRef, dsts int
 	return places, nil
 }
 
-// deliver posts one write for each part or, if the part has several destinations, for each of them.
-// Parts of consecutive small pieces cannot share a write, because slot headers lie between them.
+// deliver posts one write for each part or, if the part has several destinations, one for each
+// destination. Parts of consecutive small pieces cannot share a write, because slot headers lie
+// between the pieces in the arena.
 func (d *delivery) deliver(ctx context.Context, parts []storage.Part) {
 	for i := range parts {
 		p := &parts[i]
@@ -117,7 +118,7 @@ func (d *delivery) deliver(ctx context.Context, parts []storage.Part) {
 // scatter posts one write for each destination that the part overlaps.
 func (d *delivery) scatter(ctx context.Context, p *storage.Part, places []place) {
 	ends := &partEnds{part: p}
-	ends.open.Store(1) // released below, after the last write was posted
+	ends.open.Store(1) // 1 for scatter itself, subtracted after the last write was posted
 	from, end := p.At, p.At+int64(len(p.Bytes))
 	at := int64(0) // offset of the place's first byte in the piece
 	for _, to := range places {
@@ -154,8 +155,8 @@ func (d *delivery) post(ctx context.Context, p *storage.Part, off, n, dst int, d
 	d.posted.Add(1)
 }
 
-// partEnds calls part.Done once all writes of the part have ended. It passes the first error of
-// these writes.
+// partEnds calls part.Done once, when all writes of the part have ended, with the first error of
+// these writes or nil.
 type partEnds struct {
 	part *storage.Part
 	open atomic.Int32 // writes that have not ended

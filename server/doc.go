@@ -18,7 +18,7 @@
 // reservation's arena memory. Commit revokes the window, so that the bytes cannot change between
 // their verification and the device write.
 //
-// The calls of the data path, Match, Read, Reserve and Commit, come over gRPC, as messages over the
+// The calls of the data path (Match, Read, Reserve, Commit) come over gRPC, as messages over the
 // data plane, or over the unix socket. One handler performs them (cacheService). Messages and the
 // socket use the same encoding (api.Call). If no receive buffer is free for a message, the message
 // is refused, and the client makes the call over gRPC. At most 1,024 calls by message are in
@@ -34,9 +34,9 @@
 // loopback only. The data plane has its own token, which is random for each run of the node.
 // Describe returns that token, so exactly the callers that may use gRPC may open a data-plane
 // session. Such a session may make the same calls as gRPC, and the node writes blocks only to the
-// session's own memory. If the data plane is not encrypted, names and block ids in these calls can
-// be read in transit, as the blocks can. Processes of the node's own user may read and write over
-// the unix socket without a token, because they can read and write the node's files too.
+// session's own memory. If the data plane is not encrypted, names and block ids in these calls, and
+// the blocks, can be read in transit. Processes of the node's own user may read and write over the
+// unix socket without a token, because they can read and write the node's files too.
 //
 // Shutdown: Shutdown refuses new writes and calls by message at once. It lets calls in progress
 // finish for the drain timeout, ends the sessions on the unix socket, and then closes the data

@@ -15,7 +15,7 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// errStopping ends streams at shutdown.
+// errStopping is the error with which streams end and calls are refused at shutdown.
 var errStopping = errors.New("node is shutting down")
 
 // errorCodes maps errors to gRPC codes. The first entry that matches is used.
@@ -78,8 +78,9 @@ func clip(s string) string {
 	return strings.ToValidUTF8(s[:sentenceBytes], "") + "…"
 }
 
-// reasons makes the texts for the pieces of one reply, and limits their total size to reasonsBytes.
-// Above the limit, a piece gets only the word for its reason, without the error's text.
+// reasons makes the reason texts for the pieces of one reply, and limits their total size to
+// reasonsBytes. Above that limit, the text of a piece is only the word for its reason, without the
+// error's text.
 type reasons struct{ used int }
 
 // reasonsBytes is the maximum total size of the error texts in one reply, in bytes.

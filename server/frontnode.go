@@ -20,8 +20,8 @@ type Front interface {
 	// whether it is healthy.
 	Ready() bool
 	EngineHealth() map[string]bool
-	// Drain returns when the work that continues after the responses has ended, or with ctx's
-	// error.
+	// Drain waits for work that continues after responses were sent. It returns nil when that work
+	// has ended, or ctx's error.
 	Drain(ctx context.Context) error
 	// Close ends the front. It is called when no request is being served.
 	Close()
@@ -68,7 +68,7 @@ func (n *FrontNode) Serve(api, web net.Listener) error {
 	if n.tls != nil {
 		api = tls.NewListener(api, n.tls)
 	}
-	stop := func() { _ = errors.Join(n.api.Close(), n.http.Close()) } // Close closes only listeners and connections
+	stop := func() { _ = errors.Join(n.api.Close(), n.http.Close()) } // an error is ignored: Close closes only listeners and connections
 	return serveAll(stop, append(serveWeb(n.http, web), func() error { return n.api.Serve(api) })...)
 }
 

@@ -28,8 +28,9 @@ func commonRoutes(registry *prometheus.Registry) *http.ServeMux {
 	return mux
 }
 
-// serveAll runs serves concurrently and returns when all have returned. When one fails, serveAll
-// calls stop, which ends the others. The error is nil if all ended by a shutdown.
+// serveAll calls the functions serves concurrently and returns when all have returned. When one of
+// them fails, serveAll calls stop, which ends the others. The error is nil if all of them ended
+// because of a shutdown.
 func serveAll(stop func(), serves ...func() error) error {
 	failed := make(chan error, len(serves))
 	for _, serve := range serves {
@@ -45,7 +46,8 @@ func serveAll(stop func(), serves ...func() error) error {
 	return errors.Join(errs...)
 }
 
-// serveWeb returns the function that serves HTTP on web, or an empty slice if web is nil.
+// serveWeb returns a slice with one function, which serves HTTP on web, or an empty slice if web is
+// nil.
 func serveWeb(s *http.Server, web net.Listener) []func() error {
 	if web == nil {
 		return nil

@@ -42,9 +42,9 @@ func (s *cacheService) readLocal(ctx context.Context, sessionID []byte, req *pb.
 	l := &lending{loan: loan, offsets: make([]uint64, len(req.GetPieces()))}
 	load.Keep = true
 	result, err := s.node.Load(ctx, load, l.deliver)
-	// A caller whose ctx has ended does not get this reply, so the loan ends here. A caller that
-	// gives up later returns the loan itself. If the caller has returned the loan already, pieces
-	// that are added to it are released at once.
+	// If ctx has ended, the caller does not get this reply, so the loan ends here. If the caller
+	// stops waiting after this point, it returns the loan itself. If the caller has returned the
+	// loan already, pieces that are added to the loan are released at once.
 	if err == nil {
 		err = ctx.Err()
 	}
@@ -69,13 +69,13 @@ func (s *cacheService) readLocal(ctx context.Context, sessionID []byte, req *pb.
 	return resp, nil
 }
 
-// lending puts the pieces of one Read into a loan.
+// lending adds the pieces of one Read to a loan and records their offsets in the arena.
 type lending struct {
 	loan *handoff.Loan
 
 	mu sync.Mutex
-	// offsets is the arena offset of each piece. With LoadRequest.Keep, storage delivers each piece
-	// as one part.
+	// offsets has the arena offset of each piece. A piece has one offset, because with
+	// LoadRequest.Keep storage delivers it as one part.
 	offsets []uint64
 }
 

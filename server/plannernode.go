@@ -15,7 +15,7 @@ import (
 	"github.com/penstock-kv/penstock/server/planner"
 )
 
-// PlannerOptions are the options of a PlannerNode. The PlannerNode owns and closes Service.
+// PlannerOptions are the options of a PlannerNode. The PlannerNode owns Service and closes it.
 type PlannerOptions struct {
 	Service *planner.Service
 	// Tokens and TLS have the same meaning as in Options.
@@ -48,8 +48,8 @@ func NewPlannerNode(opts PlannerOptions) *PlannerNode {
 	return n
 }
 
-// readyz responds 200 if engine groups of both roles are registered. Before that the planner
-// accepts requests, but they wait.
+// readyz responds 200 if engine groups of both roles (prefill and decode) are registered, and 503
+// otherwise. Without them the planner accepts requests, but the requests wait.
 func (n *PlannerNode) readyz(w http.ResponseWriter, r *http.Request) {
 	top, err := n.service.Top(r.Context(), &pb.TopRequest{})
 	groups := map[string]int{"prefill": 0, "decode": 0}
@@ -72,7 +72,7 @@ func (n *PlannerNode) readyz(w http.ResponseWriter, r *http.Request) {
 func (n *PlannerNode) Serve(control, web net.Listener) error {
 	stop := func() {
 		n.grpc.Stop()
-		_ = n.http.Close() // Close closes only listeners and connections
+		_ = n.http.Close() // an error is ignored: Close closes only listeners and connections
 	}
 	return serveAll(stop, append(serveWeb(n.http, web), func() error { return n.grpc.Serve(control) })...)
 }

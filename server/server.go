@@ -55,8 +55,8 @@ type MemoryPart struct {
 	Bytes int64
 }
 
-// Options are the options of a Server. The server owns and closes Data and Local. The caller closes
-// Node, Arena and the listeners, after Shutdown.
+// Options are the options of a Server. The server owns Data and Local and closes them. The caller
+// closes Storage, Arena and the listeners, after Shutdown.
 type Options struct {
 	// Node and Version are the node's name and the program's version.
 	Node, Version string
@@ -72,16 +72,17 @@ type Options struct {
 	Limits  Limits
 	Volumes []Volume
 	// Durability, CapacityBytes and MemoryBudget are shown in Status. MemoryBudget returns the
-	// parts of the budget for resident memory. Nil means that there is no budget.
+	// parts of the budget for resident memory; it is nil if there is no budget.
 	Durability    string
 	CapacityBytes int64
 	MemoryBudget  func() []MemoryPart
 
-	// Tokens are required of every gRPC call. TLS, if not nil, is the configuration of the gRPC
-	// listener. If it has ClientCAs, clients need certificates.
+	// Tokens returns the bearer tokens, one of which every gRPC call must carry. TLS, if not nil,
+	// is the configuration of the gRPC listener. If TLS has ClientCAs, clients need certificates.
 	Tokens Tokens
 	TLS    *tls.Config
-	// Config compares and reloads the configuration. Nil: these calls are refused.
+	// Config compares and reloads the configuration. If it is nil, the calls DiffConfig and
+	// ReloadConfig are refused.
 	Config Reloader
 
 	Metrics  *metrics.Node
@@ -111,15 +112,15 @@ type Server struct {
 	stopOnce sync.Once
 }
 
-// maxMessageBytes bounds one gRPC message. A chain of 131,072 ids takes 2 MiB. The checksums of a
-// large read take a few MiB.
+// maxMessageBytes is the maximum size of one gRPC message. A chain of 131,072 ids takes 2 MiB. The
+// checksums of a large read take a few MiB.
 const maxMessageBytes = 16 << 20
 
-// streamsMax bounds the concurrent calls on one connection.
+// streamsMax is the maximum number of concurrent calls on one gRPC connection.
 const streamsMax = 1024
 
-// Flow-control windows of gRPC for one call and for one connection. A typical request fits into one
-// window.
+// streamWindowBytes and connWindowBytes are the flow-control windows of gRPC, in bytes, for one
+// call and for one connection. A typical request fits into one window.
 const (
 	streamWindowBytes = 1 << 20
 	connWindowBytes   = 4 << 20
@@ -130,7 +131,8 @@ func New(opts Options) (*Server, error) {
 	if opts.Now == nil {
 		opts.Now = time.Now
 	}
-	// Local: peers can access arena memory only through windows, one for each reservation.
+	// Local is set, so that peers can access arena memory only through windows, one for each
+	// reservation.
 	region, err := opts.Data.Register(opts.Arena.Bytes(), rdma.RegisterOptions{Local: true})
 	if err != nil {
 		return nil, fmt.Errorf("server: register arena: %w", err)
@@ -187,7 +189,8 @@ func grpcOptions(tokens Tokens, secure *tls.Config, log *slog.Logger) []grpc.Ser
 	return o
 }
 
-// httpServer returns a server with timeouts for slow callers.
+// httpServer returns an HTTP server for routes, with limits of the time that a slow caller may
+// take.
 func httpServer(routes http.Handler) *http.Server {
 	return &http.Server{Handler: routes, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute}
 }
@@ -203,14 +206,14 @@ func (s *Server) Serve(control, web net.Listener) error {
 	return serveAll(s.stop, serves...)
 }
 
-// stop ends both servers immediately.
+// stop ends gRPC, HTTP and the unix socket immediately, without waiting for calls.
 func (s *Server) stop() {
 	s.stopStreams()
 	s.calls.cancel()
 	s.grpc.Stop()
-	_ = s.http.Close() // Close closes only listeners and connections
+	_ = s.http.Close() // an error is ignored: Close closes only listeners and connections
 	if s.opts.Local != nil {
-		_ = s.opts.Local.Close() // Close closes only listeners and connections
+		_ = s.opts.Local.Close() // an error is ignored: Close closes only listeners and connections
 	}
 }
 
@@ -235,7 +238,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	}
 	errs := []error{s.http.Close()}
 	if s.opts.Local != nil {
-		// After the calls have ended, no Read uses the memory that this releases.
+		// All calls have ended, so no Read uses the lent memory that Close releases.
 		errs = append(errs, s.opts.Local.Close())
 	}
 	return errors.Join(append(errs, s.data.Close())...)

@@ -71,7 +71,8 @@ func (v Volume) describe(m *pb.VolumeStatus) {
 	m.InFlightBytes, m.InFlightLimitBytes = stats.InFlightBytes, stats.InFlightLimitBytes
 }
 
-// common returns the backend of all present volumes, or "mixed".
+// common returns the I/O backend that all present volumes have, with the reason for its choice, or
+// "mixed" if they have different backends.
 func common(volumes []*pb.VolumeStatus) (io, reason string) {
 	for _, v := range volumes {
 		if v.GetIo() == "" {

@@ -8,16 +8,17 @@ type ChangeKind uint8
 const (
 	// BlockAdded: the first piece of a block became matchable.
 	BlockAdded ChangeKind = iota + 1
-	// BlockRemoved: a block that BlockAdded reported left the index or was doomed. A descendant of
-	// a doomed piece is reported only when ReclaimStep or a Put reaches it.
+	// BlockRemoved: a block that BlockAdded reported left the index or was doomed (cannot be
+	// matched and waits for ReclaimStep). A descendant of a doomed piece is reported only when
+	// ReclaimStep or a Put finds it.
 	BlockRemoved
-	// SpaceCleared: no piece of that epoch of the namespace is matchable any more. The blocks of
-	// the epoch are not reported one by one.
+	// SpaceCleared: no piece of Epoch in Namespace is matchable any more. No BlockRemoved is
+	// reported for the blocks of that epoch.
 	SpaceCleared
 )
 
-// Change reports a change of the index to consumers that mirror the index. It covers only
-// pieces of the first layer group.
+// Change is a change of the index, for consumers that mirror the index. Only pieces of the first
+// layer group are reported.
 type Change struct {
 	Kind ChangeKind
 	// Why is the reason of BlockRemoved. For SpaceCleared it is Deleted if the namespace was
@@ -55,8 +56,9 @@ func (t *Trie) addedLocked(n uint32, e *Entry) {
 	}
 }
 
-// goneLocked reports a piece that is about to be doomed or removed. It skips a piece whose addition
-// was not reported, and a doomed piece, which was reported before.
+// goneLocked reports that a piece is about to be doomed (made unmatchable) or removed. It does not
+// report a pending piece, whose addition was not reported, or a doomed piece, which was reported
+// when it was doomed.
 func (t *Trie) goneLocked(nd *node, why Why) {
 	if sp := t.spaces[nd.space]; !sp.dead && !nd.has(flagPending|flagDoomed) {
 		t.changeLocked(BlockRemoved, why, sp, nd.group(), nd.id, kv.BlockID{})

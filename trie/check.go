@@ -201,8 +201,9 @@ func (c *checker) pins() {
 	}
 }
 
-// disk compares Pebble with DRAM: every record must belong to a node, and every node that is not
-// doomed must have its record. If Options.Absent hid records, a record may belong to no node.
+// disk compares Pebble with DRAM: every record must belong to a node, and every node must have its
+// record, except doomed (deleted) nodes. If Options.Absent hid records, a record may belong to no
+// node.
 func (c *checker) disk() error {
 	t := c.t
 	recorded := make(map[uint32]bool)

@@ -8,9 +8,9 @@ type PieceKey struct {
 	Group uint8
 }
 
-// Deletion is a record that the owner of the slots keeps. It states that the piece and all its
-// descendants are deleted. It covers slots with generations up to UpTo; pieces with later
-// generations were put after the deletion.
+// Deletion states that a piece and all its descendants are deleted. The owner of the slots stores
+// it. It covers slots with generations up to UpTo; pieces with later generations were put after the
+// deletion.
 type Deletion struct {
 	PieceKey
 	UpTo kv.Generation
@@ -42,11 +42,11 @@ func (t *Trie) Owner(ref kv.Ref) (Evicted, bool) {
 	}, true
 }
 
-// Redo dooms the pieces that the deletions cover and that are still in the index in that epoch;
-// ReclaimStep returns them. Redo returns the number of doomed pieces: 0 if the epoch is not live.
-// It must be called before the index serves requests. A crash between Delete and ReclaimStep leaves
-// the records of pieces below the deleted block. If the block was put again before the crash, these
-// pieces have become descendants of its new piece.
+// Redo dooms (makes unmatchable) the pieces of the epoch that the deletions cover and that are
+// still in the index; ReclaimStep later removes and returns these pieces. Redo returns the number
+// of doomed pieces: 0 if the epoch is not live. It must be called before the index serves requests.
+// A crash between Delete and ReclaimStep leaves the records of pieces below the deleted block. If
+// the block was put again before the crash, these pieces have become descendants of its new piece.
 func (t *Trie) Redo(id kv.NamespaceID, epoch kv.Epoch, deletions []Deletion) (pieces int, err error) {
 	t.records.RLock()
 	defer t.records.RUnlock()
@@ -68,8 +68,8 @@ func (t *Trie) doomDeleted(id kv.NamespaceID, epoch kv.Epoch, deletions []Deleti
 	if sp == nil {
 		return d, nil
 	}
-	// A piece that was put again after its deletion stays. Its descendants may be older than the
-	// deletion.
+	// A piece that was put again after its deletion stays. Its descendants that are older than the
+	// deletion are doomed below.
 	again := make(map[uint32]kv.Generation)
 	for _, del := range deletions {
 		n := t.table.find(sp.number, del.Group, &del.ID)
@@ -88,12 +88,13 @@ func (t *Trie) doomDeleted(id kv.NamespaceID, epoch kv.Epoch, deletions []Deleti
 	return d, nil
 }
 
-// doomBelowLocked dooms old descendants of the nodes in upTo. A descendant is doomed if its
-// generation is not above the generation that upTo has for one of its ancestors.
+// doomBelowLocked dooms the descendants of the nodes in upTo that are older than a deletion. upTo
+// maps a node to the highest generation that the deletion covers. A descendant is doomed if its
+// generation is at most the upTo value of one of its ancestors.
 func (t *Trie) doomBelowLocked(sp *space, upTo map[uint32]kv.Generation, d *doomed) {
 	known := make(bitmap, t.nodes.top/64+1)
-	// limits has, for each node with a deleted ancestor, the highest generation that a deletion
-	// covers.
+	// limits maps each node that is in upTo, or has an ancestor in upTo, to the highest of their
+	// generations in upTo.
 	limits := make(map[uint32]kv.Generation)
 	var path []uint32
 	for n := uint32(1); n <= t.nodes.top; n++ {

@@ -25,12 +25,12 @@ type disk struct {
 	closeErr  error
 
 	mu sync.Mutex
-	// cause is the error of the drive because of which commits are refused; nil while commits are
-	// accepted. failed is closed exactly while cause is set.
+	// cause is the error of the drive that makes commits fail; nil while commits are accepted. The
+	// channel failed is closed exactly while cause is set.
 	cause  error
 	failed chan struct{}
 	// faulty is set while an operation of driveFS fails or hangs. When the last such operation has
-	// succeeded, repair runs, which clears cause. repairing is set while repair runs.
+	// succeeded, repair runs and clears cause. repairing is set while repair runs.
 	faulty, repairing bool
 	// inFlight counts the callers of commit and the goroutines that apply a batch. idle is
 	// signalled when inFlight reaches 0.
@@ -55,7 +55,8 @@ func openDisk(opts Options, fresh bool) (*disk, error) {
 		Logger:                      d.log,
 		MemTableSize:                uint64(opts.MemTableBytes),
 		MemTableStopWritesThreshold: 3,
-		// A burst of evictions deletes in key order, which fills L0. It must not stall Put.
+		// A burst of evictions deletes in key order, which fills Pebble's level L0. The threshold
+		// is high, so that a full L0 does not stall Put.
 		L0StopWritesThreshold: 24,
 		MaxOpenFiles:          512,
 		FormatMajorVersion:    pebble.FormatNewest,
@@ -74,8 +75,8 @@ func openDisk(opts Options, fresh bool) (*disk, error) {
 	return d, nil
 }
 
-// reverts are corrections after commits of unknown outcome: the records, by key, that make Pebble
-// equal to DRAM again. A nil value deletes the record.
+// reverts has the records, by key, that make Pebble equal to DRAM again after commits of unknown
+// outcome. A nil value deletes the record.
 type reverts map[string][]byte
 
 func (r reverts) set(key, value []byte) { r[string(key)] = slices.Clone(value) }
@@ -225,7 +226,7 @@ func (d *disk) get(key []byte) ([]byte, error) {
 			return f.value, f.err
 		case <-d.fs.readFault():
 		}
-		// broken returns nil if the drive has recovered meanwhile.
+		// broken returns nil if the drive has recovered since; then the loop reads again.
 		if err := d.broken(); err != nil {
 			return nil, err
 		}
@@ -324,7 +325,7 @@ func (d *disk) repair() {
 	}
 }
 
-// writeReverts writes the records durably.
+// writeReverts writes the records of rs durably.
 func (d *disk) writeReverts(rs reverts) error {
 	b := d.db.NewBatch()
 	defer b.Close()
@@ -346,7 +347,7 @@ func (d *disk) close() error {
 
 func (d *disk) closeDB() error {
 	if err := d.broken(); err != nil {
-		// db.Close could wait forever, for the drive or for a goroutine of Pebble that Fatalf
+		// db.Close could wait forever: for the drive, or for a goroutine of Pebble that Fatalf
 		// ended. Synced data is durable even if Pebble is not closed.
 		return err
 	}

@@ -30,7 +30,7 @@
 //	│   'm' name ─► format version, highest namespace id               │
 //	└──────────────────────────────────────────────────────────────────┘
 //
-// A match walks the chain from its first block, or with MatchOptions.Suffix from any block whose
+// A match walks the chain from its first block or, with MatchOptions.Suffix, from any block whose
 // ancestors are stored. The blocks of a sequence are put in order, so the child of node n is nearly
 // always node n+1. The walk tries that node first, which reads memory sequentially, and searches
 // the table only if the child has another number.
@@ -48,12 +48,12 @@
 // Pieces on a missing volume (Options.Absent), and their descendants, are not loaded. Their records
 // stay in Pebble for the next Open with that volume.
 //
-// Deleting a block dooms its node: the node is removed from the table at once, so no descendant can
-// be matched (invariant prefix-closed). ReclaimStep then removes the node and its descendants, leaf
-// first. After a restart, Open drops the descendants that are left. There is one exception: if the
-// deleted block was put again before the restart, its old descendants become matchable again. The
-// owner of the slots records each deletion and passes the records to Redo, which dooms these
-// descendants.
+// Deleting a block dooms its node: the node is removed from the table at once, so neither the node
+// nor a descendant can be matched (invariant prefix-closed). ReclaimStep later removes the node and
+// its descendants, leaf first. After a restart, Open drops the descendants that are left. There is
+// one exception: if the deleted block was put again before the restart, its old descendants become
+// matchable again. The owner of the slots records each deletion and passes the records to Redo,
+// which dooms these descendants.
 //
 // OnChange reports each block that is added or removed, and each space that ends, in the order of
 // the changes in DRAM. Consumers that mirror the index rely on that order, because a block may be
@@ -90,26 +90,26 @@
 // A bump or a retirement is one synced write of the definition and one change of the list of live
 // spaces, whatever the number of nodes. PlanBump and PlanRetire return the new definition, and
 // SetEpochs applies it. A space that is no longer live is dead: its nodes cannot be matched,
-// ReclaimStep returns them, and eviction takes them first. A node of a dead space stays while a
+// ReclaimStep removes them, and eviction takes them first. A node of a dead space stays while a
 // lease holds it, so reads in progress are not disturbed. A Put that was staged before its epoch
 // was retired returns StaleEpoch.
 //
 // A match of a range walks the chain in each live epoch of the range, the newest first, and returns
 // the longest match; if several have that length, the match of the newest epoch among them. It
 // stops at the first complete match; k epochs cost at most k+1 walks. A match has blocks of one
-// epoch only, unless the caller sets MatchOptions.Mix. With Mix each block is of the newest epoch
-// of the range that has all the pieces of the block that the match needs, and the result names the
+// epoch only, unless the caller sets MatchOptions.Mix. With Mix each block is taken from the newest
+// epoch of the range that has all pieces of the block that the match needs. The result names the
 // epoch of each block. A lease on such a match pins nodes of each of these epochs.
 //
 // A lease of PinEpoch keeps an epoch live across bumps that would retire it, up to kv.MaxLive live
-// epochs in all. Unsettled finds the epochs whose pins have ended. Such pins protect no pieces
+// epochs in all. Unsettled finds the epochs whose pins have ended. Pins of epochs protect no pieces
 // from eviction. They end with the process, so Open and Restore retire the epochs that were live
 // because of a pin.
 //
 // The quota of a namespace covers all of its epochs. Eviction for the quota takes from the oldest
-// live epoch first. Eviction for the whole index takes first from all epochs that are not the
-// newest of their namespace, over all namespaces in the order in which the epochs began, and then
-// from the newest epochs.
+// live epoch first. Eviction for the whole index takes first from the epochs that are not the
+// newest of their namespace: from those of all namespaces, in the order in which they began. Then
+// it takes from the newest epochs.
 //
 // # Losses in a crash
 //

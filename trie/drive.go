@@ -22,10 +22,11 @@ const (
 	unsyncedMax = 1 << 20
 )
 
-// driveFS is the file system under Pebble. Pebble ends the process when it cannot write its log. It
-// repeats a compaction whose reads fail, without a pause, and commits wait for the compaction. So
-// once the index is open, driveFS does not return the drive's error: it retries each operation on a
-// file until the operation succeeds. It calls onFault while an operation fails or hangs.
+// driveFS is the file system under Pebble. It exists because Pebble ends the process when it cannot
+// write its log. If the reads of a compaction fail, Pebble repeats the compaction without a pause,
+// and commits wait for the compaction. So once the index is open, driveFS does not return the
+// drive's error: it retries each operation on a file until the operation succeeds. driveFS calls
+// onFault when an operation fails or hangs.
 //
 // After a failed sync, a second sync may succeed without the data: the kernel may have dropped the
 // pages that it could not write. So driveFS keeps the bytes written to a log or a manifest since
@@ -123,8 +124,8 @@ func (d *driveFS) unreadableLocked() chan struct{} {
 	return d.unreadable
 }
 
-// driveWorks reports whether err is nil or is no fault of the drive: an error about a name, a
-// handle or the end of a file, which a retry cannot change.
+// driveWorks reports whether the drive works: err is nil, or an error that a retry cannot change
+// (about a file's name, handle or end).
 func driveWorks(err error) bool {
 	return err == nil || errors.Is(err, io.EOF) || errors.Is(err, fs.ErrExist) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrClosed)
 }
@@ -159,7 +160,8 @@ func (d *driveFS) do(what, name string, f, beforeRetry func() error) (first erro
 	return first
 }
 
-// untilDone calls f as do does, but returns nil if the last call of f succeeded.
+// untilDone calls f until driveWorks accepts the error of f. It returns nil if the last call of f
+// succeeded.
 func (d *driveFS) untilDone(what, name string, f func() error) error {
 	var last error
 	first := d.do(what, name, func() error { last = f(); return last }, nil)
@@ -169,8 +171,8 @@ func (d *driveFS) untilDone(what, name string, f func() error) error {
 	return first
 }
 
-// isTable reports whether the file is a table or a blob file. After an error on one of these,
-// Pebble writes a new file.
+// isTable reports whether the file is an SST or a blob file. After an error on such a file, Pebble
+// writes a new file.
 func isTable(name string) bool {
 	return strings.HasSuffix(name, ".sst") || strings.HasSuffix(name, ".blob")
 }
@@ -263,8 +265,8 @@ type driveFile struct {
 	fs    *driveFS
 	name  string
 	table bool
-	// synced is the offset up to which the file is durable. unsynced holds the bytes written beyond
-	// synced; it is always empty for a table.
+	// synced is the offset up to which the file is durable. unsynced holds the bytes written after
+	// that offset; it is always empty for a table.
 	synced   int64
 	unsynced []byte
 }
@@ -286,7 +288,8 @@ func (f *driveFile) Write(p []byte) (int, error) {
 	return done, err
 }
 
-// sync calls how, a sync method of File, until how succeeds.
+// sync syncs the file with how, a sync method of File, and repeats how until it succeeds. For a
+// table it returns the error of the first failed sync.
 func (f *driveFile) sync(how func() error) error {
 	var last error
 	first := f.fs.do("sync", f.name, func() error { last = how(); return last }, f.writeAgain)

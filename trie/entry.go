@@ -8,13 +8,13 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Class is the reason for which a piece is stored.
+// Class determines how long a piece is stored.
 type Class uint8
 
 const (
 	// Prefix pieces are kept until they are evicted.
 	Prefix Class = iota
-	// Transfer pieces are read once: Delivered drops them afterwards, and eviction takes them
+	// Transfer pieces are read once: Delivered removes them after the read, and eviction takes them
 	// before pieces of class Prefix.
 	Transfer
 )
@@ -34,22 +34,22 @@ func (c Class) String() string {
 type Entry struct {
 	// ID is the id of the block; it must not be zero.
 	ID kv.BlockID
-	// Parent is the id of the block before it; zero for the first block of a prompt and in a flat
-	// namespace. Parent is ignored for pieces of window and state groups, and if the geometry has
-	// no full group.
+	// Parent is the id of the previous block in the chain; zero for the first block of a prompt and
+	// in a flat namespace. Parent is ignored for pieces of window and state groups, and if the
+	// geometry has no full group.
 	Parent kv.BlockID
 	// Group is the index of the layer group in the namespace's geometry.
 	Group int
-	// Class is Prefix or Transfer. If the piece exists as Transfer, an entry with Prefix makes it
-	// Prefix.
+	// Class is Prefix or Transfer. If the index has the piece with class Transfer, an entry with
+	// class Prefix changes that class to Prefix.
 	Class Class
 	// Ref is the slot that holds the piece. The device write of the piece must be complete
 	// (invariant data-before-index).
 	Ref kv.Ref
 }
 
-// PutStatus is the outcome of one entry. The index refers to the entry's slot only after Added.
-// After any other status the caller frees the slot.
+// PutStatus is the outcome of one entry of a Put. If it is Added, the index refers to the entry's
+// slot; otherwise the caller frees the slot.
 type PutStatus uint8
 
 const (
@@ -118,11 +118,12 @@ func (e *Entry) validate(ns *namespace) error {
 type putScratch struct {
 	added []addedNode
 	gone  []Evicted
-	// raised has the pieces whose class changes from Transfer to Prefix. They are pinned by guard.
+	// raised has the pieces whose class changes from Transfer to Prefix. guard pins them, so that
+	// they are not evicted meanwhile.
 	raised []addedNode
 	buf    []byte
-	// exists is set if some entries are in the index already, perhaps not durably. pending is set
-	// if another Put, still in progress, added some of these entries.
+	// exists is set if the index already has some of the entries, perhaps not durably. pending is
+	// set if some of these entries were added by another Put that is still in progress.
 	exists, pending bool
 	// wrote is set if the batch contained at least one record.
 	wrote bool
@@ -193,8 +194,8 @@ func (t *Trie) stageAndWrite(s *putScratch, dst []PutStatus, id kv.NamespaceID, 
 	return dst, nil
 }
 
-// stage sets the status of every entry. It adds the nodes of the new entries, which are pending
-// until settle.
+// stage sets the status of every entry. It adds the nodes of the new entries. These nodes are
+// pending (not matchable) until settle.
 func (t *Trie) stage(s *putScratch, dst []PutStatus, id kv.NamespaceID, epoch kv.Epoch, entries []Entry) ([]PutStatus, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -237,8 +238,8 @@ func (t *Trie) stage(s *putScratch, dst []PutStatus, id kv.NamespaceID, epoch kv
 	return dst, nil
 }
 
-// stageEntry adds a pending node for an entry whose status is Added. It returns false if the index
-// is full.
+// stageEntry adds a pending (not yet matchable) node for an entry whose status is Added. It returns
+// false if the index is full.
 func (t *Trie) stageEntry(s *putScratch, a *admission, i int, e *Entry, p placement) bool {
 	flags := uint32(flagPending)
 	if e.Class == Transfer {
@@ -256,7 +257,7 @@ func (t *Trie) stageEntry(s *putScratch, a *admission, i int, e *Entry, p placem
 	return true
 }
 
-// raiseClass changes an existing Transfer piece to Prefix.
+// raiseClass changes the class of an existing piece from Transfer to Prefix.
 func (t *Trie) raiseClass(s *putScratch, a *admission, e *Entry, n uint32) {
 	nd := t.nodes.at(n)
 	if e.Class != Prefix || !nd.has(flagTransfer) || nd.has(flagPending) || !guard(nd) {
@@ -323,7 +324,8 @@ func (s *putScratch) set(b *pebble.Batch, a *addedNode) error {
 	return b.Set(s.buf[:blockKeyLen], s.buf[blockKeyLen:], nil)
 }
 
-// settle makes the written pieces matchable. If their space died meanwhile, it removes them.
+// settle makes the pieces matchable after their records were written. If their epoch was retired
+// meanwhile, settle removes them and sets their status to StaleEpoch.
 func (t *Trie) settle(s *putScratch, entries []Entry, status []PutStatus) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -332,8 +334,8 @@ func (t *Trie) settle(s *putScratch, entries []Entry, status []PutStatus) {
 		t.clearPendingLocked(a.node)
 		t.addedLocked(a.node, &entries[a.entry])
 	}
-	// All nodes are of one space. The loop goes from the leaves up, so that each node has no
-	// children when it is removed.
+	// All nodes are of one space. The loop runs from the leaves to the root, so that each node has
+	// no children when it is removed.
 	for i := len(s.added) - 1; i >= 0; i-- {
 		a := &s.added[i]
 		if t.spaces[t.nodes.at(a.node).space].dead && t.evictable(a.node) {
@@ -386,8 +388,8 @@ func (t *Trie) unstageLocked(s *putScratch) {
 			s.gone = t.removeNodeLocked(s.gone[:0], n, Dropped)
 			continue
 		}
-		// A concurrent Put has added a child to the node. The node is doomed, and ReclaimStep
-		// removes it later.
+		// A concurrent Put has added a child to the node, so the node cannot be removed here. It is
+		// doomed, and ReclaimStep removes it later.
 		t.doomLocked(n, Dropped)
 		t.clearPendingLocked(n)
 	}
@@ -454,14 +456,15 @@ type admission struct {
 	t  *Trie
 	ns *namespace
 	sp *space
-	// write is set in Put, which holds the write lock and so may doom nodes.
+	// write is set in Put, which holds the write lock and so may doom nodes (make them
+	// unmatchable).
 	write bool
-	// last is the group 0 node of the last entry that was added or found, and lastID is its id. The
-	// next entry is nearly always a child of last.
+	// last is the group 0 node of the last entry that was added or found, and lastID is the id of
+	// that entry. The next entry is nearly always a child of last.
 	last   uint32
 	lastID kv.BlockID
-	// promised has the depth of each piece for which Known returned Added. bytes is the size of
-	// their slots.
+	// promised has the depth of each piece for which Known returned Added. bytes is the total size
+	// of the slots of these pieces.
 	promised map[pieceKey]uint32
 	bytes    int64
 }
@@ -474,7 +477,8 @@ type pieceKey struct {
 // placement is the status of an entry and its position in the index.
 type placement struct {
 	status PutStatus
-	// node is the existing node if status is Exists; parent and depth are those of a new node.
+	// node is the existing node if status is Exists. Otherwise parent is the node number of the
+	// entry's parent, and depth the entry's distance from the root.
 	node, parent, depth uint32
 }
 
@@ -504,7 +508,8 @@ func (a *admission) place(e *Entry) placement {
 	return placement{status: Added, parent: parent, depth: depth}
 }
 
-// parent finds the parent node of e. parent is 0 for a root.
+// parent finds the parent node of e; 0 for a root. ok is false if the index does not have the
+// parent.
 func (a *admission) parent(e *Entry) (parent, depth uint32, ok bool) {
 	want := e.Parent
 	var deeper uint32 = 1
@@ -529,8 +534,8 @@ func (a *admission) parent(e *Entry) (parent, depth uint32, ok bool) {
 	return n, a.t.nodes.depth(n) + deeper, true
 }
 
-// find returns the node of a piece that is matchable or pending, or 0. With write set, it dooms a
-// node that is below a doomed one.
+// find returns the node of a piece that is matchable or pending, or 0. If write is set, it dooms a
+// node that has a doomed ancestor.
 func (a *admission) find(group uint8, id *kv.BlockID) uint32 {
 	n := a.t.table.find(a.sp.number, group, id)
 	if n == 0 || a.sp.doomed == 0 || a.t.rootedLocked(n) {
@@ -542,8 +547,8 @@ func (a *admission) find(group uint8, id *kv.BlockID) uint32 {
 	return 0
 }
 
-// promise records an entry for which Known returns Added. Later entries of the call may be its
-// children.
+// promise records an entry for which Known returns Added. Later entries of the call may be children
+// of that entry.
 func (a *admission) promise(e *Entry, p placement) {
 	if a.promised == nil {
 		a.promised = make(map[pieceKey]uint32)

@@ -2,7 +2,8 @@ package trie
 
 import "errors"
 
-// Sentinels, one for each decision a caller can take. Callers compare with errors.Is.
+// The sentinel errors differ in the reaction that they require of the caller. Callers compare with
+// errors.Is.
 var (
 	// ErrClosed: the trie is closed; stop.
 	ErrClosed = errors.New("trie: closed")

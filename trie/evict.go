@@ -17,13 +17,13 @@ const (
 	Chosen Why = iota
 	// Deleted: Delete removed the piece or one of its ancestors.
 	Deleted
-	// Dropped: Remove removed the piece or an ancestor, because the slot of that piece holds other
-	// bytes or cannot be read.
+	// Dropped: Remove removed the piece or an ancestor, because the removed piece's slot holds
+	// other bytes or cannot be read.
 	Dropped
-	// Lost: Remove removed the piece or an ancestor, because the volume of that piece's slot was
-	// removed.
+	// Lost: Remove removed the piece or an ancestor, because the volume with the removed piece's
+	// slot was removed.
 	Lost
-	// Delivered: Trie.Delivered removed the piece.
+	// Delivered: Trie.Delivered removed the piece, of class Transfer, after it had been read.
 	Delivered
 	// Cleared: the piece's (namespace, epoch) ended: its epoch was retired, or DeleteAll or
 	// DeleteNamespace ran.
@@ -39,17 +39,17 @@ type Evicted struct {
 	Group     int
 	Class     Class
 	Why       Why
-	// SlotBytes is the result of Options.SlotBytes for the piece.
+	// SlotBytes is the size of the slot, in bytes, as Options.SlotBytes returned it.
 	SlotBytes int64
 }
 
 const (
-	// Evict holds the write lock for at most this many victims or this many examined nodes at a
-	// time, about 100 µs, so that no match waits long.
+	// victimsPerStep and looksPerStep are the maximum numbers of victims and of examined nodes
+	// while Evict holds the write lock once. A step takes about 100 µs, so no match waits long.
 	victimsPerStep = 128
 	looksPerStep   = 8192
-	// secondChances is the maximum number of times that Evict passes over one leaf: a policy records
-	// up to 3 touches of a node.
+	// secondChances is the maximum number of times that Evict spares one touched leaf: a policy
+	// records up to 3 touches of a node.
 	secondChances = 3
 )
 
@@ -117,7 +117,7 @@ func (e *eviction) run() error {
 	return e.steps(e.byPolicy)
 }
 
-// garbage evicts unmatchable pieces, if any of them can count towards want.
+// garbage evicts unmatchable pieces, if the bytes of any of them count towards want.
 func (e *eviction) garbage() error {
 	for more := e.t.hasGarbage(e.only); more && !e.done(); {
 		var err error
@@ -191,9 +191,10 @@ func (t *Trie) superseded() (spaces []*space) {
 }
 
 // fromNamespace evicts one step of a namespace's pieces, oldest epoch first. If excess is set, it
-// stops when the namespace is within its quota. The policy has one order for all namespaces, in
-// which a search for one namespace would step over the nodes of all others. Therefore each space
-// has a list of its leaves. A touched leaf gets a second chance.
+// stops when the namespace is within its quota. It does not use the policy, whose order has the
+// nodes of all namespaces: a search for the nodes of one would examine those of all others.
+// Therefore each space (one epoch of a namespace) has a list of its leaves. A touched leaf gets a
+// second chance.
 func (e *eviction) fromNamespace(id kv.NamespaceID, excess bool) (more bool) {
 	t := e.t
 	t.mu.Lock()
@@ -220,7 +221,7 @@ func (e *eviction) fromNamespace(id kv.NamespaceID, excess bool) (more bool) {
 	return true
 }
 
-// oldestWithLeaves returns the oldest live space that has an evictable leaf listed, or nil.
+// oldestWithLeaves returns the oldest live space of ns whose list of leaves is not empty, or nil.
 func (ns *namespace) oldestWithLeaves() *space {
 	for _, sp := range slices.Backward(ns.live) {
 		if sp.leaves.oldest != 0 {
@@ -230,8 +231,8 @@ func (ns *namespace) oldestWithLeaves() *space {
 	return nil
 }
 
-// fromSpace evicts one step of a space's pieces. If the space is dead by now, its pieces are left
-// to ReclaimStep.
+// fromSpace evicts one step of a space's pieces. If the space's epoch has been retired meanwhile,
+// fromSpace evicts nothing: ReclaimStep removes these pieces.
 func (e *eviction) fromSpace(sp *space) (more bool) {
 	t := e.t
 	t.mu.Lock()
@@ -250,8 +251,8 @@ func (e *eviction) fromSpace(sp *space) (more bool) {
 	return true
 }
 
-// oldestLeaf evicts the oldest leaf of l. A touched leaf moves to the newest end of the list
-// instead, and a leased leaf is taken off the list.
+// oldestLeaf evicts the oldest leaf of l. If the leaf was touched, it is moved to the newest end of
+// the list instead. If it is leased, it is removed from the list.
 func (e *eviction) oldestLeaf(l *leaves) {
 	t, n := e.t, l.oldest
 	t.looks++
@@ -299,7 +300,7 @@ func (t *Trie) forget(gone []Evicted) error {
 
 // Delivered removes the Transfer pieces of the given blocks of an epoch, and appends them to dst;
 // epoch 0 means the newest. It removes only leaves without a lease; the next eviction takes the
-// other Transfer pieces. ids are in the order of the chain.
+// Transfer pieces that are left. ids are in the order of the chain.
 func (t *Trie) Delivered(dst []Evicted, id kv.NamespaceID, epoch kv.Epoch, ids []kv.BlockID) ([]Evicted, error) {
 	base := len(dst)
 	dst, err := t.dropDelivered(dst, id, epoch, ids)

@@ -16,8 +16,8 @@ type Place struct {
 	Group     int
 }
 
-// refsPerLock is the number of nodes that an iteration reads each time it takes the read lock. So
-// writers do not wait long, and the caller's code runs without the lock.
+// refsPerLock is the number of nodes that an iteration reads each time it takes the read lock. It
+// bounds the time that writers wait. The caller's code runs without the lock.
 const refsPerLock = 1024
 
 // Refs yields the slot, namespace and group of every indexed piece, including pieces that wait for
@@ -47,8 +47,8 @@ func (t *Trie) Refs() iter.Seq2[kv.Ref, Place] {
 }
 
 // visit examines up to limit nodes, beginning at number from, and calls f for each that holds a
-// committed piece, until f returns false. It returns the number of the node to continue from, 0 at
-// the end.
+// committed piece, until f returns false. It returns the number of the node to continue from, or 0
+// at the end.
 func (t *Trie) visit(from uint32, limit int, f func(n uint32) bool) (next uint32) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -154,7 +154,7 @@ func (t *Trie) Below(id kv.NamespaceID, block kv.BlockID) (pieces, bytes int64, 
 			for n != 0 && n <= top && !known.has(n) {
 				path = append(path, n)
 				if t.nodes.at(n).has(flagDoomed) {
-					n = 0 // the descendants of a deleted block are unmatchable already
+					n = 0 // below a deleted block: already unmatchable
 					break
 				}
 				n = t.nodes.at(n).parent

@@ -14,7 +14,8 @@ import (
 // LeaseID names a lease. 0 means no lease. An id is not reused while the process lives.
 type LeaseID uint64
 
-// leases holds the open leases: slots in an array, and a heap by expiry.
+// leases holds the open leases in an array of lease slots, with a heap of slot numbers ordered by
+// expiry.
 //
 //	LeaseID  ┌ serial (32 b) ┬ slot (32 b) ┐   the serial changes at each use of a slot
 //	         └───────────────┴──────┬──────┘
@@ -108,7 +109,7 @@ func (s *leaseSlot) count(t *Trie, by int64) {
 	}
 }
 
-// openSlotLocked allocates a slot for a lease.
+// openSlotLocked takes a free lease slot for a new lease and returns the slot's number.
 func (l *leases) openSlotLocked(o grantOptions) uint32 {
 	i := l.slotLocked()
 	s := &l.slots[i]
@@ -183,14 +184,15 @@ func (l *leases) openLocked(id LeaseID) (uint32, error) {
 	return i, nil
 }
 
-// endLocked closes a lease. Trie.mu is held.
+// endLocked ends the lease in slot i. Trie.mu is held.
 func (l *leases) endLocked(t *Trie, i uint32) {
 	s := &l.slots[i]
 	l.removeLocked(i)
 	if s.epoch != nil {
 		s.epoch.pins--
 	} else {
-		// A pinned node is not removed, so its space is still the space that counted the lease.
+		// A pinned node is not removed, so its space is still the space whose lease count included
+		// this lease.
 		s.count(t, -1)
 		l.unpinLocked(t, []uint32{s.node})
 		l.unpinLocked(t, s.more)
@@ -220,10 +222,10 @@ func (l *leases) unpinLocked(t *Trie, nodes []uint32) {
 	}
 }
 
-// guard pins a node while its record is written. So the node stays in the index and keeps its slot,
-// and the write cannot overwrite the record of another piece that later gets the slot. Trie.mu is
-// held for writing. guard returns false if the node already has the maximum number of pins; these
-// pins keep the node in the index too.
+// guard pins a node while its record is written, so that the node stays in the index and keeps its
+// slot. Otherwise another piece could get the slot, and the write would replace that piece's
+// record. Trie.mu is held for writing. guard returns false if the node already has the maximum
+// number of pins; the node then stays in the index because of these pins.
 func guard(nd *node) bool { return nd.pin() }
 
 // unguard removes the pins of guard. Trie.mu is held.
@@ -234,8 +236,8 @@ func (l *leases) unguard(t *Trie, nodes ...uint32) {
 }
 
 // applyUnparks makes the nodes in unpark, which lost their last pin, evictable again. Trie.mu is
-// held for writing. A node may have been removed since it was listed. Its number is then free, or
-// belongs to another node with its own flagUnpark.
+// held for writing. A node may have been removed since it was added to unpark. Its number is then
+// free or belongs to a new node, and flagUnpark is set only if the new node is in unpark too.
 func (l *leases) applyUnparks(t *Trie) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -249,8 +251,8 @@ func (l *leases) applyUnparks(t *Trie) {
 }
 
 // Hold leases one matchable block of an epoch until Release. The lease protects the block's
-// ancestors from eviction too. A writer holds the parent of the blocks that it is about to put.
-// Hold fails with ErrAbsent or ErrTooManyLeases.
+// ancestors from eviction too. A writer calls Hold for the parent of the blocks that it is about to
+// put. Hold fails with ErrAbsent or ErrTooManyLeases.
 func (t *Trie) Hold(id kv.NamespaceID, epoch kv.Epoch, block kv.BlockID) (LeaseID, error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()

@@ -2,8 +2,8 @@ package trie
 
 import "github.com/penstock-kv/penstock/internal/invariants"
 
-// leaves is a list of the leaves of one space, in the order in which eviction takes them when it
-// takes pieces of that space only. A leaf is linked and unlinked in constant time.
+// leaves is a list of the leaves of one space (one epoch of a namespace), in the order of eviction
+// for an eviction from that space only. Adding and removing a leaf takes constant time.
 //
 //	put, touched ─► newest … oldest ─► evicted
 //	                            ▲
@@ -41,7 +41,7 @@ func (s *slab) depth(n uint32) uint32 {
 	case nd.group() != 0:
 		return s.at(nd.parent).depthOrOlder
 	}
-	// The parent has a child, so the parent is no leaf.
+	// The parent has a child, so it is no leaf and its depthOrOlder is its depth.
 	return s.at(nd.parent).depthOrOlder + 1
 }
 
@@ -84,7 +84,7 @@ func (l *leaves) setNewer(s *slab, n, newer uint32) {
 	s.at(n).kidsOrNewer = newer
 }
 
-// remove takes n out of the list. It does nothing if n is in no list.
+// remove removes n from the list. It does nothing if n is in no list.
 func (l *leaves) remove(s *slab, n uint32) {
 	nd := s.at(n)
 	if !nd.has(flagLeaf) {
@@ -102,8 +102,9 @@ func (l *leaves) remove(s *slab, n uint32) {
 func (t *Trie) leavesOf(n uint32) *leaves { return &t.spaces[t.nodes.at(n).space].leaves }
 
 // evictableAgainLocked is called for a node that lost its last child or pin. It makes the node the
-// next to be evicted, both in its space and in the policy, because eviction had already reached the
-// node. It does nothing if the node may not be evicted yet. Trie.mu is held for writing.
+// next one to be evicted, both in its space's list and in the policy, because eviction had already
+// reached the node while it had a child or a pin. It does nothing if the node may not be evicted
+// yet. Trie.mu is held for writing.
 func (t *Trie) evictableAgainLocked(n uint32) {
 	if !t.evictable(n) {
 		return

@@ -13,12 +13,12 @@ import (
 // LoadStats counts the records that Open loaded, dropped or hid.
 type LoadStats struct {
 	Loaded int64
-	// StaleEpoch records belong to a retired epoch or a deleted namespace. Orphans lost an
-	// ancestor. Of two records for one piece, the older is a duplicate. Corrupt records do not
-	// decode or do not fit their namespace. Open dropped all of these records.
+	// StaleEpoch counts records of a retired epoch or a deleted namespace, Orphans records whose
+	// piece lost an ancestor, Duplicates the older of two records for one piece, and Corrupt
+	// records that do not decode or do not fit their namespace. Open dropped all of these records.
 	StaleEpoch, Orphans, Duplicates, Corrupt int64
-	// Hidden records are of pieces on a missing volume, or of pieces with an ancestor on a missing
-	// volume. Open kept these records in Pebble.
+	// Hidden counts records of pieces on a missing volume, and of pieces with an ancestor on a
+	// missing volume. Open kept these records in Pebble.
 	Hidden int64
 	Took   time.Duration
 }
@@ -32,11 +32,11 @@ type loading struct {
 	// prevExtent and prev are the slot and the node of the previous record.
 	prevExtent kv.Extent
 	prev       uint32
-	// hides is set if Open hid a record because its volume is missing. A piece without its ancestor
-	// may then be a descendant of a hidden piece, so the piece's record is kept.
+	// hides is set if Open hid a record because its volume is missing. A piece whose parent is not
+	// found may then be a descendant of a hidden piece, so the piece's record is kept.
 	hides bool
-	// moved holds the nodes for which two records were found, if the second record, with another
-	// slot, won.
+	// moved holds each node for which two records were found and the second record, with another
+	// slot, replaced the first.
 	moved map[uint32]bool
 }
 
@@ -141,7 +141,8 @@ func (l *loading) blocks() error {
 	})
 }
 
-// drop counts a record and stages its deletion.
+// drop adds 1 to *count, the count of records dropped for one reason, and stages the deletion of
+// the record.
 func (l *loading) drop(count *int64, ext kv.Extent) error {
 	*count++
 	l.key = appendBlockKey(l.key[:0], ext)
@@ -163,7 +164,7 @@ func (l *loading) flush() error {
 	return l.t.commit(b, false, nil)
 }
 
-// block makes a node from a record. It does not add the node to the child count of its parent yet.
+// block makes a node from a record. It does not yet count the node as a child of its parent.
 func (l *loading) block(ext kv.Extent, rec *record) error {
 	t := l.t
 	if t.opts.Absent != nil && t.opts.Absent(ext.Volume()) {
@@ -192,8 +193,8 @@ func (l *loading) block(ext kv.Extent, rec *record) error {
 	return nil
 }
 
-// duplicate decides between two records of one piece in two slots. The record written later wins:
-// the older record's deletion was lost in a crash or had not been written.
+// duplicate decides between two records of one piece in two slots. It keeps the record that was
+// written later: the deletion of the older record was lost in a crash or had not been written.
 func (l *loading) duplicate(n uint32, ref kv.Ref, rec *record, sp *space) error {
 	nd := l.t.nodes.at(n)
 	if nd.gen() > rec.gen {
@@ -248,8 +249,9 @@ func (l *loading) isParent(p uint32, child *node, rec *record) bool {
 }
 
 // parentByID sets the parent of a node whose record contains the parent's id. If the scan has not
-// reached the parent's record yet, the node stores the hash of the id, which join resolves. A list
-// of ids would need tens of bytes per block in addition to the loaded index.
+// reached the parent's record yet, the node stores the hash of the parent's id, and join later
+// finds the parent by the hash. A list of the ids instead would need tens of bytes per block in
+// addition to the loaded index.
 func (l *loading) parentByID(n uint32, id *kv.BlockID) {
 	nd := l.t.nodes.at(n)
 	if p := l.t.table.find(nd.space, 0, id); p != 0 {
@@ -261,9 +263,9 @@ func (l *loading) parentByID(n uint32, id *kv.BlockID) {
 	nd.state.Or(flagAwaits)
 }
 
-// join sets the parents that come after their children in the scan. A wrong block could be taken
-// for the parent only if it had the same 64 bits of a seeded hash and the right depth, which prune
-// checks.
+// join sets the parent of each node whose parent came later in the scan. It finds the parent by a
+// seeded hash of 64 bits. A wrong block could be taken for the parent only if it had the same hash
+// and the right depth; prune checks the depth.
 func (l *loading) join() {
 	for n := uint32(1); n <= l.t.nodes.top; n++ {
 		nd := l.t.nodes.at(n)
@@ -327,7 +329,7 @@ func (l *loading) prune() error {
 }
 
 // rewrite writes the records of the children of moved nodes again, because such a record may state
-// that the parent is in the previous slot.
+// that the parent is in the previous slot, which the parent has left.
 func (l *loading) rewrite() error {
 	t := l.t
 	if l.moved == nil {
@@ -357,7 +359,7 @@ func (l *loading) deeper(nd *node) bool {
 	return nd.depthOrOlder == p.depthOrOlder+1
 }
 
-// admit makes a node evictable.
+// admit adds a loaded node to the policy and, if it is a leaf, to its space's list of leaves.
 func (l *loading) admit(n uint32) {
 	if l.t.nodes.at(n).childCount() == 0 {
 		l.t.leavesOf(n).addNewest(&l.t.nodes, n)

@@ -73,12 +73,13 @@ type MatchOptions struct {
 	// Epoch is matched separately, and the longest match is returned; if several have that length,
 	// the match of the newest epoch among them. All blocks of the match have one epoch.
 	Oldest kv.Epoch
-	// Mix allows blocks of different epochs of the range in one match. Each block is then of the
-	// newest live epoch that has all pieces of the block that the match needs.
+	// Mix allows blocks of different epochs of the range in one match. Each block is then taken
+	// from the newest live epoch of the range that has the pieces of the block that the match
+	// needs.
 	Mix bool
 	// Suffix allows ids to begin in the middle of a chain. The ancestors of the first block must be
-	// stored too, but they are neither counted in the match nor touched. Suffix needs a tree of one
-	// Full group, and excludes Mix.
+	// stored too, but they are neither counted in the match nor touched in the order of eviction.
+	// Suffix needs a namespace with index trie and a geometry of one Full group, and excludes Mix.
 	Suffix bool
 	// MaxBlocks is the maximum length of the match in blocks; 0 means no limit.
 	MaxBlocks int
@@ -93,9 +94,10 @@ type MatchOptions struct {
 	// Pieces is a buffer: Match appends the pieces to it and returns the result in Match.Pieces. A
 	// caller that reuses the buffer avoids the allocation.
 	Pieces []Piece
-	// Epochs is the buffer for Match.Epochs, in the same way.
+	// Epochs is a buffer: with Mix, Match appends the epochs to it and returns the result in
+	// Match.Epochs.
 	Epochs []kv.EpochRun
-	// NoTouch leaves the order of eviction unchanged, for inspection.
+	// NoTouch is set if the match must not change the order of eviction, as for inspection.
 	NoTouch bool
 	// Count includes the match in the counters of EpochStats.
 	Count bool
@@ -134,8 +136,8 @@ type matchScratch struct {
 	mix   []mixable
 }
 
-// Match finds the longest prefix of the chain ids for which every layer group has the pieces that
-// it needs. In a flat namespace it finds the longest run of stored keys from the first key on. A
+// Match finds the longest prefix of the chain ids for which the pieces that each layer group needs
+// are stored. In a flat namespace it finds the longest run of stored keys from the first key on. A
 // match of a range of epochs walks the chain once for each live epoch of the range, and at most
 // once more. With Mix it walks the chain once for each live epoch, and makes up to one look-up for
 // each block and live epoch. Match fails only with ErrNamespaceUnknown or ErrClosed. It does not
@@ -188,8 +190,8 @@ func (w *walk) longest(opts *MatchOptions) (Match, bool) {
 		if best == nil || next.Blocks > m.Blocks {
 			best, m = sp, next
 		}
-		// Each descent overwrites the pieces of the previous descent. If the best match is not the
-		// last one, its space is descended again after the loop.
+		// Each call of descend overwrites the pieces of the previous call. If the best match is not
+		// the last one, descend is called again for its space after the loop.
 		m.Pieces = next.Pieces
 		if m.Blocks == len(w.ids) {
 			break
@@ -292,7 +294,7 @@ func (w *walk) flat() bool { return w.ns.def.Index == kv.IndexFlat }
 
 // full matches the pieces of group 0. In a tree each block's node must be a child of the previous
 // block's node; otherwise all nodes are roots. If the geometry has no Full group, no group needs
-// all blocks from the first on, and full only computes Stored.
+// the pieces of all blocks, and full only computes m.Stored.
 func (w *walk) full(m *Match) {
 	m.Cut = w.cut
 	prev := w.above
@@ -344,8 +346,9 @@ func (w *walk) piece(group uint8, id *kv.BlockID) uint32 {
 	if n == 0 || w.t.nodes.at(n).has(flagPending) {
 		return 0
 	}
-	// A piece of another group, whose block was deleted, stays in the table until ReclaimStep finds
-	// the piece. The block may have been put again meanwhile, and then has another node.
+	// If a block was deleted, its pieces of other groups than 0 stay in the table until ReclaimStep
+	// finds them. The block may have been put again meanwhile; then it has another node, and the
+	// piece found here does not belong to that node.
 	if group != 0 && w.ns.tree && w.t.spaces[w.sp].doomed > 0 && w.t.nodes.at(n).parent != w.t.table.find(w.sp, 0, id) {
 		return 0
 	}
@@ -371,7 +374,7 @@ func (w *walk) hybrid(m *Match) {
 		if groups[g].Kind == kv.Window {
 			m.Cut = CutWindowMissing
 		}
-		// A prefix that ends before the block with the index missing does not need that block.
+		// The prefix is cut before the block with the index missing, which it then does not need.
 		// Every group is checked again at the new length.
 		m.Blocks, g = missing, -1
 	}
@@ -401,7 +404,7 @@ func (w *walk) missing(g uint8, n int) int {
 	return -1
 }
 
-// shorten removes the pieces of group 0 beyond m.Blocks from the match in a tree.
+// shorten removes the group 0 pieces of the blocks from m.Blocks on from a match in a tree.
 func (w *walk) shorten(m *Match) {
 	for range m.Stored - m.Blocks {
 		w.tip = w.t.nodes.at(w.tip).parent
@@ -418,7 +421,8 @@ func (w *walk) append(m *Match, g uint8) {
 	}
 }
 
-// touch records a hit of the matched nodes in the policy, the deepest node first and the root last.
+// touch records a hit of each matched node in the eviction policy, the deepest node first and the
+// root last.
 func (w *walk) touch(m *Match) {
 	for _, n := range slices.Backward(w.s.nodes) {
 		w.t.policy.Touch(n)

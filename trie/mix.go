@@ -11,8 +11,9 @@ type mixable struct {
 }
 
 // mixed returns the longest match whose blocks may be of different epochs, and false if no epoch of
-// the range is live. In a tree, an epoch that has a block has all its ancestors too. So the match
-// is at least as long as the longest match of one epoch, and its blocks are at least as new.
+// the range is live. In a tree, an epoch that has a block has all ancestors of the block too. So
+// the match is at least as long as the longest match of one epoch, and its blocks are at least as
+// new.
 //
 //	epoch 8   a b
 //	epoch 7   a b c d
@@ -40,7 +41,7 @@ func (w *walk) mixed(opts *MatchOptions) (Match, bool) {
 			m.Cut = CutAbsent
 		}
 	}
-	// No epoch has all pieces of block i that a match of this length needs. The next length to try
+	// For block i no epoch has all pieces that a match of this length needs. The next length to try
 	// is i, the longest one that does not need block i.
 	for i := w.unheld(m.Blocks); i >= 0; i = w.unheld(m.Blocks) {
 		m.Cut, m.Blocks = w.lacking(i, m.Blocks), i
@@ -53,7 +54,8 @@ func (w *walk) mixed(opts *MatchOptions) (Match, bool) {
 	return m, true
 }
 
-// depth returns how many blocks of the chain, from the first on, sp has in a tree, and otherwise 0.
+// depth returns the number of blocks of the chain, from the first on, that are stored in sp. It
+// returns 0 if the namespace is not a tree.
 func (w *walk) depth(sp *space) int {
 	if !w.ns.tree {
 		return 0
@@ -68,7 +70,7 @@ func (w *walk) depth(sp *space) int {
 	return len(w.ids)
 }
 
-// stored reports whether an epoch has the group 0 piece of block i.
+// stored reports whether any epoch of s.mix has the group 0 piece of block i.
 func (w *walk) stored(i int) bool {
 	for _, e := range w.s.mix {
 		if w.sp = e.sp.number; w.piece(0, &w.ids[i]) != 0 {
@@ -78,8 +80,9 @@ func (w *walk) stored(i int) bool {
 	return false
 }
 
-// has reports whether an epoch has the piece of block i in the group of which a match needs every
-// block: the Full group, or group 0 of a flat namespace. It is true if there is no such group.
+// has reports whether the epoch e has the piece of block i in the group that a match needs for
+// every block: the Full group, or group 0 of a flat namespace. It is true if there is no such
+// group.
 func (w *walk) has(e mixable, i int) bool {
 	w.sp = e.sp.number
 	switch {
@@ -91,8 +94,9 @@ func (w *walk) has(e mixable, i int) bool {
 	return true
 }
 
-// lacks returns the first Window or State group whose piece of block i a match of n blocks needs,
-// but the space of the last call of has does not have. It returns -1 if there is none.
+// lacks returns the first Window or State group for which a match of n blocks needs the piece of
+// block i and w.sp, the space of the last call of has, does not have that piece. It returns -1 if
+// there is no such group.
 func (w *walk) lacks(i, n int) int {
 	for g := range w.ns.def.Geometry.Groups {
 		if w.other(g) && i >= w.first(uint8(g), n) && w.piece(uint8(g), &w.ids[i]) == 0 {
@@ -102,13 +106,14 @@ func (w *walk) lacks(i, n int) int {
 	return -1
 }
 
-// other reports whether g is a Window or State group, of which a match needs only the last blocks.
+// other reports whether g is a Window or State group, for which a match needs only the pieces of
+// the last blocks.
 func (w *walk) other(g int) bool {
 	return w.ns.def.Geometry.Groups[g].Kind != kv.Full && !w.flat()
 }
 
-// holder sets the walk's space to the newest epoch that has all pieces of block i that a match of n
-// blocks needs. It returns the index of that epoch in s.mix, or -1.
+// holder finds the newest epoch that has all pieces of block i that a match of n blocks needs. It
+// sets w.sp to the space of that epoch and returns the epoch's index in s.mix, or -1.
 func (w *walk) holder(i, n int) int {
 	for k, e := range w.s.mix {
 		if w.has(e, i) && w.lacks(i, n) < 0 {
@@ -118,9 +123,9 @@ func (w *walk) holder(i, n int) int {
 	return -1
 }
 
-// unheld returns the last block below n for which holder finds no epoch, or -1. For every block
-// below Stored, has is true in some epoch, so only the blocks that Window and State groups need are
-// searched.
+// unheld returns the index of the last block before block n for which holder finds no epoch, or -1.
+// For each of these blocks, some epoch has the group 0 piece, so only the blocks that Window and
+// State groups need are searched.
 func (w *walk) unheld(n int) int {
 	from := n
 	for g := range w.ns.def.Geometry.Groups {
@@ -152,7 +157,8 @@ func (w *walk) lacking(i, n int) Cut {
 }
 
 // take adds to the match its pieces, its runs of blocks of one epoch, and the nodes that a lease
-// pins. In a tree these include the last full node of each run, whose ancestors are then safe.
+// pins. In a tree these nodes include the last group 0 node of each run, which protects its
+// ancestors too.
 func (w *walk) take(m *Match) {
 	base := len(m.Epochs)
 	for i := range m.Blocks {
@@ -193,8 +199,8 @@ func (w *walk) take(m *Match) {
 	}
 }
 
-// count counts the match in each epoch that has blocks of it or, if it has no blocks, in the newest
-// epoch.
+// count adds the match to the counters of each epoch that has blocks of the match or, if the match
+// has no blocks, to the counters of the newest epoch of the range.
 func (w *walk) count(m *Match) {
 	for k, e := range w.s.mix {
 		blocks := 0
@@ -210,7 +216,8 @@ func (w *walk) count(m *Match) {
 	}
 }
 
-// touchRuns touches the blocks of a tree in the policy, except the last block of each run.
+// touchRuns records a hit of the blocks of a tree in the eviction policy, except of the last block
+// of each run.
 func (w *walk) touchRuns(runs []kv.EpochRun) {
 	for i := len(runs) - 1; i >= 0; i-- {
 		n := w.s.nodes[i]

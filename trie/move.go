@@ -8,7 +8,7 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Moved is a piece whose bytes were copied from slot From to slot To.
+// Moved names two slots: the bytes of a piece were copied from slot From to slot To.
 type Moved struct{ From, To kv.Ref }
 
 // Move replaces the slots From by the slots To in the index, in one Pebble batch that is not
@@ -90,8 +90,8 @@ func (m *moving) read() error {
 	return nil
 }
 
-// stage sets the new slots in the nodes and fills the batch. From here on matches return the new
-// slots; until From is freed, both slots hold the same bytes.
+// stage sets the new slots in the nodes and fills the batch. After stage, matches return the new
+// slots. Both slots of a piece hold the same bytes until From is freed.
 func (m *moving) stage() error {
 	t := m.t
 	t.mu.Lock()
@@ -106,8 +106,8 @@ func (m *moving) stage() error {
 		t.nodes.at(n).setRef(mv.To)
 		m.nodes[i], m.moved[i] = n, true
 	}
-	// A record refers to the slot of the parent. So all nodes get their new slots before the first
-	// record is made.
+	// A record may state that the parent is in the previous slot. So all nodes get their new slots
+	// before the first record is made.
 	for i, mv := range m.moves {
 		n := m.nodes[i]
 		if n == 0 {
@@ -155,7 +155,7 @@ func (m *moving) set(n uint32) error {
 	return nil
 }
 
-// revert adds the records that the batch replaces or deletes.
+// revert adds to r the records that restore the state before the batch.
 func (m *moving) revert(r reverts) {
 	for i, mv := range m.moves {
 		if m.nodes[i] == 0 {
@@ -183,8 +183,8 @@ func (m *moving) finish(undo bool) {
 	t.leases.unguard(t, m.guarded...)
 }
 
-// Find returns the slot of a matchable piece of that epoch, or false. A reader calls Find when its
-// slot was freed, because the piece may have been moved.
+// Find returns the slot of a matchable piece of that epoch, or false. A reader calls Find when the
+// slot that it was to read has been freed, because the piece may have been moved.
 func (t *Trie) Find(id kv.NamespaceID, epoch kv.Epoch, piece PieceKey) (kv.Ref, bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()

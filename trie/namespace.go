@@ -62,7 +62,8 @@ func (t *Trie) writeDefinition(ns *namespace, def kv.Namespace, wipe bool) error
 	epochs := def.Live()
 	live := make([]*space, len(epochs))
 	var fresh []*space
-	// The loop begins with the oldest epoch, so that a later epoch gets a higher serial.
+	// The loop begins with the oldest epoch, so that a later epoch gets a higher serial (the number
+	// of its space on disk).
 	for i, e := range slices.Backward(epochs) {
 		if live[i] = ns.version(e); live[i] == nil || wipe {
 			next.Serial++
@@ -153,7 +154,8 @@ func (ns *namespace) stored(id kv.NamespaceID) (key, value []byte, err error) {
 	return key, value, nil
 }
 
-// byNameOrErr finds a namespace. Fields of the result change only while defMu is held.
+// byNameOrErr returns the namespace with that name, or an error. The fields of the result change
+// only while defMu is held.
 func (t *Trie) byNameOrErr(name string) (*namespace, error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -207,7 +209,7 @@ func (t *Trie) sortedLocked() []*namespace {
 }
 
 // DeleteNamespace removes the definition durably. Afterwards no piece of the namespace is
-// matchable, and ReclaimStep returns the pieces. Leases without a TTL on the pieces end, except
+// matchable, and ReclaimStep returns the pieces. Leases on the pieces that have no TTL end, except
 // leases of Hold.
 func (t *Trie) DeleteNamespace(name string) error {
 	t.defMu.Lock()
@@ -286,9 +288,9 @@ func (t *Trie) PlanRetire(name string, epoch kv.Epoch, force bool) (kv.Namespace
 	return ns.def.Retire(epoch), nil
 }
 
-// Unsettled finds the namespaces with an epoch that was live because of a pin and has no pin any
-// more. It returns their definitions without such epochs. SetEpochs with a definition retires the
-// epochs.
+// Unsettled finds the namespaces with an epoch that was live only because of a pin, if the pin has
+// ended. It returns the definitions of these namespaces without such epochs. SetEpochs with a
+// returned definition retires the epochs.
 func (t *Trie) Unsettled() (defs []kv.Namespace) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -303,12 +305,12 @@ func (t *Trie) Unsettled() (defs []kv.Namespace) {
 	return defs
 }
 
-// SetEpochs takes the newest epoch, the older live epochs and Keep from want, for the namespace
-// with the id want.ID. It makes one synced write, whatever the number of blocks. It ignores an
-// older epoch of want that is not live. The blocks of epochs that are no longer live become
-// unmatchable, and ReclaimStep returns them; a lease of PinEpoch on such an epoch has no effect.
-// SetEpochs returns the retired epochs. Errors: ErrNamespaceUnknown, ErrEpoch if want.Epoch is
-// below the newest epoch.
+// SetEpochs sets the newest epoch, the older live epochs and Keep of the namespace want.ID to those
+// of want. It makes one synced write, whatever the number of blocks. It ignores an older epoch of
+// want that is not live. The blocks of epochs that are no longer live become unmatchable, and
+// ReclaimStep returns them; a lease of PinEpoch on such an epoch has no effect. SetEpochs returns
+// the retired epochs. Errors: ErrNamespaceUnknown, ErrEpoch if want.Epoch is below the newest
+// epoch.
 func (t *Trie) SetEpochs(want kv.Namespace) (retired []kv.Epoch, err error) {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
@@ -437,7 +439,7 @@ func (t *Trie) checkOwner() error {
 	return t.setMeta(ownerKey, t.opts.Owner)
 }
 
-// setMeta writes one key, synced.
+// setMeta writes one key with its value and syncs.
 func (t *Trie) setMeta(key []byte, value string) error {
 	b := t.disk.Load().db.NewBatch()
 	if err := b.Set(key, []byte(value), nil); err != nil {

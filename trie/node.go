@@ -8,10 +8,10 @@ import (
 )
 
 // node is one indexed piece. It has no pointers, so the garbage collector does not scan the nodes;
-// with 2 M pieces, scanning would cause a pause. It has 48 B, and each further byte would cost one
-// byte of DRAM per block.
+// with 2 M pieces, scanning would cause a pause. A node has 48 B; each further byte would cost one
+// byte of DRAM per piece.
 //
-// Invariant: childCount() is the number of nodes whose parent is this one.
+// Invariant: childCount() is the number of nodes whose parent is this node.
 // Invariant: a node with children or pins, or that is pending, is not removed.
 type node struct {
 	id     kv.BlockID
@@ -39,13 +39,14 @@ const (
 	// flagPending: the Pebble batch with the piece's record is not applied yet. The node cannot be
 	// matched, evicted or reclaimed.
 	flagPending = 1 << iota
-	// flagDoomed: the node is not in the table and waits for ReclaimStep.
+	// flagDoomed: the node was removed from the table, cannot be matched, and waits for
+	// ReclaimStep.
 	flagDoomed
 	// flagTransfer: the piece's class is Transfer.
 	flagTransfer
-	// flagUnpark: the node is in leases.unpark. Set under the read lock.
+	// flagUnpark: the node is in leases.unpark. It is set under the read lock.
 	flagUnpark
-	// flagDropped and flagLost encode why a doomed node is doomed; doomedWhy decodes them.
+	// flagDropped and flagLost encode the reason why a node was doomed; doomedWhy decodes it.
 	flagDropped
 	// flagLeaf: the node is in its space's leaves. flagLeaf changes under the write lock only.
 	flagLeaf
@@ -89,7 +90,7 @@ func (n *node) doomedWhy() Why {
 	return Deleted
 }
 
-// setDoomed dooms the node. doomedWhy then returns why.
+// setDoomed sets flagDoomed and the flags from which doomedWhy decodes why.
 func (n *node) setDoomed(why Why) {
 	flags := uint32(flagDoomed)
 	switch why {
@@ -136,7 +137,8 @@ const (
 	chunkBits = 13
 	chunkLen  = 1 << chunkBits
 	chunkMask = chunkLen - 1
-	// maxNodes is below the maximum of a uint32, because match tries node n+1.
+	// maxNodes is less than the maximum of a uint32, so that n+1, which a match computes, does not
+	// overflow.
 	maxNodes = 1<<32 - 2
 )
 

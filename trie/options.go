@@ -37,12 +37,12 @@ type Options struct {
 	// load. Default 16 MiB.
 	MemTableBytes int64
 	// HungAfter is the time after which a running operation of the file system counts as hung.
-	// Changes of the index fail with ErrBroken until that operation completes. Default 10 s.
+	// Changes of the index then fail with ErrBroken until that operation completes. Default 10 s.
 	HungAfter time.Duration
 	// MaxLeases is the maximum number of open leases. Default 65,536.
 	MaxLeases int
-	// MaxPins is the maximum number of pins of all leases together. A lease has one pin in a
-	// namespace with a full group only, and one pin for each of its pieces in a flat namespace.
+	// MaxPins is the maximum number of pins of all leases together. In a namespace with a full
+	// group only, a lease has one pin. In a flat namespace it has one pin for each of its pieces.
 	// Default 4,194,304.
 	MaxPins int
 	// MaxChainBlocks is the maximum length, in blocks, of the chain that one match examines, and so
@@ -50,9 +50,9 @@ type Options struct {
 	MaxChainBlocks int
 	// MaxNamespaces is the maximum number of namespaces. Default 4,096.
 	MaxNamespaces int
-	// Grew is called with the DRAM of the index, in bytes, when that has grown by about growthStep
-	// since the last call, also while Open reads the index. Trie.mu is held: Grew must not wait and
-	// must not call the Trie. Default: not called.
+	// Grew is called when the DRAM of the index has grown by about growthStep since the last call,
+	// also while Open reads the index. bytes is the size of that DRAM. Trie.mu is held: Grew must
+	// not wait and must not call the Trie. Default: not called.
 	Grew func(bytes int64)
 	// Absent reports whether a volume is temporarily missing. The pieces on such a volume and their
 	// descendants are not matchable and may be put again. Their records stay in Pebble for the next
@@ -73,7 +73,8 @@ const (
 	defaultMaxPins        = 4 << 20
 	defaultMaxChainBlocks = 1 << 17
 	defaultMaxNamespaces  = 4096
-	// growthStep is 4 MiB, the memory of about 50,000 blocks.
+	// growthStep is the growth of the index's DRAM, in bytes, after which Grew is called: 4 MiB,
+	// the memory of about 50,000 blocks.
 	growthStep = 4 << 20
 	// maxSpaces is the maximum number of (namespace, epoch) pairs that are live or hold pieces. A
 	// node stores its space in 16 bits, and 0 means no space.

@@ -32,14 +32,14 @@ type Pin struct {
 type PinFilter struct {
 	// Namespace, if not 0, selects one namespace.
 	Namespace kv.NamespaceID
-	// Endless leaves out the leases on blocks that have an expiry.
+	// Endless, if set, leaves out leases on blocks if the lease has an expiry.
 	Endless bool
 }
 
 // Pins appends to dst up to limit open leases of matches and of PinEpoch, in no particular order.
-// It leaves out leases of PinEpoch whose epoch was retired. cursor is 0 in the first call, and then
-// next of the last call; next 0 means that there are no more leases. A lease that is granted or
-// ended between two calls may be missed.
+// It leaves out leases of PinEpoch whose epoch was retired. cursor is 0 in the first call, and in
+// each further call the result next of the previous call; next 0 means that there are no more
+// leases. A lease that is granted or ended between two calls may be missed.
 func (t *Trie) Pins(dst []Pin, f PinFilter, cursor uint32, limit int) (pins []Pin, next uint32) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -90,9 +90,10 @@ func (t *Trie) pinLocked(i uint32, s *leaseSlot) Pin {
 	return p
 }
 
-// hold adds the pieces that a pin of n protects to the counts of p. In the full group that is the
-// chain up to the root; in another group, and in a flat namespace, the piece itself. A lease on a
-// mixed match has one pin in the full group for each run of blocks of one epoch.
+// hold adds the pieces that a pin of node n protects to the counts of p. If n is in the full group,
+// these are the pieces of the chain from n up to the root; in another group, and in a flat
+// namespace, only the piece of n. A lease on a mixed match has one pin in the full group for each
+// run of blocks of one epoch.
 func (p *Pin) hold(t *Trie, ns *namespace, n uint32) {
 	group := t.nodes.at(n).group()
 	switch {

@@ -8,8 +8,8 @@ import (
 )
 
 // Delete makes a block and all its descendants unmatchable, durably, in the given epochs, or in
-// every live epoch if none is given. ReclaimStep returns the pieces. Delete returns ErrAbsent if no
-// epoch has the block.
+// every live epoch if none is given. ReclaimStep later removes the pieces and returns their slots.
+// Delete returns ErrAbsent if none of the epochs has the block.
 func (t *Trie) Delete(id kv.NamespaceID, block kv.BlockID, epochs ...kv.Epoch) error {
 	t.records.RLock()
 	defer t.records.RUnlock()
@@ -20,8 +20,8 @@ func (t *Trie) Delete(id kv.NamespaceID, block kv.BlockID, epochs ...kv.Epoch) e
 	return t.unrecord(doomed, true)
 }
 
-// doomed holds nodes that were doomed and whose records are about to be deleted. The nodes stay
-// pinned (guard) until the records are deleted.
+// doomed holds the slots of nodes that were made unmatchable and whose records are about to be
+// deleted. The nodes in guarded stay pinned until the records are deleted.
 type doomed struct {
 	extents []kv.Extent
 	guarded []uint32
@@ -36,9 +36,9 @@ func (d *doomed) add(t *Trie, n uint32, why Why) {
 	t.doomLocked(n, why)
 }
 
-// doomBlock dooms a block in those of the given epochs that are live, or in all live epochs if none
-// is given. It dooms the piece of group 0 or, in a namespace that is not a tree, all pieces of the
-// block.
+// doomBlock makes a block unmatchable in those of the given epochs that are live, or in all live
+// epochs if none is given. It dooms the block's piece of group 0 or, in a namespace that is not a
+// tree, all pieces of the block.
 func (t *Trie) doomBlock(id kv.NamespaceID, block kv.BlockID, epochs []kv.Epoch) (d doomed, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -69,8 +69,8 @@ func (t *Trie) doomBlock(id kv.NamespaceID, block kv.BlockID, epochs []kv.Epoch)
 }
 
 // Remove makes the piece in the slot ref, and all descendants of its block, unmatchable, because
-// the slot cannot be used any more. why is Dropped, Lost or Chosen. ReclaimStep returns the pieces,
-// the piece in ref included. Remove returns ErrAbsent if the index does not refer to ref.
+// the slot cannot be used any more. why is Dropped, Lost or Chosen. ReclaimStep later returns these
+// pieces, the piece in ref included. Remove returns ErrAbsent if the index does not refer to ref.
 func (t *Trie) Remove(ref kv.Ref, why Why) error {
 	if err := t.usable(); err != nil {
 		return err
@@ -131,7 +131,7 @@ func (t *Trie) unrecord(d doomed, sync bool) error {
 }
 
 // doomLocked removes a node from the table. Neither the node nor a descendant can be matched any
-// more, because a match starts at the root. doomedWhy then returns why.
+// more, because a match starts at the root. The node's doomedWhy returns why from then on.
 func (t *Trie) doomLocked(n uint32, why Why) {
 	nd := t.nodes.at(n)
 	if nd.has(flagDoomed) {
@@ -162,8 +162,8 @@ func (t *Trie) rootedLocked(n uint32) bool {
 	return true
 }
 
-// doomedAbove returns the reason of the nearest doomed node among n and its ancestors. There must
-// be one.
+// doomedAbove returns the reason why n cannot be matched: the doomedWhy of the nearest doomed node
+// among n and its ancestors. There must be such a node.
 func (t *Trie) doomedAbove(n uint32) Why {
 	for !t.nodes.at(n).has(flagDoomed) {
 		n = t.nodes.at(n).parent
@@ -199,10 +199,10 @@ func (t *Trie) ReclaimStep(dst []Evicted, limit int) (out []Evicted, more bool, 
 	return dst, more, nil
 }
 
-// sweepStep looks for unmatchable nodes from the position where the last step ended. Below a
-// deleted node, it finds the subtree from the top: a node whose parent is doomed becomes doomed
-// too. A pass over all nodes reaches at least one more level of the subtree. It usually reaches all
-// levels, because children have higher numbers than their parents. The subtree is then removed from
+// sweepStep looks for unmatchable nodes from the position where the last step ended. It marks the
+// subtree of a deleted node from the top down: a node whose parent is doomed becomes doomed too. A
+// pass over all nodes marks at least one more level of the subtree. It usually marks all levels,
+// because children usually have higher numbers than their parents. The subtree is then removed from
 // its leaves up.
 func (t *Trie) sweepStep(dst []Evicted, end int) (out []Evicted, more bool) {
 	t.mu.Lock()

@@ -19,9 +19,9 @@ import (
 //	'm' "owner"               Options.Owner, if it was given
 //	'm' "marks"               JSON marks
 //
-// This is a block record. The parent of most blocks is in the previous slot. The record then holds
-// a digest of 4 bytes in place of the parent's id. That is enough to detect, after a crash, that
-// another block is in the previous slot.
+// The drawing shows a block record. The parent of most blocks is in the previous slot. The record
+// then holds a digest of 4 bytes in place of the parent's id. The digest is sufficient to detect,
+// after a crash, that another block is in the previous slot.
 //
 //	┌───────┬───────┬────────┬────────────┬────────┬───────┬──────────────────┐
 //	│ flags │ group │ id     │ generation │ space  │ depth │ parent           │
@@ -32,10 +32,10 @@ const (
 	namespaceKey = 'n'
 	metaKey      = 'm'
 
-	// formatVersion is the version that this program writes. Its namespace records may have older
-	// live epochs. This program reads singleEpochFormat too, whose records have no older epochs and
-	// are otherwise the same. A program that reads only singleEpochFormat would drop the blocks of
-	// older epochs, so it must refuse formatVersion.
+	// formatVersion is the version that this program writes. A namespace record of this version may
+	// have older live epochs. This program also reads singleEpochFormat, whose namespace records
+	// have only the newest epoch and are otherwise the same. A program that reads only
+	// singleEpochFormat would drop the blocks of older epochs, so it must refuse formatVersion.
 	formatVersion     = "2"
 	singleEpochFormat = "1"
 
@@ -61,12 +61,13 @@ type record struct {
 	depth  uint32
 	group  uint8
 	flags  uint8
-	// parent is the parent's whole id if recParentID is set. If recParentPrev is set, its first
-	// parentHint bytes are hintOf of the parent's id.
+	// parent is the parent's id if recParentID is set. If recParentPrev is set, only the first
+	// parentHint bytes of parent are set: hintOf of the parent's id.
 	parent kv.BlockID
 }
 
-// hintOf folds an id into parentHint bytes. The id may be an opaque key of any pattern.
+// hintOf returns a digest of an id of parentHint bytes. All bytes of the id count, because the id
+// may be an opaque key of any pattern.
 func hintOf(id *kv.BlockID) (hint [parentHint]byte) {
 	for i, c := range id {
 		hint[i%parentHint] = hint[i%parentHint]*31 + c
@@ -145,8 +146,9 @@ func uvarint(b []byte) (uint64, []byte, error) {
 	return v, b[n:], nil
 }
 
-// namespaceRecord is the durable form of a namespace. Serial is the number of the space of its
-// newest epoch; block records have that number in place of namespace and epoch.
+// namespaceRecord is the durable form of a namespace. Serial is the number of the space (namespace
+// and epoch) of its newest epoch; a block record stores that number in place of namespace and
+// epoch.
 type namespaceRecord struct {
 	ID          kv.NamespaceID `json:"id"`
 	Name        string         `json:"name"`
@@ -164,7 +166,8 @@ type namespaceRecord struct {
 	Keep        int            `json:"keep,omitempty"`
 }
 
-// epochRecord is an older live epoch with the serial of its space.
+// epochRecord is an older live epoch. Serial is the number that the block records of this epoch
+// store.
 type epochRecord struct {
 	Epoch  kv.Epoch `json:"epoch"`
 	Serial uint64   `json:"space"`
@@ -177,8 +180,8 @@ type groupRecord struct {
 	WindowTokens int    `json:"window_tokens,omitempty"`
 }
 
-// marks are the highest numbers ever assigned. Numbers are never reused, so records of a deleted
-// namespace cannot be mistaken for those of another.
+// marks are the highest namespace id and space number ever assigned. Numbers are never reused, so a
+// record of a deleted namespace cannot be mistaken for a record of a later namespace.
 type marks struct {
 	NamespaceID kv.NamespaceID `json:"namespace_id"`
 	Serial      uint64         `json:"space"`

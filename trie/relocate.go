@@ -16,16 +16,16 @@ import (
 // a step runs, so relocateStep bounds their delay.
 const relocateStep = 4096
 
-// Relocate rebuilds the index in dir, which must not exist, and uses it instead of the index in
-// Dir. The new index is written from DRAM, so Relocate does not read the old drive, which may have
-// failed. Matches and changes continue; a change waits for one step at most.
+// Relocate rebuilds the index in dir, which must not exist, and then uses the new index instead of
+// the index in Dir. The new index is written from DRAM, so Relocate does not read the old drive,
+// which may have failed. Matches and changes continue; a change waits for one step at most.
 //
 //	records in DRAM ── a step at a time ──┐
 //	                                      ▼
 //	commit ──► old index ── applied? ──► new index ─► sync ─► ready ─► Dir is the new one
 //
-// ready is called when the new index is complete and durable. It makes the next start of the
-// program choose the new index. Both indexes have the same records until ready has returned, so
+// Relocate calls ready when the new index is complete and durable. ready makes the next start of
+// the program choose the new index. Both indexes have the same records until ready has returned, so
 // after a crash either index is correct.
 //
 // Then Relocate closes the old index and deletes its directory. If that takes longer than
@@ -89,7 +89,7 @@ func (t *Trie) openFresh(dir string) (*disk, error) {
 }
 
 // within returns the results of f, or an error if f takes longer than limit. If f succeeds after
-// that, its value is passed to late.
+// the limit, its value is passed to late.
 func within[T any](limit time.Duration, what string, f func() (T, error), late func(T)) (T, error) {
 	type outcome struct {
 		value T
@@ -176,8 +176,8 @@ func (t *Trie) copyTo(ctx context.Context, next *disk) error {
 	return next.sync()
 }
 
-// startCopying writes the records that do not belong to blocks, and makes commit copy every change
-// to next.
+// startCopying writes all records except those of blocks to next, and makes commit copy every later
+// change to next.
 func (t *Trie) startCopying(next *disk) error {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
@@ -257,7 +257,7 @@ func (t *Trie) replace(next *disk, ready func() error) error {
 	if err := next.sync(); err != nil {
 		return err
 	}
-	// Until ready has returned, discard must not delete the directory.
+	// use keeps next open: until ready has returned, discard must not delete the directory.
 	if !next.use() {
 		return ErrClosed
 	}

@@ -10,7 +10,8 @@ import (
 // EpochStats are the figures of one live epoch.
 type EpochStats struct {
 	Epoch kv.Epoch
-	// Kept is set if the epoch stays live without a pin.
+	// Kept is set if the epoch is one of the namespace's newest Keep epochs, which stay live
+	// without a pin.
 	Kept bool
 	// Blocks, Pieces and Bytes count as in NamespaceStats, for this epoch only.
 	Blocks, Pieces, Bytes int64
@@ -63,9 +64,9 @@ type Stats struct {
 }
 
 // noteGrowthLocked calls Options.Grew if the DRAM has grown by growthStep since the last call of
-// Grew. It runs after a chunk of nodes was added, and after evictions, because the policy's memory
-// of evicted content grows then. The memory of leases is left out: it is bounded and small in
-// comparison.
+// Grew. It runs after a chunk of nodes was added, and after evictions, because an eviction may
+// enlarge the policy's table of evicted content. The DRAM of leases is not counted: it is bounded
+// and small in comparison.
 func (t *Trie) noteGrowthLocked() {
 	if t.opts.Grew == nil {
 		return

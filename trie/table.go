@@ -9,8 +9,8 @@ import (
 )
 
 // table finds a node number by (space, group, id). It is an extendible hash table: a directory of
-// small open-addressed segments. A full segment is split alone, so an insert never waits longer
-// than for the split of one segment.
+// small open-addressed segments. When a segment is full, only that segment is split, so an insert
+// waits at most for the split of one segment.
 //
 //	hash   ┌ directory bits ┬──────────┬ tag ────┬─────┬ home slot ┐
 //	       └───────┬────────┴──────────┴────┬────┴─────┴─────┬─────┘
@@ -19,8 +19,9 @@ import (
 //	   │            nodes [2048]uint32 ◄─────────────────────┘ linear probing
 //	   └─► …
 //
-// Because of the tags, a look-up reads a node's memory only if the node is very likely the right
-// one. A removal shifts the following entries of the run back, so there are no tombstones.
+// A look-up compares 8-bit tags before it reads a node's memory, so the node is nearly always the
+// right one. A removal shifts the following entries of the probe run back, so there are no
+// tombstones.
 type table struct {
 	dir []*segment
 	// bits is the number of directory bits: len(dir) == 1<<bits.
@@ -37,8 +38,8 @@ const (
 	segmentBits = 11
 	segmentLen  = 1 << segmentBits
 	segmentMask = segmentLen - 1
-	// segmentMax is the number of entries at which a segment is split. It keeps runs short, so that
-	// the tags of a run fit one or two cache lines.
+	// segmentMax is the number of entries at which a segment is split. It keeps probe runs short,
+	// so that the tags of a run fit one or two cache lines.
 	segmentMax = segmentLen * 13 / 16
 	tagShift   = segmentBits
 )
@@ -47,7 +48,7 @@ type segment struct {
 	tags  [segmentLen]uint8
 	nodes [segmentLen]uint32
 	used  int
-	// bits is the number of directory bits that are equal for all nodes of the segment.
+	// bits is the number of leading directory bits that all nodes of the segment have in common.
 	bits uint
 }
 
@@ -80,7 +81,7 @@ func tagOf(h uint64) uint8 {
 func homeOf(h uint64) uint32 { return uint32(h) & segmentMask }
 
 func (t *table) segment(h uint64) *segment {
-	// With no directory bits there is one segment: a shift by 64 yields 0.
+	// With t.bits 0 there is one segment: a shift by 64 yields index 0.
 	return t.dir[h>>(64-t.bits)]
 }
 
@@ -154,7 +155,7 @@ func (t *table) split(s *segment, h uint64) {
 			high.add(nh, s.nodes[i])
 		}
 	}
-	// The segment has all directory entries whose index begins with the segment's bits.
+	// All directory entries whose index begins with the segment's bits refer to the segment.
 	width := 1 << (t.bits - s.bits)
 	first := int(h>>(64-t.bits)) &^ (width - 1)
 	for i := range width {

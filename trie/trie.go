@@ -31,11 +31,11 @@ type Trie struct {
 	defMu sync.Mutex
 	marks marks
 
-	// records orders changes of records with Move, which changes the records' keys, and with
-	// Relocate, which copies the records. A call that adds or changes the record of a node holds
-	// records for reading, from its decision on the node until the record is written. A call that
-	// only deletes records of removed nodes holds records for reading during the write. Move and
-	// each step of Relocate hold records for writing. records is locked after defMu and before mu.
+	// records excludes changes of records while Move changes the records' keys and while Relocate
+	// copies records. A call that adds or changes the record of a node holds records for reading,
+	// from its decision on the node until the record is written. A call that only deletes records
+	// of removed nodes holds records for reading during the write. Move and each step of Relocate
+	// hold records for writing. records is locked after defMu and before mu.
 	records sync.RWMutex
 
 	// mu guards all fields below, except where a field's comment names another lock.
@@ -49,7 +49,8 @@ type Trie struct {
 	bySerial   map[uint64]uint16
 	namespaces map[kv.NamespaceID]*namespace
 	byName     map[string]*namespace
-	// garbage counts the nodes that are doomed or in a dead space.
+	// garbage is the number of nodes that are doomed (deleted) or in a dead space (a retired
+	// epoch).
 	garbage int
 	// reportedBytes is the argument of the last call of Options.Grew: the DRAM of the index, in
 	// bytes.
@@ -80,7 +81,7 @@ type space struct {
 	epoch  kv.Epoch
 	// number is the index of the space in Trie.spaces.
 	number uint16
-	// dead is set when the epoch was retired, also by a bump, or when the blocks of the epoch were
+	// dead is set when the epoch is retired, also by a bump, or when all blocks of the epoch are
 	// deleted.
 	dead bool
 	// nodes counts all nodes of the space, and doomed the nodes with flagDoomed.
@@ -108,11 +109,11 @@ type namespace struct {
 	// tree is set if a piece of group 0 has the previous block as its parent, and pieces of other
 	// groups are children of the block's piece of group 0.
 	tree bool
-	// bytes is the size of the slots of all spaces, and garbage the number of their unmatchable
-	// nodes.
+	// bytes is the size of the slots of all pieces of the namespace, and garbage the number of its
+	// unmatchable nodes.
 	bytes   int64
 	garbage int
-	// leases counts the open leases on pieces of all spaces. Trie.leases.mu guards it.
+	// leases counts the open leases on pieces of the namespace. Trie.leases.mu guards it.
 	leases int64
 }
 
@@ -146,9 +147,9 @@ func (ns *namespace) room(bytes int64) bool {
 }
 
 // Open reads the index in opts.Dir into DRAM, or creates an empty one. It drops the records that
-// cannot be matched any more (an old epoch, a deleted namespace, an ancestor lost in a crash);
-// Stats.Load counts them. Afterwards the owner of the slots must treat a slot as free unless Refs
-// yields it.
+// cannot be matched any more (of a retired epoch or a deleted namespace, or with an ancestor lost
+// in a crash); Stats.Load counts these records. Afterwards the owner of the slots must treat a slot
+// as free unless Refs yields it.
 func Open(opts Options) (*Trie, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -395,19 +396,19 @@ func (t *Trie) removeNodeLocked(dst []Evicted, n uint32, why Why) []Evicted {
 	return dst
 }
 
-// contentKey returns a hash of the piece's space, group and id, which is equal when the piece
-// returns after its eviction.
+// contentKey returns a hash of the piece's space, group and id. If the piece is put again after its
+// eviction, its hash is the same.
 func (t *Trie) contentKey(n uint32) uint64 { return t.table.hashOf(n) }
 
 // sweep is the position of sweepStep, which searches all nodes for unmatchable pieces.
 type sweep struct {
 	hand uint32
-	// idle counts the nodes examined since the last progress. When it exceeds the number of nodes,
-	// the sweep pauses until kick is called.
+	// idle counts the nodes examined since the sweep last doomed or removed a node. When idle
+	// exceeds the number of nodes, the sweep pauses until kick is called.
 	idle   uint32
 	kicked atomic.Bool
 }
 
-// kick makes a paused sweep continue, after a node became unmatchable or an unmatchable node became
-// removable. kick may be called under the read lock.
+// kick makes a paused sweep continue. It is called after a node became unmatchable, or an
+// unmatchable node became removable. kick may be called under the read lock.
 func (s *sweep) kick() { s.kicked.Store(true) }

@@ -23,8 +23,8 @@ type Vacancy struct {
 	pieces []vacated
 }
 
-// vacated is one piece of a Vacancy. If the node has been removed since the search, and perhaps
-// reused, it has another ref.
+// vacated is one piece of a Vacancy. If the node's present ref differs from ref, the piece has been
+// removed since the search, and the node may be reused for another piece.
 type vacated struct {
 	ref   kv.Ref
 	node  uint32
@@ -32,7 +32,7 @@ type vacated struct {
 	group uint8
 }
 
-// vacancyChoices is the number of ranges of which CheapestVacancy compares the bytes to be evicted.
+// vacancyChoices is the number of ranges that CheapestVacancy compares by the bytes to be evicted.
 // A node's mark has one bit for each of these ranges.
 const vacancyChoices = 7
 
@@ -110,8 +110,9 @@ type vacancySearch struct {
 	ranges []ExtentRange
 	// marks is indexed by node number. Bit i is set if the node must be removed to empty ranges[i].
 	marks []uint8
-	// held and bytes are indexed by range. held is set if a piece that must be removed is held, and
-	// bytes is the size of the slots of all pieces that must be removed.
+	// held and bytes have one element for each range. The element of held is set if the range
+	// cannot be emptied, because a piece that must be removed is held (see CheapestVacancy). The
+	// element of bytes is the total slot size of all pieces that must be removed.
 	held  [vacancyChoices]bool
 	bytes [vacancyChoices]int64
 }
@@ -146,10 +147,10 @@ func (s *vacancySearch) isHeld(nd *node) bool {
 	return nd.pins() > 0 || nd.has(flagPending) || s.reading(nd.ref())
 }
 
-// unheld returns the first vacancyChoices ranges that contain neither a held piece nor an ancestor
-// of one.
+// unheld returns the first vacancyChoices of the ranges that contain neither a held piece nor an
+// ancestor of a held piece.
 func (s *vacancySearch) unheld(ranges []ExtentRange) []ExtentRange {
-	order := make([]int, len(ranges)) // indexes of ranges, sorted by place
+	order := make([]int, len(ranges)) // indexes of ranges, sorted by From
 	for i := range order {
 		order[i] = i
 	}
@@ -185,7 +186,8 @@ func (s *vacancySearch) unheld(ranges []ExtentRange) []ExtentRange {
 	return free
 }
 
-// mark computes for each piece the ranges that cannot be empty while the piece is in the index.
+// mark computes marks: for each piece, the ranges that cannot be emptied unless the piece is
+// removed.
 func (s *vacancySearch) mark() {
 	if len(s.ranges) == 0 {
 		return
@@ -222,7 +224,7 @@ func (s *vacancySearch) markOf(e kv.Extent) (mark uint8) {
 	return mark
 }
 
-// add counts a piece in each range of its mark.
+// add adds a piece to bytes, and to held if it is held, for each range in the piece's mark.
 func (s *vacancySearch) add(mark uint8, nd *node) {
 	if mark &^= markKnown; mark == 0 {
 		return
@@ -242,8 +244,8 @@ func (s *vacancySearch) collect(which int) []vacated {
 	var pieces []vacated
 	bit := uint8(1) << which
 	s.each(func(n uint32, nd *node) {
-		// Since mark the node may have been reused for another piece. Its mark is used only if the
-		// slot or the parent that it has at this time still requires that mark.
+		// The node may have been reused for another piece since mark. So its mark is used only if
+		// its present slot or its present parent still requires the mark.
 		if s.marks[n]&bit != 0 && (s.markOf(nd.extent)&bit != 0 || nd.parent != 0 && nd.parent <= s.top && s.marks[nd.parent]&bit != 0) {
 			pieces = append(pieces, vacated{ref: nd.ref(), node: n, depth: s.t.nodes.depth(n), group: nd.group()})
 		}

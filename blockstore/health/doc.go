@@ -11,8 +11,8 @@
 //	draining, removed: an order of the operator, over any of the three
 //
 // A request that has not completed counts too: Tick receives the start time of the oldest one. So a
-// volume fails if its disk never completes a request. If only writes or flushes hang, the volume is
-// still read, until a read hangs.
+// volume also fails if its disk never completes a request. If only writes or flushes hang, the
+// failed volume is still read, until a read hangs.
 //
 // # Requests permitted in each state
 //

@@ -13,7 +13,7 @@ type State uint8
 const (
 	// OK: the volume gets all kinds of requests.
 	OK State = iota
-	// Suspect: the volume had an error or was slow. New blocks go to OK volumes while one of them
+	// Suspect: the volume had an error or was slow. It gets new blocks only while no OK volume
 	// takes writes.
 	Suspect
 	// Failed: the volume takes no writes. Its blocks are still read, unless its reads fail or hang.
@@ -151,7 +151,7 @@ func (o Options) Validate() error {
 }
 
 const (
-	// meanShift is the weight of one request in the mean latency: 1/32.
+	// meanShift sets the weight of one request in the mean latency: 1/2^meanShift = 1/32.
 	meanShift = 5
 	// meanSamples is the number of requests after which the mean is compared with that of other
 	// volumes.
@@ -180,7 +180,7 @@ type Machine struct {
 	samples int
 
 	// probing is set while a probe is running. The next probe is due at probeAt; interval is the
-	// time between two probes.
+	// time between two probes; good is the number of successful probes in a row.
 	probing  bool
 	probeAt  time.Time
 	interval time.Duration
@@ -218,7 +218,8 @@ func (m *Machine) Mean() time.Duration {
 }
 
 // Horizon returns the time of the last probe that ended the state Failed, or zero. Requests that
-// started before that time do not make the volume fail again: some of them never complete.
+// started before that time do not make the volume fail again, because some of them may never
+// complete.
 func (m *Machine) Horizon() time.Time { return m.horizon }
 
 // Order sets the duty that the operator ordered: OK, Draining or Removed.
@@ -305,8 +306,8 @@ func (m *Machine) Tick(now time.Time, oldest Outstanding, others time.Duration) 
 	return false
 }
 
-// ProbeDue reports whether a probe should be started at the time now. If it returns true, it
-// returns false until Probed has reported the outcome. A probe writes the volume's newest
+// ProbeDue reports whether the caller should start a probe at the time now. After it has returned
+// true, it returns false until Probed has reported the outcome. A probe writes the volume's newest
 // superblock and catalogue, syncs, and reads back.
 func (m *Machine) ProbeDue(now time.Time) bool {
 	if m.condition == OK || m.duty == Removed || m.probing || now.Before(m.probeAt) {
@@ -333,7 +334,8 @@ func (m *Machine) Probed(now time.Time, took time.Duration, err error) (changed 
 	}
 	m.probeAt = now.Add(m.opts.ProbeEvery)
 	if m.condition == OK || (m.condition == Suspect && m.slow) {
-		// The outstanding request decides the state instead: it completes, or it hangs.
+		// While a request is outstanding for too long, a good probe does not change the state: the
+		// request either completes or makes the volume fail.
 		return false
 	}
 	m.good++
@@ -359,7 +361,7 @@ func (m *Machine) resetHistory() {
 	m.writeErrors, m.readErrors, m.mean, m.samples, m.slow = 0, 0, 0, 0, false
 }
 
-// Lost reports that the volume does not have a change that it must store, such as a newer
+// Lost is the event that the volume did not store a change that it must store, such as a newer
 // catalogue. The volume is failed until a probe has written the newest superblock and catalogue to
 // it.
 func (m *Machine) Lost(now time.Time, cause error) (changed bool) {
@@ -401,7 +403,7 @@ func (m *Machine) startProbing(now time.Time) {
 	m.probeAt = now.Add(m.interval)
 }
 
-// change applies f, and records the time if f changed the state.
+// change calls f. If f changed the state, change sets since to now and returns true.
 func (m *Machine) change(now time.Time, f func()) bool {
 	was := m.Status()
 	f()

@@ -92,8 +92,8 @@ func recordBytes(b []byte, m magic, maxBytes int) int {
 	return int(n)
 }
 
-// allZero reports whether every byte of b is zero. Reserved space must be zero, so that a later
-// version can use it.
+// allZero reports whether every byte of b is zero. Decoders refuse a record whose reserved space is
+// not zero, so that a later version can use that space.
 func allZero(b []byte) bool {
 	for ; len(b) >= 8; b = b[8:] {
 		if binary.LittleEndian.Uint64(b) != 0 {

@@ -66,8 +66,8 @@ type SlotHeader struct {
 func (h *SlotHeader) Ref() kv.Ref { return kv.Ref{Extent: h.Extent, Generation: h.Generation} }
 
 // Origin returns the generation of the slot to which the content was first written. Moving a block
-// does not change it. It orders the versions of a block that was deleted and put again: a deletion
-// covers content up to a generation.
+// does not change its origin. The origin orders the versions of a block that was deleted and put
+// again: a deletion covers content whose origin is at most a given generation.
 func (h *SlotHeader) Origin() kv.Generation {
 	if h.Born != 0 {
 		return h.Born

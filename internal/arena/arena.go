@@ -14,7 +14,7 @@ import (
 // Granule is the unit of allocation and the alignment of every Buffer, in bytes.
 const Granule = sys.PageSize
 
-// MaxSizeBytes is the largest arena: pages are numbered with 31 bits.
+// MaxSizeBytes is the maximum size of an arena. Page numbers have 31 bits.
 const MaxSizeBytes = int64(1<<31-1) / hugePages * hugePages * Granule
 
 // hugePages is the number of granules in a huge page.
@@ -47,8 +47,9 @@ type Options struct {
 	// Linux 5.1. Without HugeTLB, a Shared region has 4 KiB pages on systems where shmem_enabled is
 	// "never".
 	Shared bool
-	// QueueMax is the maximum length of the queue of requests that wait for memory, and separately
-	// of the queue for the share; default 1024. With a negative number no request waits.
+	// QueueMax is the maximum number of requests in each of the two queues: requests that wait for
+	// any memory, and requests that wait for the share (SetShare). Default 1024. If QueueMax is
+	// negative, no request waits.
 	QueueMax int
 }
 
@@ -71,8 +72,8 @@ func (o *Options) Validate() error {
 	return nil
 }
 
-// Arena is one region of memory and the record of the parts that are lent. Its methods may be
-// called concurrently.
+// Arena is one region of memory, with the record of which pages are free and which are lent as
+// Buffers. Its methods may be called concurrently.
 type Arena struct {
 	region region
 	max    int
@@ -84,15 +85,15 @@ type Arena struct {
 	share uint32
 	// free holds the free pages.
 	free *runs.Set
-	// seq has, for the first page of each Buffer, the number of loans that began plus the number of
-	// loans that ended. It is odd while the Buffer is on loan.
+	// seq is indexed by page. For the first page of a Buffer it has the number of loans that began
+	// there plus the number that ended there, so it is odd while the Buffer is on loan.
 	seq []uint32
 	// waiting is the queue of the requests of Alloc, and sharing the queue of the requests of
 	// AllocShare.
 	waiting, sharing queue
 	closed           bool
 	stats            Stats
-	// takers records the code that took each Buffer, in builds with the tag invariants.
+	// takers records the call stack that took each Buffer, in builds with the tag invariants.
 	takers takers
 }
 
@@ -212,7 +213,7 @@ func (a *Arena) alloc(ctx context.Context, sizeBytes int, q *queue) (Buffer, err
 	}
 }
 
-// InShare reports whether the Buffer lies in the share, wholly or in part.
+// InShare reports whether at least a part of the Buffer lies in the share.
 func (a *Arena) InShare(b Buffer) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -231,7 +232,7 @@ func (a *Arena) forget(w *waiter, q *queue) {
 	default:
 		q.remove(w)
 	}
-	a.serveLocked() // the next waiter may need less
+	a.serveLocked() // the next waiter may need less memory
 }
 
 // Close unmaps the region. It refuses with ErrInUse, and lists the buffers, while buffers are on
@@ -306,8 +307,8 @@ func (a *Arena) tryLocked(pages uint32, q *queue) (Buffer, bool) {
 	return a.takeLocked(pages, q)
 }
 
-// takeLocked cuts a Buffer from the first free run that is long enough, among the pages that
-// requests of queue q may take.
+// takeLocked takes a Buffer from the first run of free pages that is long enough, among the pages
+// that requests of queue q may take.
 func (a *Arena) takeLocked(pages uint32, q *queue) (Buffer, bool) {
 	from, to := uint32(0), a.pages
 	switch {
@@ -332,7 +333,7 @@ func (a *Arena) takeLocked(pages uint32, q *queue) (Buffer, bool) {
 	return Buffer{arena: a, page: page, pages: pages, seq: a.seq[page]}, true
 }
 
-// freeLocked takes back the Buffer b, which is lent.
+// freeLocked ends the loan of the Buffer b and frees its pages.
 func (a *Arena) freeLocked(b Buffer) {
 	a.seq[b.page]++
 	a.stats.Buffers--

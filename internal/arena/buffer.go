@@ -6,7 +6,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/invariants"
 )
 
-// Buffer is a piece of an Arena on loan. It is a small value, to be passed by value. The caller of
+// Buffer is a piece of an Arena's memory on loan. It is small and is passed by value. The caller of
 // Alloc, or the function to which that caller passed the Buffer, calls Release once. The zero
 // Buffer holds no memory, and releasing it does nothing.
 type Buffer struct {

@@ -23,9 +23,9 @@
 // first, so small requests do not starve a large one. The length of the queue is limited. When the
 // queue is full, Alloc returns ErrBusy at once.
 //
-// The end of the region can be a share, for requests that should neither delay other requests nor
-// be starved by them. Requests for the share have a separate queue. While one of them waits,
-// released memory of the share is not lent to other requests.
+// The last part of the region can be a share. It is for requests that should neither delay other
+// requests nor be starved by them. Requests for the share have a separate queue. While one of them
+// waits, released memory of the share is not lent to other requests.
 //
 // Example:
 //

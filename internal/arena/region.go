@@ -18,7 +18,7 @@ const (
 	HugeTLB Kind = "hugetlb"
 	// THP is transparent huge pages for at least nine tenths of the region.
 	THP Kind = "thp"
-	// Small is 4 KiB pages. The disk bandwidth is then about half.
+	// Small is 4 KiB pages, with which the disk bandwidth is about half of that with huge pages.
 	Small Kind = "4k"
 )
 
@@ -89,8 +89,9 @@ func (r *region) settle(hugetlb bool) error {
 	return sys.DontDump(r.mem)
 }
 
-// populate calls one for parts of mem, on one thread per CPU, at most eight. The speed of zeroing
-// is limited first by the cores, and then by the bandwidth of the memory.
+// populate divides mem into parts and calls one for each part, on one thread per CPU, at most
+// eight. More threads would not be faster, because the bandwidth of the memory then limits the
+// speed.
 func populate(mem []byte, one func([]byte) error) error {
 	pages := len(mem) / sys.HugePageSize
 	workers := min(runtime.GOMAXPROCS(0), 8, pages)

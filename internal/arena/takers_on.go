@@ -10,7 +10,8 @@ import (
 	"strings"
 )
 
-// takers records the call stack that took each lent Buffer, by the number of its first page.
+// takers records the call stack that took each lent Buffer, by the number of the Buffer's first
+// page.
 type takers struct {
 	by map[uint32]taker
 }

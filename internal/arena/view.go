@@ -42,7 +42,7 @@ func Receive(conn *net.UnixConn, msg []byte) (*View, error) {
 	return v, err
 }
 
-// ReceiveFile does as Receive but without the mapping. It returns the memfd of the arena, for Map.
+// ReceiveFile is Receive without the mapping: it returns the memfd of the arena, for Map.
 func ReceiveFile(conn *net.UnixConn, msg []byte) (*os.File, error) {
 	f, err := sys.ReceiveFile(conn, msg)
 	if err != nil || f == nil {
@@ -60,9 +60,9 @@ func ReceiveFile(conn *net.UnixConn, msg []byte) (*os.File, error) {
 
 // Map maps the arena of another process read-only; a write to the mapping faults. fd is the memfd
 // of the arena as its owner sent it, and may be closed afterwards. Offsets in the mapping are those
-// of Buffer.Offset. The owner announces in messages which range it lends, and until when; the
-// mapping itself does not prevent the owner from changing the bytes. Map checks that the owner
-// cannot shrink the file.
+// of Buffer.Offset. In its messages the owner announces the range that it lends and the end of the
+// loan; the mapping itself does not prevent the owner from changing the bytes. Map checks that the
+// owner cannot shrink the file.
 func Map(fd int) (*View, error) {
 	size, err := sys.FileSize(fd)
 	if err != nil {

@@ -1,8 +1,8 @@
 // Package bearer reads files of bearer tokens and compares tokens. It is not a store of secrets: it
 // keeps nothing.
 //
-//	new-token        a token a line; a client sends the first one,
-//	old-token        a server accepts all
+//	new-token        one token per line: a client sends the first,
+//	old-token        and a server accepts all of them
 //
 // Two tokens let an operator replace a token while clients use the old one: the servers accept both
 // until each client has the new one.
@@ -18,7 +18,8 @@ import (
 // MinChars is the minimum length of a token: 16 characters of base64 are 96 random bits.
 const MinChars = 16
 
-// Max is the maximum number of tokens in a file, because every call is compared with each of them.
+// Max is the maximum number of tokens in a file. The number is limited because the token of every
+// call is compared with each of them.
 const Max = 16
 
 // Parse returns the tokens in a file's content: its lines without surrounding blanks, except empty
@@ -59,8 +60,9 @@ func Read(path string) ([]string, error) {
 	return tokens, nil
 }
 
-// Accepts reports whether one of the values of an Authorization header has one of the tokens. If there
-// are no tokens, every call is accepted. The time does not depend on how much of a token is right.
+// Accepts reports whether one of the values of an Authorization header has one of the tokens. If
+// there are no tokens, every call is accepted. The time that Accepts takes does not depend on the
+// number of characters that match.
 func Accepts(tokens []string, headers ...string) bool {
 	if len(tokens) == 0 {
 		return true

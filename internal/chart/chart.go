@@ -95,7 +95,7 @@ func (c Chart) Validate() error {
 	return nil
 }
 
-// validate checks one series and returns the number of values to draw.
+// validate checks one series and returns the number of its values that are not NaN.
 func (c Chart) validate(s Series) (int, error) {
 	if c.Kind == Bars {
 		if len(s.X) != 0 || len(s.Y) != len(c.Categories) {
@@ -220,7 +220,7 @@ func (c Chart) plot() (*plot.Plot, error) {
 	if !c.LogY && p.Y.Min > 0 {
 		p.Y.Min = 0 // bars start at zero, so that their heights can be compared
 	}
-	room := 0.04 * float64(len(c.Series)+1) // for the legend, as a share of the height
+	room := 0.04 * float64(len(c.Series)+1) // room for the legend, as a share of the height
 	if c.LogY {
 		p.Y.Max *= math.Pow(p.Y.Max/p.Y.Min, room)
 	} else {
@@ -261,7 +261,7 @@ func (c Chart) addLines(p *plot.Plot) error {
 	return nil
 }
 
-// runs splits a series at its NaNs.
+// runs divides the points of a series into runs without a NaN between them.
 func runs(s Series) []plotter.XYs {
 	var out []plotter.XYs
 	var run plotter.XYs

@@ -11,12 +11,11 @@ const Enabled = false
 const MangleByte = 0xCC
 
 // Sometimes returns true for about percent of its calls, chosen at random. It is for checks that
-// are too slow to run each time. It is always false when Enabled is false.
+// are too slow to run each time. It always returns false when Enabled is false.
 func Sometimes(percent int) bool { return false }
 
-// Mangle overwrites buf when Enabled. A reader that still uses a buffer after giving it back then
-// sees invalid bytes at once, instead of another block's bytes now and then. The caller must own
-// buf.
+// Mangle overwrites buf when Enabled. A reader that still uses a released buffer then always gets
+// invalid bytes, instead of sometimes the bytes of another block. The caller must own buf.
 func Mangle(buf []byte) {}
 
 // Assert panics with the formatted message if ok is false. Arguments are
@@ -26,8 +25,8 @@ func Assert(ok bool, format string, args ...any) {}
 // A CloseChecker finds use after close and double close of the object it is
 // embedded in. The zero value is open. It is safe for concurrent use.
 //
-// Only for objects whose contract forbids those calls; where Close may be called
-// twice, or a call after Close returns an error, use that error instead.
+// A CloseChecker is only for objects whose contract forbids these calls, not for objects whose
+// Close may be called twice or whose methods return an error after Close.
 type CloseChecker struct{}
 
 // Close records that the object was closed. It panics if the object was closed already, and shows
@@ -41,8 +40,8 @@ func (*CloseChecker) AssertNotClosed() {}
 func (*CloseChecker) AssertClosed() {}
 
 // A Value holds data that only checks read, such as the previous state of a counter that must not
-// decrease. It holds a T when Enabled, and otherwise nothing; Get then returns the zero T. It is
-// not safe for concurrent use.
+// decrease. When Enabled is true it holds a T. Otherwise it holds nothing, and Get returns the zero
+// T. It is not safe for concurrent use.
 type Value[T any] struct{}
 
 // Get returns the last value set, or the zero T.

@@ -53,21 +53,21 @@
 // follower of one node) publishes AllBlocksCleared for the namespace, and then announces the blocks
 // of the other epochs again.
 //
-// At the first event of an epoch that a source does not have in its list, it requests the list of
-// live epochs from the node. It drops events of epochs that are not live.
+// When a source receives an event of an epoch that is later than all epochs in its list of live
+// epochs, it requests the list from the node again. It drops events of epochs that are not live.
 //
 // An announcement publishes all blocks that the node lists. While the source reads that list, the
-// node continues to send events. The source publishes these events after the list. For each block
-// the last event counts, so the final state of each block is right.
+// node continues to send events. The source publishes these events after the list. The last event
+// of a block determines the block's state at the subscribers, so the final state is right.
 //
 // # Sequence numbers and loss
 //
 // Messages of all topics are numbered together, from 0 in the order of publication, as in vLLM. A
 // publisher that was restarted begins at 0, with an AllBlocksCleared on each topic.
 //
-// Publishing never waits. The ring holds the newest messages, limited in number and in bytes. A
-// subscriber has a position in the ring and no queue of its own. If the message at the position of
-// a subscriber was overwritten, the subscriber continues with the oldest message in the ring. The
+// Publishing never waits. The ring holds the newest messages, limited in number and in bytes. Each
+// subscriber has only a position in the ring, and no queue. If the message at the position of a
+// subscriber was overwritten, the subscriber continues with the oldest message in the ring. The
 // messages in between are lost: Stats.Lost counts them, and they cannot be replayed. All nodes are
 // announced again when a subscriber joins or loses messages, and when a replay requests messages
 // that are not in the ring any more, but at most once per Options.Resync.

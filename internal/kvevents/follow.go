@@ -37,11 +37,12 @@ type Options struct {
 	Topic     Topic
 	Wire      Wire
 	Publisher *Publisher
-	// Resync is the minimum time between two announcements of all blocks for subscribers that
-	// joined or lost messages. 0 means no announcements for them.
+	// Resync is the minimum time between two announcements of all blocks that are made because a
+	// subscriber joined or lost messages. 0 means that no such announcements are made.
 	Resync time.Duration
-	// Heartbeat is the interval of messages without events on each topic. By their sequence numbers
-	// a subscriber detects that it missed the last messages. 0 means no heartbeats.
+	// Heartbeat is the interval of messages without events on each topic. From the sequence number
+	// of a heartbeat a subscriber detects that it has missed earlier messages. 0 means no
+	// heartbeats.
 	Heartbeat time.Duration
 	// Report is called with reports for operators. Several goroutines may call it at the same time.
 	Report func(Report)
@@ -67,8 +68,8 @@ type Follower struct {
 	sources []*source
 
 	mu sync.Mutex
-	// names maps the name of a node to its address. Names must be unique, because they are part of
-	// topics.
+	// names maps the name of each node to the node's address. Names must be unique, because they
+	// are part of topics.
 	names map[string]string
 }
 
@@ -124,14 +125,14 @@ type source struct {
 	// wake has an element if an announcement was requested.
 	wake chan struct{}
 
-	// name is the node's name. start is the start time of the run of the node to which after
-	// belongs, in Unix milliseconds.
+	// name is the node's name. start is the time at which the node was started, in Unix
+	// milliseconds. The sequence numbers of its events, such as after, are valid for that run of
+	// the node only.
 	name  string
 	start int64
-	// after is the sequence number of the last event.
+	// after is the sequence number of the last event that the source has received.
 	after uint64
-	// down is the reason in the last report that the node is down. It is empty if the node is not
-	// down.
+	// down is the reason why the node is down, as last reported; empty if the node is not down.
 	down string
 	// announced is the time of the last complete announcement. It is zero if there was none since
 	// the start or since events were lost.
@@ -206,8 +207,8 @@ func (s *source) report(r Report) {
 	}
 }
 
-// unknown is a sequence number that no event has. If a request asks for the events after unknown,
-// the node returns a gap and all events that it still has.
+// unknown is a sequence number that no event has. To a request for the events after unknown, the
+// node returns a gap and all events that it still has.
 const unknown = math.MaxUint64
 
 // follow reads one stream of events to its end.
@@ -225,7 +226,7 @@ func (s *source) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	after := s.after
 	if after == 0 {
-		after = unknown // 0 would skip the events between the status and the call
+		after = unknown // after 0, the node would skip the events between the status and the call
 	}
 	stream, err := s.Cache.Events(ctx, &pb.EventsRequest{After: after})
 	if err != nil {
@@ -240,9 +241,9 @@ func (s *source) follow(ctx context.Context) error {
 		for range events { // receive closes events at its end
 		}
 	}()
-	// gRPC may have connected to a restarted node since the first status. The stream was opened
-	// between two statuses, so if both are of the same run of the node, the stream is of that run
-	// too.
+	// The node may have been restarted since the first status, and gRPC connected again. The stream
+	// was opened between two status calls. If both are of the same run of the node, so is the
+	// stream.
 	if again, err := s.Admin.Status(ctx, &pb.StatusRequest{}); err != nil {
 		return err
 	} else if again.GetStartUnixMs() != s.start {
@@ -295,7 +296,7 @@ func (s *source) pump(ctx context.Context, events <-chan *pb.Event, ended <-chan
 				return <-ended
 			}
 			if err := s.event(ctx, e); err != nil {
-				s.announced = time.Time{} // the event may be published in part, and is not sent again
+				s.announced = time.Time{} // perhaps only a part of the event was published, and the node does not send it again
 				return err
 			}
 		case <-beat:
@@ -371,9 +372,9 @@ func (s *source) event(ctx context.Context, e *pb.Event) error {
 	return nil
 }
 
-// spaceAt returns the namespace of an event with the given epoch. It returns nil if the epoch has
-// ended or the namespace was deleted. If the epoch is not in the list of live epochs, it first
-// requests the list from the node.
+// spaceAt returns the namespace of an event with the given epoch, or nil if the epoch has ended or
+// the namespace was deleted. If the epoch is later than all known live epochs, spaceAt first
+// requests the list of live epochs from the node.
 func (s *source) spaceAt(ctx context.Context, name string, epoch kv.Epoch, at time.Time) (*space, error) {
 	sp := s.spaces[name]
 	if sp != nil && (slices.Contains(sp.live, epoch) || len(sp.live) > 0 && epoch < sp.live[0]) {
@@ -410,12 +411,12 @@ func (sp *space) at(epoch kv.Epoch) *space {
 	return sp
 }
 
-// existsBlocks is the maximum number of blocks in one Exists call. It is below any sensible
-// limits.chain_blocks of a node.
+// existsBlocks is the maximum number of blocks in one Exists call. Nodes are expected to allow more
+// than that (the setting limits.chain_blocks).
 const existsBlocks = 256
 
-// absent returns those of ids that no live epoch other than epoch has. The blocks ids were removed
-// from epoch.
+// absent is called for the blocks ids that were removed from epoch. It returns the blocks that no
+// other live epoch has.
 func (s *source) absent(ctx context.Context, name string, sp *space, epoch kv.Epoch, ids []kv.BlockID) ([]kv.BlockID, error) {
 	for _, e := range sp.live {
 		if e == epoch {
@@ -479,9 +480,9 @@ func (s *source) retire(ctx context.Context, name string, sp *space, at time.Tim
 	return s.clear(ctx, name, sp, at)
 }
 
-// clear publishes that a namespace is empty, and then the blocks of the epochs in sp.live. It
-// announces the other namespaces of the same pod again, because consumers drop the blocks of the
-// whole pod.
+// clear publishes that a namespace is empty, and then the blocks of the epochs in sp.live. It also
+// announces the other namespaces of the same pod (a part of the topic) again, because consumers
+// drop the blocks of the whole pod.
 func (s *source) clear(ctx context.Context, name string, sp *space, at time.Time) error {
 	s.publish(sp, at, Change{Kind: Cleared})
 	if len(sp.live) > 0 {
@@ -544,7 +545,7 @@ func (s *source) announce(ctx context.Context) error {
 const listPage = 4096
 
 // list publishes the blocks of a namespace and returns their number. It omits blocks of epochs that
-// are not in sp.live, because the events of such epochs follow.
+// are not in sp.live, because events of these epochs will follow.
 func (s *source) list(ctx context.Context, name string, sp *space) (blocks int, err error) {
 	var cursor []byte
 	for {
@@ -569,9 +570,9 @@ func (s *source) list(ctx context.Context, name string, sp *space) (blocks int, 
 	}
 }
 
-// chains returns the Changes for a list of blocks. For a flat namespace that is one Change.
-// Otherwise it is one Change for each chain of blocks in the list, where the chains are as long as
-// possible.
+// chains converts a list of blocks to Changes. For a flat namespace it returns one Change.
+// Otherwise it divides the blocks into chains that are as long as possible, and returns one Change
+// for each chain.
 func (sp *space) chains(listed []*pb.Block) ([]Change, error) {
 	type block struct {
 		id, parent kv.BlockID

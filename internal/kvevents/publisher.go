@@ -16,8 +16,8 @@ import (
 
 // PublisherOptions are the options of a Publisher. A zero field selects its default.
 type PublisherOptions struct {
-	// Keep and KeepBytes are the maximum number and the maximum size of the messages that are kept
-	// for slow subscribers and replays. Defaults 10,000, as in vLLM, and 64 MiB.
+	// Keep is the maximum number, and KeepBytes the maximum total size in bytes, of the messages
+	// that are kept for slow subscribers and replays. Defaults 10,000, as in vLLM, and 64 MiB.
 	Keep      int
 	KeepBytes int64
 	// Peers is the maximum number of connections of each socket. Further connections are closed at
@@ -175,7 +175,7 @@ func (p *Publisher) accept(l net.Listener, s socket) {
 		}
 		if !p.add(c, s.kind) {
 			p.refused.Add(1)
-			_ = c.Close() // nothing was sent
+			_ = c.Close() // an error has no effect: nothing was sent
 			continue
 		}
 		p.wg.Go(func() {
@@ -250,7 +250,7 @@ func (p *Publisher) Close() error {
 	return errors.Join(errs...)
 }
 
-// sendPage is the maximum number of messages that are read from the ring at a time.
+// sendPage is the maximum number of messages in one read from the ring.
 const sendPage = 64
 
 // subscriber serves one SUB socket. It receives the peer's subscriptions, while a second goroutine
@@ -409,8 +409,8 @@ type subscriptions struct {
 	topics map[string]int // the number of subscriptions to each prefix
 }
 
-// take applies a subscription message of a SUB socket. It reports whether the peer had no
-// subscription before.
+// take applies a message of a SUB socket that adds or removes a subscription. first is true if the
+// message adds a topic prefix to which the peer was not subscribed.
 func (s *subscriptions) take(m [][]byte) (first bool, err error) {
 	if len(m) != 1 || len(m[0]) == 0 || len(m[0]) > topicBytesMax {
 		return false, errSubscription

@@ -9,7 +9,7 @@ type message struct {
 	payload []byte
 }
 
-// bytes returns the size of the message that counts towards ring.bytes.
+// bytes returns the size of the message, in bytes, for ring.bytes.
 func (m message) bytes() int64 { return int64(len(m.topic) + len(m.payload)) }
 
 // ring keeps the newest messages, and wakes readers that wait for more messages. The number and the

@@ -9,7 +9,7 @@
 //	              [3|0|5]                  with, and the longest in it
 //
 // The node at the root has the length of the longest run. A change updates the words that it covers
-// and their ancestors. The search for the first run of a given length goes down the tree once. Both
-// take O(log n) steps of a few instructions, plus one step for each 64 numbers that change. The
-// tree takes 3 bits for each number.
+// and their ancestors. The search for the first run of a given length goes down the tree once. A
+// change and a search take O(log n) steps of a few instructions. A change takes one more step for
+// each 64 numbers that it covers. The tree takes 3 bits of memory for each number below the limit.
 package runs

@@ -14,7 +14,8 @@ type Set struct {
 	limit, size uint32
 	words       []uint64 // bit i of words[i/64]: i is in the set
 	// tree is a complete binary tree: node i has the children 2i and 2i+1, and each leaf describes
-	// one word. Leaves for words of 0 pad the number of leaves to a power of two.
+	// one word. Further leaves, which describe words of 0, make the number of leaves a power of
+	// two.
 	tree   []span
 	leaves uint32
 	steps  uint64
@@ -64,8 +65,8 @@ func (s *Set) Remove(r Run) {
 	})
 }
 
-// change applies f to each word that a run covers, with a mask of the run's bits in that word. It
-// then updates the tree.
+// change replaces each word that a run covers by the result of f, whose second argument is the mask
+// of the run's bits in that word. It then updates the tree.
 func (s *Set) change(r Run, f func(w, mask uint64) uint64) {
 	if r.N == 0 {
 		return
@@ -98,7 +99,7 @@ func mask(w, from, to uint32) uint64 {
 	return m
 }
 
-// spanOf describes a word.
+// spanOf returns the span of the 64 numbers of one word.
 func spanOf(w uint64) span {
 	sp := span{prefix: uint32(bits.TrailingZeros64(^w)), suffix: uint32(bits.LeadingZeros64(^w))}
 	for ; w != 0; w &= w << 1 {
@@ -107,7 +108,7 @@ func spanOf(w uint64) span {
 	return sp
 }
 
-// join describes two neighbouring ranges together. Each has width numbers.
+// join returns the span of two neighbouring ranges, l and r, of width numbers each.
 func join(l, r span, width uint32) span {
 	sp := span{prefix: l.prefix, suffix: r.suffix, best: max(l.best, r.best, l.suffix+r.prefix)}
 	if l.prefix == width {
@@ -193,7 +194,7 @@ func (f *finder) word(w, lo uint32) bool {
 	return false
 }
 
-// From returns how many consecutive members begin at the number start, at most limit.
+// From returns the number of consecutive members from the number start on, at most limit.
 func (s *Set) From(start, limit uint32) uint32 {
 	var n uint32
 	for start+n < s.limit && n < limit {
@@ -202,7 +203,7 @@ func (s *Set) From(start, limit uint32) uint32 {
 		if k == 0 {
 			break
 		}
-		n += k // the shift brings in zeroes, so k never counts beyond the word
+		n += k // the shift fills with zeroes, so k never counts beyond the word
 	}
 	return min(n, limit)
 }
@@ -210,6 +211,6 @@ func (s *Set) From(start, limit uint32) uint32 {
 // MemoryBytes returns the size of the words and of the tree.
 func (s *Set) MemoryBytes() int64 { return int64(len(s.words))*8 + int64(len(s.tree))*12 }
 
-// Steps returns the number of nodes read or changed since New. Tests compare this cost with the
-// size of the set.
+// Steps returns the number of nodes of the tree read or changed since New. Tests compare this
+// number with the size of the set.
 func (s *Set) Steps() uint64 { return s.steps }

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Eventfd is a file descriptor that becomes readable at Signal and stays so until Clear. It signals
-// an event to an event loop outside of Go. Its methods do not block.
+// Eventfd is a file descriptor that is readable from Signal until Clear. It signals an event to an
+// event loop outside of Go. Its methods do not block.
 type Eventfd struct{ fd int }
 
 // NewEventfd opens an Eventfd with the close-on-exec flag.

@@ -87,7 +87,8 @@ func Freeze(f *os.File) error {
 	return nil
 }
 
-// SizeSealed reports whether fd is a memfd that its owner cannot shrink while this process maps it.
+// SizeSealed reports whether fd is a memfd whose size is sealed against shrinking, so that a
+// mapping of it cannot fault.
 func SizeSealed(fd int) (bool, error) {
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 
 // SmallExt4 mounts an ext4 file system of the given MiB on a loop device for the test, and returns
 // the mount point. Without root or loop devices it skips the test with the reason. In CI (CI=true)
-// .ci/run has installed the programs: there, a missing mkfs.ext4 fails the test, and so does a
-// failed mount if the kernel has loop devices.
+// the test fails instead if mkfs.ext4 is missing, because .ci/run installs it, or if the mount
+// fails although the kernel has loop devices.
 func SmallExt4(t testing.TB, mib int64) string {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -49,8 +49,8 @@ func SmallExt4(t testing.TB, mib int64) string {
 // loopControl provides loop devices. A kernel or a container without this file has no loop devices.
 const loopControl = "/dev/loop-control"
 
-// noLoopMount returns the reason why root could not mount, and whether the test may be skipped for
-// that reason.
+// noLoopMount returns the likely reason why root could not mount a loop device, and whether the
+// test may be skipped for that reason.
 func noLoopMount(control string, ci bool) (reason string, skip bool) {
 	if _, err := os.Stat(control); err != nil {
 		return "needs loop devices (modprobe loop, or a container that has " + control + ")", true

@@ -16,7 +16,7 @@ import (
 
 // settleMax is the maximum time for which a check waits for goroutines that are about to end. The
 // runtime does not signal the end of a goroutine, so the check polls. A goroutine that is about to
-// end needs only microseconds on a processor; any other goroutine is a leak.
+// end needs only microseconds of CPU time; a goroutine that still runs after settleMax is a leak.
 const settleMax = 30 * time.Second
 
 // VerifyNone fails t if, when t and its subtests have ended, goroutines or file descriptors exist
@@ -57,8 +57,8 @@ type snapshot struct {
 }
 
 func take() snapshot {
-	// The runtime opens its poller's descriptors at the first use and keeps them. Open a pipe, so
-	// that they exist before counting.
+	// The runtime opens its poller's descriptors at the first use and keeps them open. The pipe
+	// makes the runtime open them before they are counted.
 	if r, w, err := os.Pipe(); err == nil {
 		r.Close()
 		w.Close()
@@ -66,8 +66,8 @@ func take() snapshot {
 	return snapshot{goroutines: goroutines(), fds: fds()}
 }
 
-// settle compares the current state with s until nothing is left over or the time is up. It
-// describes the goroutines and descriptors that are left over.
+// settle compares the current goroutines and descriptors with s until there are none that s does
+// not have, or until max has passed. It returns a description of each that s does not have.
 func (s snapshot) settle(max time.Duration) []string {
 	deadline := time.Now().Add(max)
 	for pause := 50 * time.Microsecond; ; pause = min(2*pause, 50*time.Millisecond) {
@@ -130,7 +130,7 @@ func goroutineID(stack []byte) (uint64, bool) {
 	return id, err == nil
 }
 
-// Goroutines that the standard library starts once and never ends.
+// processWide has functions of goroutines that the standard library starts once and never ends.
 var processWide = [...]string{
 	"os/signal.signal_recv",
 	"os/signal.loop",

@@ -22,8 +22,8 @@ func (l *Log) Write(p []byte) (int, error) {
 	return l.text.Write(p)
 }
 
-// Await waits until the output contains text. In a bubble of testing/synctest the wait lets
-// virtual time pass.
+// Await waits until the output contains text. In a bubble of testing/synctest, virtual time
+// advances during the wait.
 func (l *Log) Await(text string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

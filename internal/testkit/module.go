@@ -37,7 +37,7 @@ func OutsideModule(t testing.TB, files map[string]string) *Module {
 		t.Fatalf("testkit: %v", err)
 	}
 	// The module has the same requirements as the repository. So the go command needs only versions
-	// that the build of the repository uses too.
+	// of modules that the build of the repository has already put into the module cache.
 	path, rest, _ := strings.Cut(strings.TrimPrefix(string(gomod), "module "), "\n")
 	m := &Module{Dir: t.TempDir()}
 	m.write(t, "go.mod", "module example.com/outside\n"+rest+"\nrequire "+path+" v0.0.0\nreplace "+path+" => "+root+"\n")

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// Program returns the path of a program of a Debian package. Without the program the test is
-// skipped, and under continuous integration it fails: .ci/steps installs the packages.
+// Program returns the path of a program of a Debian package. If the program is missing, the test is
+// skipped. In CI the test fails instead, because .ci/steps installs the packages.
 func Program(t testing.TB, name, debianPackage string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)

@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// Vectors decodes the test vectors under key in a JSON file. They are inputs and outputs of a
-// reference that was written independently of the code under test. Vectors fails the test if there
-// are none.
+// Vectors decodes the test vectors under key in a JSON file. The vectors are inputs and outputs of
+// a reference implementation that was written independently of the code under test. Vectors fails
+// the test if there are no vectors.
 func Vectors[T any](t testing.TB, path, key string) []T {
 	t.Helper()
 	raw, err := os.ReadFile(path)

@@ -63,7 +63,8 @@ func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }
 const (
 	azureHeader = "TIMESTAMP,ContextTokens,GeneratedTokens"
 	azureTime   = "2006-01-02 15:04:05.9999999"
-	// azureBlockTokens is arbitrary: the format has no blocks.
+	// azureBlockTokens is the number of tokens per block. The value is arbitrary, because the
+	// format has no blocks.
 	azureBlockTokens = 64
 )
 

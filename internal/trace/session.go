@@ -15,16 +15,18 @@ import (
 
 const (
 	agenticBlockTokens = 64
-	// dualPathBlockTokens is arbitrary: the format counts tokens, not blocks.
+	// dualPathBlockTokens is the number of tokens per block. The value is arbitrary, because the
+	// format has lengths in tokens and no blocks.
 	dualPathBlockTokens = 64
 	// dualPathRound is the assumed time between two rounds of a trajectory. The format has no
-	// times. The assumed time only decides how the requests of several sessions are interleaved.
+	// times. The assumed time only determines the order of the requests of different sessions.
 	dualPathRound = time.Second
 	// maxLocalID is the maximum block id inside one session; see blockID.
 	maxLocalID = 1<<32 - 1
 )
 
-// blockID makes the block ids of one session unique in the file.
+// blockID returns an id that is unique in the file for the block id local, which is unique only
+// within its session.
 func blockID(session, local uint64) uint64 { return session<<32 | local }
 
 // run is a run of count consecutive block ids of a session, starting at first.
@@ -132,7 +134,7 @@ func (s *sessions) openOne() error {
 	return nil
 }
 
-// byTime is a heap of open sessions by the time of their next request. Of sessions with equal
+// byTime is a heap of open sessions by the time of their next request. If two sessions have equal
 // times, the session of the earlier line is first.
 type byTime []*session
 
@@ -206,8 +208,8 @@ func parseAgentic(line []byte) ([]turn, error) {
 		if err != nil {
 			return nil, fmt.Errorf("request %d: %w", i, err)
 		}
-		// The times of a sub-agent are relative to its start. It starts at the time of the main
-		// agent's last request before it in the session.
+		// The times of a sub-agent's requests are relative to the sub-agent's start. A sub-agent is
+		// assumed to start at the time of the main agent's last request before it in the session.
 		start, known := starts[t.agent]
 		if !known {
 			start = mainAt
@@ -223,7 +225,7 @@ func parseAgentic(line []byte) ([]turn, error) {
 	return turns, nil
 }
 
-// turn checks one request.
+// turn checks one request and converts it to a turn.
 func (a *agenticTurn) turn() (turn, error) {
 	var t turn
 	if bad := checkLengths(a.input, a.output); bad != "" {

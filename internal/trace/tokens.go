@@ -2,8 +2,8 @@ package trace
 
 import "github.com/penstock-kv/penstock/kv"
 
-// Vocabulary is the number of token ids in generated prompts. The ids are 0 to Vocabulary-1, which
-// the vocabulary of every real model contains.
+// Vocabulary is the number of different token ids in generated prompts. The ids are 0 to
+// Vocabulary-1; the vocabulary of every real model contains these ids.
 const Vocabulary = 1 << 16
 
 // tailBit marks the block ids that are generated for the ends of prompts. No id of a trace has this

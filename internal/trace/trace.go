@@ -302,7 +302,7 @@ func (l *lines) detect() (Format, error) {
 	return f, nil
 }
 
-// unread makes the following call of next return line.
+// unread makes the next call of next return line again.
 func (l *lines) unread(line []byte) {
 	again := append(bytes.Clone(line), '\n')
 	l.in = bufio.NewReaderSize(io.MultiReader(bytes.NewReader(again), l.in), 64<<10)

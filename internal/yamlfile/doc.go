@@ -1,6 +1,7 @@
-// Package yamlfile reads, strictly, a YAML file that a person has written (a scenario, a model
-// profile, a plan). It keeps the position of each value, so that every error names file and line.
-// It interprets no value and opens no file: its input is bytes.
+// Package yamlfile reads a YAML file that a person has written (a scenario, a model profile, a
+// plan), and refuses keys and values that the program does not use. It keeps the position of each
+// value, so that every error names file and line. It interprets no value and opens no file: its
+// input is bytes.
 //
 //	bytes ── Parse ──► File ── Decode(&v) ──► for an unknown key, wrong type or NaN: file:line: error and remedy
 //	                     └──── Errorf("wan.gbps", …) ──► the same, for errors that the caller detects

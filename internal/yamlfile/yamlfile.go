@@ -149,7 +149,8 @@ func resolve(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// depthMax is the maximum nesting. It is needed because an alias may contain itself.
+// depthMax is the maximum depth of nested values. A limit is needed because a YAML alias may
+// contain itself.
 const depthMax = 32
 
 var unmarshaler = reflect.TypeFor[yaml.Unmarshaler]()
@@ -215,7 +216,7 @@ func (f *File) checkScalar(n *yaml.Node, t reflect.Type, path string) error {
 		}
 	default:
 		var v float64
-		cut := n.Tag == "!!float" && n.Decode(&v) == nil && v != math.Trunc(v) // the library would drop the fraction
+		cut := n.Tag == "!!float" && n.Decode(&v) == nil && v != math.Trunc(v) // an integer field would lose the fraction
 		if err := n.Decode(reflect.New(t).Interface()); err != nil || cut && t.Kind() != reflect.String {
 			return &Error{File: f.name, Line: n.Line, Path: path, Text: fmt.Sprintf("is %q; write %s", n.Value, typeWord(t))}
 		}
@@ -339,7 +340,7 @@ func typeWord(t reflect.Type) string {
 
 var yamlLine = regexp.MustCompile(`^(?:yaml: )?line (\d+): `)
 
-// reword adds file and line to the errors of the YAML library.
+// reword converts an error of the YAML library to an Error, with file and line.
 func (f *File) reword(err error) error {
 	text := err.Error()
 	var typed *yaml.TypeError
@@ -348,7 +349,7 @@ func (f *File) reword(err error) error {
 	}
 	e := &Error{File: f.name, Text: strings.TrimPrefix(text, "yaml: ")}
 	if m := yamlLine.FindStringSubmatch(text); m != nil {
-		e.Line, _ = strconv.Atoi(m[1]) // digits, by the pattern
+		e.Line, _ = strconv.Atoi(m[1]) // cannot fail: the pattern admits only digits
 		e.Text = text[len(m[0]):]
 	}
 	return e

@@ -148,7 +148,7 @@ func property(b []byte, name, value string) []byte {
 	return append(binary.BigEndian.AppendUint32(b, uint32(len(value))), value...)
 }
 
-// cutName reads a name that follows its length.
+// cutName reads a name that is preceded by its length in one byte, and returns the rest of b.
 func cutName(b []byte) (name string, rest []byte, ok bool) {
 	if len(b) == 0 || int(b[0]) > len(b)-1 {
 		return "", nil, false
@@ -248,8 +248,8 @@ func (z *Conn) Receive() ([][]byte, error) {
 	}
 }
 
-// commanded performs a command. If the command is a subscription, it returns the message of version
-// 3.0 for it.
+// commanded performs a command of the peer. If the command is a subscription, commanded returns the
+// subscription as a message of version 3.0.
 func (z *Conn) commanded(body []byte) ([]byte, error) {
 	name, rest, ok := cutName(body)
 	if !ok {

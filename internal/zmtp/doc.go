@@ -20,10 +20,10 @@
 // Peers of version 3.1 send subscriptions and heartbeats as commands. Receive returns such
 // a subscription as a message of version 3.0, and replies to heartbeats.
 //
-// The package exists because no module suits. Bindings of libzmq need cgo. The implementation in
-// Go, github.com/go-zeromq/zmq4 v0.17.0 (2024), writes each message to one subscriber after the
-// other under one lock. So a subscriber that stops reading blocks all other subscribers, and no new
-// subscriber can join. Its queue has no limit by default.
+// The package exists because no existing Go module is suitable. Bindings of libzmq need cgo. The
+// implementation in Go, github.com/go-zeromq/zmq4 v0.17.0 (2024), writes each message to one
+// subscriber after the other under one lock. So a subscriber that stops reading blocks all other
+// subscribers, and no new subscriber can join. Its queue has no limit by default.
 //
 // A peer is not trusted: Options limits the time of a handshake and the bytes of one message.
 package zmtp

@@ -206,7 +206,8 @@ type Stats struct {
 	ReadRequests, ReadBytes, ReadFailures    uint64
 	WriteRequests, WriteBytes, WriteFailures uint64
 	Syncs, SyncFailures                      uint64
-	// Resumed counts short transfers that were continued.
+	// Resumed counts short transfers whose remaining bytes the device transferred with a further
+	// request.
 	Resumed uint64
 	// InFlightBytes is the number of bytes in flight, and InFlightLimitBytes the present limit of
 	// the adaptive budget.

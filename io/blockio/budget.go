@@ -110,8 +110,8 @@ func (b *Budget) takeLocked(n int64) bool {
 	return true
 }
 
-// giveUp removes the waiter w from the queue. If the bytes were granted at the same moment, it
-// keeps them and returns nil.
+// giveUp is called when ctx has ended while w waits. It removes w from the queue and returns ctx's
+// error. If the bytes were granted at the same moment, w keeps them and giveUp returns nil.
 func (b *Budget) giveUp(ctx context.Context, w *waiter, place *list.Element) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -121,7 +121,7 @@ func (b *Budget) giveUp(ctx context.Context, w *waiter, place *list.Element) err
 	default:
 	}
 	b.waiting.Remove(place)
-	b.grantLocked() // w may have been a large request in front of small ones that fit
+	b.grantLocked() // w may have been too large to fit, and the requests behind it may fit
 	return ctx.Err()
 }
 

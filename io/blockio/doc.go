@@ -21,8 +21,8 @@
 //	    │     ╱
 //	    └───────────────────────────► bytes in flight
 //
-// Types and checks enforce the alignment: offsets, lengths and addresses of a Request are multiples
-// of Align, and a Request with others is refused with ErrAlign before anything is submitted.
+// Checks enforce the alignment: the offsets, lengths and addresses of a Request must be multiples
+// of Align. Any other Request is refused with ErrAlign before anything is submitted.
 //
 // Lock order: Gate.mu and Budget.mu are leaves; no lock is taken under them.
 package blockio

@@ -8,10 +8,10 @@ import (
 	"time"
 )
 
-// Identity returns the line that a process records in the lock of a volume. An operator can find
-// and stop the process by that line. startedAt is the start time of the process. Of the command
-// line, the line has only the words before the first flag: flags may contain secrets, and other
-// users can read the lock.
+// Identity returns the line that a process records in the lock file of a volume, by which an
+// operator can find and stop the process. startedAt is the start time of the process. The line
+// contains the words of the command line before the first flag only: flags may contain secrets, and
+// other users can read the lock file.
 func Identity(startedAt time.Time) string {
 	host, err := os.Hostname()
 	if err != nil {

@@ -2,7 +2,8 @@ package blockio
 
 import "time"
 
-// The rule by which a Budget adapts to its device. By Little's law
+// These are the constants of the rule by which a Budget adapts its limit to its device. By Little's
+// law
 //
 //	bytes in flight = throughput × mean latency
 //
@@ -14,12 +15,12 @@ import "time"
 //	up     X₁ at 2·B      keep if X₁ ≥ 1.05·X₀, else back to B
 //	down   X₁ at ¾·B      keep if X₁ ≥ 0.98·X₀, else back to B
 //
-// A limit that passed becomes the next base, and the same direction is tried again. If neither
-// direction passes, the limit stays at B for 4 windows, then 8, and so on up to 64, before both
-// directions are tried again. If the throughput differs from X₀ by a quarter, the next trial begins
-// at once. The trial upward requires a gain above the noise, and the trial downward tolerates a
-// loss within the noise. So on the flat part of the curve the limit decreases to the knee, but not
-// below two of the largest requests.
+// A tried limit that is kept becomes the next base, and the same direction is tried again. If the
+// limit goes back to B in both directions, it stays at B for 4 windows before both directions are
+// tried again; after the next such failure for 8 windows, and so on up to 64. If the throughput
+// differs from X₀ by a quarter, the next trial begins at once. The trial upward requires a gain
+// above the noise, and the trial downward tolerates a loss within the noise. So on the flat part of
+// the curve the limit decreases to the knee, but not below two of the largest requests.
 //
 // A window counts only if at each of its completions callers waited or three quarters of the budget
 // were taken. Otherwise the limit did not determine the throughput, and the window has no
@@ -30,8 +31,8 @@ const (
 	downLoss = 0.98
 	drift    = 0.25
 
-	// A window lasts at least windowMin and has at least windowCount completions. A device that
-	// completes its queue in batches, as virtio does, is so measured over several batches.
+	// A window lasts at least windowMin and has at least windowCount completions. So a device that
+	// completes its queue in batches, as virtio does, is measured over several batches.
 	windowCount = 32
 	windowMin   = 20 * time.Millisecond
 
@@ -57,19 +58,20 @@ const (
 type tuner struct {
 	opts  BudgetOptions
 	limit int64 // in force now
-	base  int64 // the limit that trials are compared with
+	base  int64 // the limit B to which a trial goes back
 
 	phase phase
-	// next is the direction to try after the base window. refused is set if the other direction has
-	// just failed.
+	// next is the direction (up or down) of the trial after the base window. refused is set if the
+	// trial of the other direction has just failed.
 	next     phase
 	refused  bool
 	x0       float64 // bytes per second at base
 	hold     int     // windows left to hold
 	nextHold int     // length of the next hold, in windows
 
-	// from is the start of the current window. count is the number of its completions, bytes their
-	// size, and largest the largest of them.
+	// from is the start of the current window. count is the number of completions in the window,
+	// bytes the total size of their requests, and largest the size of the largest of these
+	// requests.
 	from    time.Duration
 	count   int
 	bytes   int64

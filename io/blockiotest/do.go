@@ -166,8 +166,8 @@ var doCases = []testCase{
 	}},
 }
 
-// refused checks that a batch of a valid request and r is refused, and that neither request is
-// performed.
+// refused checks that a batch of two requests, a valid one and r, is refused, and that neither
+// request is performed.
 func (b *rig) refused(d blockio.Device, f blockio.File, r blockio.Request, want error) {
 	b.Helper()
 	good := blockio.Request{Op: blockio.Write, File: f, Bufs: [][]byte{b.filled(1, 1)}}

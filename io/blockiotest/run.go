@@ -31,7 +31,7 @@ type testCase struct {
 	run  func(b *rig)
 }
 
-// rig is the environment of one case.
+// rig is what one case uses: its test and its volume.
 type rig struct {
 	*testing.T
 	vol Volume

@@ -16,7 +16,7 @@ const sectorBytes = 512
 // Device is a blockio.Device that fails according to rules. Its files are those of the wrapped
 // device.
 type Device struct {
-	blockio.Device // Lock, Stat, List, Info, Close: unchanged
+	blockio.Device // Lock, Stat, List, Info and Close are those of the wrapped device
 	program        *program
 	counter        *Counter
 }
@@ -94,7 +94,8 @@ func (d *Device) Sync(ctx context.Context, files ...blockio.File) error {
 	return d.Device.Sync(ctx, files...)
 }
 
-// gate applies the rules to a call that transfers nothing.
+// gate applies the rules to a call that is not a transfer. It waits for a Delay, and returns the
+// injected error, if any.
 func (d *Device) gate(c *call) error {
 	v := d.program.judge(c)
 	wait(v.delay)
@@ -139,7 +140,7 @@ func (d *Device) Do(ctx context.Context, batch []blockio.Request) error {
 	return nil
 }
 
-// plan is the fault, if any, for one request.
+// plan is the effect of the rules on one request.
 type plan struct {
 	verdict
 	call call
@@ -153,7 +154,8 @@ type plan struct {
 	changed bool
 }
 
-// plan evaluates the rules for every request. It returns nil if no rule applies to any request.
+// plan evaluates the rules for every request. plans is nil if no request gets a fault. delay is the
+// sum of the requests' Delays.
 func (d *Device) plan(batch []blockio.Request) (plans []plan, delay time.Duration) {
 	plans = make([]plan, len(batch))
 	faults := 0
@@ -226,7 +228,7 @@ func (p *plan) copied() []byte {
 	return out
 }
 
-// tear replaces a write by one in which some sectors keep the content that the file has.
+// tear changes the data of a write so that some sectors keep their old content in the file.
 func (d *Device) tear(ctx context.Context, p *plan) error {
 	old := aligned(int(p.call.bytes))
 	read := []blockio.Request{{Op: blockio.Read, File: p.send.File, Offset: p.send.Offset, Bufs: [][]byte{old}}}
@@ -235,7 +237,7 @@ func (d *Device) tear(ctx context.Context, p *plan) error {
 	}
 	whole := p.copied()
 	if read[0].Err != nil {
-		clear(old) // an unreadable sector that is not written may stay unreadable
+		clear(old) // the old content cannot be read: zeroes take its place
 	}
 	torn := p.mix(whole, old)
 	p.changed = string(torn) != string(whole)

@@ -81,7 +81,7 @@ func (p *parser) space() {
 	p.at = len(p.text) - len(strings.TrimLeft(p.text[p.at:], " \t\r\n"))
 }
 
-// node reads one node; the parser is at its first byte.
+// node reads one node. The parser must be at the first byte of the node.
 func (p *parser) node(depth int) (node, error) {
 	n := node{at: p.at}
 	switch rest := p.text[p.at:]; {

@@ -107,8 +107,8 @@ type call struct {
 
 func (c *call) transfer() bool { return c.kind == Read || c.kind == Write }
 
-// predicate selects calls. start returns a function that tests calls, in its initial state. That
-// function is not safe for concurrent use.
+// predicate selects calls. start returns a new function that tests calls; its counts and random
+// numbers start anew. The function is not safe for concurrent use.
 type predicate interface {
 	String() string
 	start() func(*call) bool

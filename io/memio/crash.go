@@ -41,7 +41,8 @@ func (s *survival) operate(names map[string]*inode, removed []*inode, survivor *
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		s.admit(names[name], survivor)
 	}
-	// The newest removal is undone first, because it hides older files of the same name.
+	// The newest removal is undone first: if it is undone, older removed files of the same name
+	// stay removed.
 	for _, ino := range slices.Backward(removed) {
 		if _, taken := survivor.names[ino.name]; !taken && s.coin() {
 			s.admit(ino, survivor)
@@ -49,7 +50,8 @@ func (s *survival) operate(names map[string]*inode, removed []*inode, survivor *
 	}
 }
 
-// admit adds the part of ino that survives, if any, to the survivor.
+// admit adds the file ino to the survivor, with the size and content that survive. It adds nothing
+// if the creation of the file does not survive.
 func (s *survival) admit(ino *inode, survivor *medium) {
 	ino.mu.Lock()
 	defer ino.mu.Unlock()

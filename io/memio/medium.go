@@ -18,8 +18,8 @@ type medium struct {
 	opts Options
 
 	// left is the number of mutations (writes, creates, removes, syncs) that may still happen
-	// before the power fails. It is negative after the failure, and noFuse or nearly that if no
-	// failure is planned.
+	// before the power fails. It is negative after the failure. If no failure is planned, it starts
+	// at noFuse.
 	left      atomic.Int64
 	mutations atomic.Int64
 
@@ -30,7 +30,7 @@ type medium struct {
 	names     map[string]*inode
 	removed   []*inode // removed since the last Sync, oldest first
 	usedBytes int64    // sum of the sizes in names
-	owner     *Device  // holds the lock, with identity
+	owner     *Device  // the Device that holds the lock; identity is its text
 	identity  string
 }
 

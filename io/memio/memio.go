@@ -19,8 +19,9 @@ type Options struct {
 	CapacityBytes int64
 	// Path is the name of the volume in errors and in Info; default "mem".
 	Path string
-	// Seed determines the order of the requests of each batch, which the contract leaves open. So
-	// it also decides which requests PowerOffAfter cuts off. Default 0.
+	// Seed determines the order in which the requests of each batch are performed, which the
+	// contract leaves open. So Seed also determines which requests of a batch a power failure
+	// prevents. Default 0.
 	Seed uint64
 	// VersionsMax is the maximum number of unsynced versions of a page that are kept for a crash,
 	// in addition to the present one; default 8.

@@ -26,7 +26,7 @@ type Dir struct {
 	gate     blockio.Gate
 	closing  sync.Once
 	counters blockio.Counters
-	// entries is dirty while a Create or Remove is not durable yet.
+	// entries syncs the directory. It is dirty while a Create or Remove is not durable yet.
 	entries flusher
 
 	// naming serialises creates, opens, removes and closes of files, and Lock.
@@ -105,8 +105,8 @@ func (d *Dir) Admit(batch []blockio.Request) error {
 	return err
 }
 
-// Done ends an Admit when no transfer of the batch is in flight any more. If completed is set, Done
-// counts the outcomes; otherwise the batch was not submitted.
+// Done ends the effect of Admit. No transfer of the batch may be in flight. completed is set if the
+// batch was submitted; Done then counts the outcomes.
 func (d *Dir) Done(batch []blockio.Request, completed bool) {
 	for i := range batch {
 		if !completed {

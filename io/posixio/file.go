@@ -15,7 +15,7 @@ type inode struct {
 	name string
 	fd   int
 	size int64
-	// content is dirty while a completed write is not durable yet.
+	// content syncs the file. It is dirty while a completed write is not durable yet.
 	content flusher
 	opens   int // guarded by Dir.mu
 }
@@ -123,18 +123,18 @@ func (d *Dir) openat(name string, flags int) (int, error) {
 	}
 }
 
-// keepAccessTime prevents that reads of a file opened with flags change its access time. ext4
-// writes a new access time to its journal during the read, so reads would wait for a drive whose
-// writes hang. The kernel refuses O_NOATIME to a process that does not own the file (open(2)). The
-// file works without O_NOATIME.
+// keepAccessTime sets O_NOATIME on fd, which was opened with flags, so that reads do not change the
+// file's access time. ext4 writes a new access time to its journal during the read, so reads would
+// wait for a drive whose writes hang. The kernel refuses O_NOATIME to a process that does not own
+// the file (open(2)). That error is ignored: reads work without O_NOATIME.
 func keepAccessTime(fd, flags int) {
 	_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags|unix.O_NOATIME)
 }
 
 func (d *Dir) unlink(name string) error { return sentinel(unix.Unlinkat(d.fd, name, 0)) }
 
-// regularSize returns the size of a regular file, rounded down to whole pages, because a crash may
-// have left any size.
+// regularSize returns the size of a regular file. It rounds the size down to whole pages, because a
+// crash may have left any size.
 func regularSize(fd int) (int64, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -146,7 +146,7 @@ func regularSize(fd int) (int64, error) {
 	return st.Size &^ (blockio.Align - 1), nil
 }
 
-// sentinel adds the blockio sentinel for an errno, if there is one.
+// sentinel wraps err with the sentinel error of blockio for its errno, if there is one.
 func sentinel(err error) error {
 	var errno syscall.Errno
 	if !errors.As(err, &errno) {

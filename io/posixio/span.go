@@ -3,7 +3,7 @@ package posixio
 import "github.com/penstock-kv/penstock/io/blockio"
 
 // spanBytesMax is the maximum size, in bytes, of requests that are joined into one system call.
-// Longer calls are not faster, and parallel calls are.
+// Larger calls are not faster than that; several calls in parallel are.
 const spanBytesMax = 4 << 20
 
 // span has the requests for one system call: the same operation on the same file, where each

@@ -81,8 +81,8 @@ func (t *transfer) system(bufs [][]byte, offset int64) (int, error) {
 	return unix.Pwritev(t.fd, bufs, offset)
 }
 
-// stuck returns the error of a transfer that moves no byte although no call fails. The file is
-// shorter than at its opening, or a driver is broken.
+// stuck returns the error of a transfer that moves no byte although no call fails: the file has
+// become shorter since it was opened, or a driver is broken.
 func (t *transfer) stuck() error {
 	if t.op == blockio.Read {
 		return io.ErrUnexpectedEOF

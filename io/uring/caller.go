@@ -22,17 +22,18 @@ type caller struct {
 	env  *env
 	// registered is set if env.regions are registered with the ring.
 	registered bool
-	// ops is the table of requests of the batch in progress. todo has the indices of the requests
-	// that are not submitted yet, the next one last.
+	// ops is the table of requests of the batch in progress. todo has the indices in ops of the
+	// requests that are not submitted yet; the last element is submitted next.
 	ops  []op
 	todo []uint32
 	// inFlight counts the entries submitted to the kernel or queued for it.
 	inFlight uint32
-	// batch is the number of the batch, which is the upper half of user_data. A completion with the
-	// number of another batch would be a bug of the kernel or of this package.
+	// batch is the number of the batch in progress. It is the upper half of each entry's user_data.
+	// A completion with the number of another batch would be a bug of the kernel or of this
+	// package.
 	batch uint32
-	// queued has the ops of the queued entries, in order. It is cleared when the kernel has
-	// accepted all entries.
+	// queued has the indices in ops of the queued entries, in order. It is cleared when the kernel
+	// has accepted all queued entries.
 	queued []uint32
 	// broken is the error with which the kernel refused the ring permanently, or nil. If it is set,
 	// the goroutine does not enter the kernel again.
@@ -95,8 +96,8 @@ func (c *caller) submit() {
 
 // wait enters the kernel. A shortage of resources in the kernel ends when completions are reaped.
 // After any other error the ring is broken, and the entries that the kernel has not accepted fail
-// at once. The accepted entries are awaited, because the kernel uses their buffers. That is done
-// without entering the kernel, which would submit the other entries.
+// at once. The accepted entries are awaited, because the kernel uses their buffers. wait awaits
+// them without entering the kernel, because entering would submit the other entries.
 func (c *caller) wait() {
 	if c.broken != nil {
 		pause(true)
@@ -157,11 +158,11 @@ func pause(idle bool) {
 	runtime.Gosched()
 }
 
-// pool lends callers. It lends the last used caller first, because its memory is in the CPU caches.
-// It creates callers as needed, up to a maximum number.
+// pool has the idle callers. get takes the last used caller first, because that caller's memory is
+// in the CPU caches. The pool creates callers as needed, up to a maximum number.
 type pool struct {
 	make func() (*caller, error)
-	// tickets has one element for each caller that may be lent.
+	// tickets has one element for each caller that get may still return.
 	tickets chan struct{}
 
 	mu   sync.Mutex
@@ -176,7 +177,7 @@ func newPool(n int, makeCaller func() (*caller, error)) *pool {
 	return p
 }
 
-// get lends a caller; it waits until one is free or ctx is done.
+// get returns a caller for exclusive use until put. It waits until a caller is free or ctx is done.
 func (p *pool) get(ctx context.Context) (*caller, error) {
 	select {
 	case <-p.tickets:

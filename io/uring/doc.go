@@ -38,8 +38,8 @@
 // A goroutine can wait for its completions in two ways, which docs/benchmarks.md compares:
 //
 //   - WaitCaller: the goroutine takes a ring from the pool, submits its batch and sleeps in the
-//     kernel until the last completion. No other goroutine takes part, so the speed is the same
-//     when other goroutines use up the CPUs.
+//     kernel until the last completion. No other goroutine is involved, so the speed is the same
+//     when other goroutines use all CPUs.
 //   - WaitShared: all goroutines submit to one ring, whose descriptor waits in the runtime's
 //     poller. This needs the least CPU when many requests are in flight, but a completion reaches
 //     its goroutine through the scheduler.

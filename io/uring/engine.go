@@ -17,12 +17,12 @@ import (
 type engine struct {
 	opts Options
 	env  env
-	// source is a ring that only holds the registration of the regions, which other rings clone. It
-	// is nil if there are no regions, if the regions cannot be registered, or if the kernel cannot
-	// clone registrations (before 6.12).
+	// source is a ring that runs no requests. It holds the registration of the regions with the
+	// kernel, which the other rings clone. It is nil if there are no regions, if the regions cannot
+	// be registered, or if the kernel cannot clone registrations (before 6.12).
 	source *ring
-	// If source is nil, own counts the rings that tried to register the regions themselves, and
-	// ownDone the rings that succeeded.
+	// own and ownDone are used if source is nil. own counts the rings that tried to register the
+	// regions themselves, and ownDone the rings that succeeded.
 	own, ownDone atomic.Int32
 
 	callers *pool
@@ -91,7 +91,7 @@ func (e *engine) newCaller() (*caller, error) {
 // ownMax is the maximum number of rings of a device that register the regions themselves if the
 // kernel cannot clone registrations. For such a registration the kernel keeps 16 bytes for each
 // page of 4 KiB. With 64 rings that would be a quarter of the arena's size for each volume. The
-// pool lends the last used ring first, so the first rings run most batches. For requests on the
+// pool returns the last used ring first, so the first rings run most batches. For requests on the
 // other rings the kernel pins the pages each time.
 const ownMax = 4
 
@@ -148,8 +148,8 @@ func (e *engine) do(ctx context.Context, batch []blockio.Request) error {
 	}
 	active := e.active.Add(1)
 	defer e.active.Add(-1)
-	// The kernel has only the addresses of the buffers, so the Go runtime must not free them
-	// before.
+	// The kernel has only the addresses of the buffers. KeepAlive prevents the Go runtime from
+	// freeing the buffers before the requests have completed.
 	defer runtime.KeepAlive(batch)
 	if e.useShared(active) {
 		return e.doShared(ctx, batch)
@@ -167,9 +167,9 @@ func (e *engine) useShared(active int64) bool {
 	return e.opts.Wait == WaitShared || active > int64(e.opts.AutoThreshold)
 }
 
-// doCaller takes a ring before it takes bytes of the budget. The order matters: a batch that holds
-// bytes must be able to proceed, because otherwise two batches could each wait for a resource of
-// the other.
+// doCaller performs a batch on a ring of the pool. It takes the ring before the bytes of the
+// budget: a batch that holds bytes must be able to proceed. In the other order, one batch could
+// hold bytes and wait for a ring while another holds a ring and waits for bytes.
 func (e *engine) doCaller(ctx context.Context, batch []blockio.Request) error {
 	c, err := e.callers.get(ctx)
 	if err != nil {

@@ -44,8 +44,8 @@ func (o *op) start(r *blockio.Request, fd int) {
 }
 
 // admit takes the bytes of the op from the budget. Each request takes its bytes separately, so a
-// batch larger than the budget is submitted in parts. If the bytes are not free, admit waits only
-// if wait is set.
+// batch larger than the budget is submitted in parts. If the budget has too few free bytes, admit
+// waits if wait is set, and otherwise returns false.
 func (o *op) admit(v *env, wait bool) bool {
 	if o.admitted || v.budget.TryAcquire(o.want) {
 		o.admitted = true
@@ -151,7 +151,7 @@ func (o *op) complete(res int32, v *env) (over bool) {
 	return false
 }
 
-// noProgress returns the error of a transfer that moves no byte although no call fails. Another
+// noProgress returns the error of a transfer that moves no byte although no call fails: another
 // process truncated the file, or a driver is broken.
 func noProgress(op blockio.Op) error {
 	if op == blockio.Read {
@@ -168,8 +168,8 @@ func outcome(res int32) (int, error) {
 	return int(res), nil
 }
 
-// passing reports whether the same request may succeed when it is submitted again. The kernel
-// returns ECANCELED for requests whose submitting thread has ended.
+// passing reports whether err is temporary, so that the request may succeed when it is submitted
+// again. The kernel returns ECANCELED for requests whose submitting thread has ended.
 func passing(err error) bool {
 	return errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) || errors.Is(err, unix.ECANCELED)
 }

@@ -39,8 +39,8 @@ type Options struct {
 	// AutoThreshold is the number of batches in flight above which WaitAuto uses
 	// the shared ring; default 8.
 	AutoThreshold int
-	// Rings is the maximum number of rings in the pool of WaitCaller, and so of its batches in
-	// flight. Further batches wait. Default 64.
+	// Rings is the maximum number of rings in the pool of WaitCaller. Each batch in flight uses one
+	// ring, and further batches wait for a ring. Default 64.
 	Rings int
 	// Entries is the number of submission entries of each ring of the pool, a power of two. A
 	// longer batch is submitted in several steps. Default 128.

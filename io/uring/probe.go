@@ -15,7 +15,7 @@ import (
 )
 
 // Probe reports whether io_uring works in dir. It writes and reads a page of an unnamed file there
-// through a ring. If that does not work, reason has the cause and a remedy.
+// through a ring. If io_uring does not work, reason has the cause and a remedy.
 func Probe(dir string) (ok bool, reason string) {
 	if err := probe(dir); err != nil {
 		return false, err.Error()

@@ -81,8 +81,9 @@ func (r *ring) close() {
 // fd returns the descriptor of the ring.
 func (r *ring) fd() int { return r.g.RingFd() }
 
-// next returns a free submission entry, all zero, or nil if the queue is full. The entry is cleared
-// because giouring's Prepare functions do not reset rw_flags and other fields of its last use.
+// next returns a free submission entry, all zero, or nil if the queue is full. next clears the
+// entry, because giouring's Prepare functions do not reset rw_flags and other fields that an
+// earlier use of the entry has set.
 func (r *ring) next() *giouring.SubmissionQueueEntry {
 	e := r.g.GetSQE()
 	if e != nil {
@@ -167,7 +168,7 @@ type cloneBuffers struct {
 }
 
 // cloneBuffers registers with this ring the regions that another ring has registered. The kernel
-// does not pin and account their pages again.
+// does not pin the pages again, and does not count them again against the limit of locked memory.
 func (r *ring) cloneBuffers(source *ring) error {
 	arg := cloneBuffers{sourceFD: uint32(source.fd())}
 	return r.register(registerCloneBuffers, unsafe.Pointer(&arg), 1)

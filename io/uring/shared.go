@@ -24,9 +24,9 @@ import (
 type sharedRing struct {
 	env        *env
 	registered bool
-	// slots is the table of requests, and free has the indices of the unused slots. Invariant: an
-	// index is in free, or its slot is in flight, or its goroutine or the reaper is about to submit
-	// it.
+	// slots is the table of requests, and free has the indices of the unused slots. Invariant: each
+	// slot is unused (its index is in free), in flight, or about to be submitted by its goroutine
+	// or by the reaper.
 	slots []slot
 	free  chan uint32
 	// polled is a second descriptor of the ring, registered with the poller. stopped is closed when
@@ -112,7 +112,8 @@ func polled(ringFD int) (*os.File, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("fcntl", err)
 	}
-	// NewFile registers only non-blocking descriptors with the poller. A ring is never read.
+	// NewFile registers a descriptor with the poller only if it is non-blocking. The flag has no
+	// other effect, because a ring's descriptor is never read.
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return nil, errors.Join(os.NewSyscallError("fcntl", err), unix.Close(fd))
 	}
@@ -126,7 +127,8 @@ func polled(ringFD int) (*os.File, error) {
 // run performs the ops of b. It returns when each has its outcome and none is in flight.
 func (s *sharedRing) run(b *batch) {
 	for n := 0; n < len(b.ops); {
-		// While admit waits for budget, entries of this batch may be in flight.
+		// admit may wait although entries of this batch are in flight: the reaper takes their
+		// completions, which releases their budget.
 		b.ops[n].admit(s.env, true)
 		n += s.submit(b, b.ops[n:], <-s.free)
 	}

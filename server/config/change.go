@@ -10,10 +10,11 @@ import (
 type Change struct {
 	// Key is the path of the setting, "limits.writes".
 	Key string
-	// Old and New are the values as text. They are exact, and hold no secret: settings name the
-	// files of tokens and keys, and passwords in URLs are removed.
+	// Old and New are the exact values as text, without passwords in URLs. They contain no other
+	// secret, because settings name the files of tokens and keys.
 	Old, New string
-	// Restart is the reason why a running process cannot take the new value. Empty: it can.
+	// Restart is the reason why a running process cannot take the new value; empty if the process
+	// can take it.
 	Restart string
 }
 
@@ -26,7 +27,8 @@ func (c Change) String() string {
 	return text
 }
 
-// shown returns a value for a sentence, in which an empty value must be visible.
+// shown returns value, or "" in quotes if value is empty, so that an empty value is visible in a
+// sentence.
 func shown(value string) string {
 	if value == "" {
 		return `""`
@@ -58,7 +60,8 @@ var userinfo = regexp.MustCompile(`://[^/@,]*@`)
 // redact removes passwords from URLs.
 func redact(value string) string { return userinfo.ReplaceAllString(value, "://…@") }
 
-// exact returns the value as text that differs for different values. String rounds a Size.
+// exact returns the key's value as text. Different values have different texts, unlike with String,
+// which rounds a Size.
 func (k Key) exact() string {
 	text := k.String()
 	if size, ok := k.value.Interface().(Size); ok {

@@ -9,11 +9,12 @@ import (
 	"time"
 )
 
-// Config has all settings of a storage node. Of the field tags, yaml is the key and doc the help
-// text of its flag.
+// Config has all settings of a storage node. The tag yaml of a field is the setting's key, and the
+// tag doc is the help text of its flag.
 type Config struct {
 	Data []string `yaml:"data" doc:"directories of the volumes, one per disk; the index lives in the first" restart:"volumes are added and removed by penstock volume, or at a start"`
-	// AddVolumes is needed once: afterwards the volumes' superblocks list each other.
+	// AddVolumes is needed only at the start that formats the new volumes. After that the
+	// superblocks count these volumes.
 	AddVolumes bool `yaml:"add_volumes" doc:"format the empty directories of data, for disks that were added or that replace a lost one; otherwise an empty directory counts as a disk that is not mounted, and is refused" restart:"it has an effect only at a start"`
 	Degraded   bool `yaml:"degraded" doc:"start although volumes are missing (a disk is not mounted, or does not respond), if at least half of them are present; blocks on the missing volumes are misses until these are back and the node is restarted. Otherwise the node does not start" restart:"it has an effect only at a start"`
 	Capacity   Size `yaml:"capacity" doc:"hard cap on the bytes of all volumes and the index, e.g. 2TiB; 0 takes 90% of the space that is free or already used by this node, at each start" restart:"the store and the index are sized by it at the start"`
@@ -175,8 +176,9 @@ func (c *Config) Validate() error {
 	if c.Segment != 0 {
 		within("segment", c.Segment, 1<<20, 64<<30)
 	}
-	// A call that needs more than its share of the arena would wait forever. Errors that follow
-	// from an arena that is too small are not reported separately.
+	// A call that needs more than its share of the arena would wait forever, so one call may use at
+	// most a quarter of the arena. The default value is not checked, because an arena that is too
+	// small is reported separately.
 	for key, v := range map[string]Size{"limits.read_bytes": c.Limits.ReadBytes, "limits.write_bytes": c.Limits.WriteBytes} {
 		if v != 0 && v != defaultCallBytes(c.Arena) {
 			within(key, v, 1<<16, c.Arena/4)
@@ -267,9 +269,10 @@ func (c *Config) checkDataPlane(bad complaint) {
 	}
 }
 
-// exposed returns the addresses that other machines may reach. The file system protects a socket
-// file. A NIC of TCP is configured to be reached from other machines. Only peers that connected
-// through data_listen can write to a NIC of RDMA.
+// exposed returns the addresses, by setting, that other machines may be able to reach. It leaves
+// out the path of a socket file, which the file system protects. It includes NICs of the provider
+// tcp, which are configured to be reached from other machines. It leaves out RDMA NICs, because
+// only peers that connected through data_listen can write to them.
 func (c *Config) exposed() map[string]string {
 	all := map[string]string{"listen": c.Listen}
 	switch {

@@ -9,7 +9,7 @@
 //
 // Every key exists in the file, in the environment and as a flag under the same name, which comes
 // from the struct tags; there is no second list of names. An unknown key in the file or in the
-// environment is refused, and the error names it. Of each key the tag reload or the tag restart
-// records whether a running process can change it, and Changes compares two configurations. The
-// package reads only the given file; it opens no sockets and starts nothing.
+// environment is refused, and the error names it. The tag reload or restart of a key states whether
+// a running process can change the setting. Changes compares two configurations. The package reads
+// only the given file; it opens no sockets and starts nothing.
 package config

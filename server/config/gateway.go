@@ -93,7 +93,8 @@ func DefaultGateway() Gateway {
 // headerName matches a token of HTTP (RFC 9110, section 5.6.2).
 var headerName = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")
 
-// NamedEngine splits an element of Engines, NAME=URL or URL, into both.
+// NamedEngine splits an element of Engines, NAME=URL or URL, into the name (empty if not given) and
+// the URL.
 func NamedEngine(text string) (name, base string) {
 	if before, after, ok := strings.Cut(text, "="); ok && !strings.Contains(before, "/") {
 		return before, after
@@ -123,7 +124,7 @@ func (g *Gateway) Validate() error {
 		u, err := url.Parse(base)
 		switch {
 		case err != nil:
-			bad("engine", "not a URL such as http://10.0.0.1:8000: %v", errors.Unwrap(err)) // err itself has the password
+			bad("engine", "not a URL such as http://10.0.0.1:8000: %v", errors.Unwrap(err)) // err itself contains the whole URL, with its password
 		case u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "":
 			bad("engine", "%q is no URL such as http://10.0.0.1:8000", u.Redacted())
 		case seen[u.JoinPath("/").String()]:
@@ -191,7 +192,8 @@ func (g *Gateway) checkCluster(bad complaint) {
 	}
 }
 
-// checkOffload reports settings of the other datacenter that are impossible, alone or in combination.
+// checkOffload reports settings of offload, the prefill in another datacenter, that are impossible,
+// alone or in combination.
 func (g *Gateway) checkOffload(bad complaint) {
 	o := &g.Offload
 	if o.URL == "" {

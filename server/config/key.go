@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// EnvPrefix starts the name of every environment variable that is read.
+// EnvPrefix is the prefix of the name of every environment variable that is read.
 const EnvPrefix = "PENSTOCK_"
 
 // clientEnv lists variables with the same prefix that belong to other commands and are not keys of
@@ -32,10 +32,11 @@ type Key struct {
 	Doc string
 	// Values are the possible values, if they are few and fixed.
 	Values []string
-	// Restart is the reason why a running process cannot change the setting. Empty: it can.
+	// Restart is the reason why a running process cannot change the setting; empty if the process
+	// can change it.
 	Restart string
-	// toggle is the reason why the setting of a running process cannot become empty, or cease to be
-	// empty. Empty: it can.
+	// toggle is the reason why a running process cannot change the setting from empty to a value or
+	// from a value to empty; empty if the process can do both.
 	toggle string
 	value  reflect.Value
 }
@@ -112,7 +113,8 @@ func (c *Config) Keys() []Key { return keysOf(c) }
 // keysOf returns the keys of the struct that c points to.
 func keysOf(c any) []Key { return appendKeys(nil, "", "", reflect.ValueOf(c).Elem()) }
 
-// appendKeys appends the keys of v. restart is the reason of the fields that have none.
+// appendKeys appends the keys of the struct v. prefix is the path of v with a final dot. restart is
+// the Restart of the fields that have no restart tag.
 func appendKeys(keys []Key, prefix, restart string, v reflect.Value) []Key {
 	for i := range v.NumField() {
 		f := v.Type().Field(i)

@@ -16,8 +16,8 @@ import (
 var ErrConfig = errors.New("bad configuration")
 
 // Load reads a storage node's configuration: defaults, then the YAML file at path (none if empty),
-// then the environment (in the form of os.Environ). It does not validate, because flags are applied
-// later.
+// then the environment (in the form of os.Environ). It does not validate the configuration, because
+// flags are applied after Load.
 func Load(path string, environ []string) (Config, error) {
 	c := Default()
 	if err := LoadInto(&c, path, environ); err != nil {
@@ -106,9 +106,10 @@ func (a Auth) check(bad complaint) {
 	}
 }
 
-// checkExposure refuses to listen beyond loopback without protection. The HTTP address is exempt:
-// it serves metrics and health, which scrapers on other machines need (serve logs a warning), and
-// it restricts pprof to callers on loopback.
+// checkExposure reports addresses that other machines can reach although neither tokens nor client
+// certificates are required. The address http is exempt: it serves metrics and health, which
+// scrapers on other machines need (serve logs a warning), and it restricts pprof to callers on
+// loopback.
 func (a Auth) checkExposure(bad complaint, addrs map[string]string) {
 	if a.TokenFile != "" || a.ClientCA != "" {
 		return

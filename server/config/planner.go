@@ -19,8 +19,8 @@ type Planner struct {
 	Insecure bool     `yaml:"insecure" doc:"allow listening beyond loopback without a token or clients' certificates: anyone who reaches the port can submit, take and end requests" reload:"live"`
 }
 
-// Schedule has the constants of dualpath.Options; 0 selects the default, which follows from the two
-// rates. Rates are in tokens per second, lengths in tokens.
+// Schedule has the constants of dualpath.Options. 0 selects the default, which is computed from
+// ReadRate and PrefillRate. Rates are in tokens per second, lengths in tokens.
 type Schedule struct {
 	ReadPolicy   string   `yaml:"read_policy" values:"split shorter round-robin prefill-only" doc:"which side reads a cached prefix: split (both, by when each would be done), shorter (reading queue), round-robin or prefill-only"`
 	ReadRate     float64  `yaml:"read_rate" doc:"throughput of one storage NIC, tokens per second, until its node reports a measurement"`

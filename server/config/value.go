@@ -22,8 +22,7 @@ func ParseSize(s string) (Size, error) {
 	return Size(n), nil
 }
 
-// String prints the size in the largest unit that divides it to a readable
-// number, "1.5 GiB".
+// String prints the size rounded, in a suitable power of 1024, such as "1.5 GiB".
 func (s Size) String() string {
 	if s < 0 {
 		return fmt.Sprintf("-%v", -s)
@@ -31,7 +30,7 @@ func (s Size) String() string {
 	return humanize.IBytes(uint64(s))
 }
 
-// UnmarshalText reads the form of ParseSize.
+// UnmarshalText parses text as ParseSize does.
 func (s *Size) UnmarshalText(text []byte) (err error) {
 	*s, err = ParseSize(string(text))
 	return err
@@ -46,7 +45,7 @@ func (d Duration) Std() time.Duration { return time.Duration(d) }
 // String prints the duration like time.Duration.
 func (d Duration) String() string { return time.Duration(d).String() }
 
-// UnmarshalText reads the form of time.ParseDuration.
+// UnmarshalText parses text as time.ParseDuration does.
 func (d *Duration) UnmarshalText(text []byte) error {
 	v, err := time.ParseDuration(string(text))
 	if err != nil {

@@ -18,16 +18,16 @@
 //	close, exit, killed ──── the connection ends ────────► └─ every loan is returned
 //
 // A call over the socket (api.Call, as on the data plane) takes two context switches. A call over
-// gRPC takes several times as long. For a block of 1 MiB that is most of the duration of the Read.
-// A connection carries one call at a time; an engine sends concurrent calls over gRPC. The context
-// of a call ends with the connection, also when the engine is killed.
+// gRPC takes several times as long. For a block of 1 MiB a call over gRPC takes most of the
+// duration of the Read. A connection carries one call at a time; an engine sends concurrent calls
+// over gRPC. The context of a call ends with the connection, also when the engine is killed.
 //
 // Writes go through staging memory. Each session has its own staging memory, which the node creates
 // on request and maps for reading. Options.StagingBytesMax limits the staging memory of all
-// sessions. A session that gets none writes over the data plane. The size of the memory's file is
-// sealed, so that an access of the node cannot fault. The Handler copies the bytes before it
-// verifies them, because the engine can change them at any time. Staging memory is freed at the end
-// of the session, after the last call.
+// sessions. An engine whose session gets no staging memory writes over the data plane. The size of
+// the memory's file is sealed, so that an access of the node cannot fault. The Handler copies the
+// bytes before it verifies them, because the engine can change them at any time. Staging memory is
+// freed at the end of the session, after the last call.
 //
 // The package does not interpret blocks: a loan is a list of functions that release memory, the
 // Handler interprets the calls, and storage.Options.LoanBytesMax limits the size of the lent
@@ -40,9 +40,9 @@
 // (arena.Send). Its leases expire, and it gets no pins. The id of a session is sent only to its own
 // engine, so no other engine can return its loans.
 //
-// pinned-stays: memory under a loan is not reused before the loan is returned or the connection has
-// ended. A connection ends only when one of the two processes ends it or exits, or when the node
-// shuts down, after which nothing writes to the arena.
+// Invariant pinned-stays: lent memory is not reused before the loan is returned or the connection
+// has ended. A connection ends only when one of the two processes ends it or exits, or when the
+// node shuts down, after which nothing writes to the arena.
 //
 // Lock order: Listener.mu, then Session.mu. No release function of a loan is called under either
 // lock.

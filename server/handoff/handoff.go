@@ -26,7 +26,7 @@ import (
 var (
 	// ErrSession: the session does not exist or has ended. Connect again.
 	ErrSession = errors.New("local session unknown")
-	// ErrLoan: the number is in use. Choose a number that was not used before.
+	// ErrLoan: the session already has a loan with that number. Choose another number.
 	ErrLoan = errors.New("loan number in use")
 	// ErrFull: the session has LoansMax loans, or the staging memory of all sessions has reached
 	// StagingBytesMax. Return some loans, or write over the data plane.
@@ -153,14 +153,15 @@ func bind(path string) (*net.UnixListener, error) {
 	return net.ListenUnix("unix", addr)
 }
 
-// ID identifies this run of the node.
+// ID returns a random id that identifies this run of the node.
 func (l *Listener) ID() api.LocalID { return l.id }
 
 // Path returns the path of the socket.
 func (l *Listener) Path() string { return l.opts.Path }
 
-// The staging memory of a session has at most stagingBytes bytes. It is smaller if StagingBytesMax
-// has no room for stagingShare sessions of that size.
+// stagingBytes is the maximum size of a session's staging memory, in bytes. If StagingBytesMax has
+// no room for stagingShare sessions of that size, a session gets StagingBytesMax/stagingShare, but
+// at least 2 MiB.
 const (
 	stagingBytes = 8 << 20
 	stagingShare = 8
@@ -178,8 +179,9 @@ func (l *Listener) StagingBytes() int64 {
 }
 
 // A Handler performs a call that an engine sent over the socket. msg is an api.Call, which the
-// Handler may keep. The Handler appends the api.Reply to dst and returns the result. ctx ends with
-// the engine's connection and with the Listener. The first call of ctx.Done starts a goroutine.
+// Handler may keep. The Handler appends the api.Reply to dst and returns the result. ctx ends when
+// the engine's connection ends or the Listener is closed. The first call of ctx.Done starts a
+// goroutine.
 type Handler func(ctx context.Context, session api.LocalID, msg, dst []byte) []byte
 
 // Serve accepts connections until Close.
@@ -210,8 +212,8 @@ func (l *Listener) Serve(handle Handler) error {
 	}
 }
 
-// waitOut reports whether to repeat accept after err. If the error is a temporary shortage, such as
-// of file descriptors, it logs the error and waits first.
+// waitOut reports whether Serve should call accept again after err: err is a temporary shortage,
+// such as of file descriptors. In that case waitOut first logs err and waits for acceptAgain.
 func (l *Listener) waitOut(err error) bool {
 	shortages := []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED}
 	if !slices.ContainsFunc(shortages, func(e error) bool { return errors.Is(err, e) }) {
@@ -299,8 +301,8 @@ func (l *Listener) serve(conn *net.UnixConn, handle Handler) error {
 // request.
 const readBufferBytes = 16 << 10
 
-// replyWithin is the maximum time for which an engine may leave a reply unread. Then its session
-// and its loans end.
+// replyWithin is the maximum time for which an engine may leave a reply unread. After that time its
+// session and its loans end.
 const replyWithin = 30 * time.Second
 
 // converse handles an engine's calls until the connection ends or the engine violates the protocol.
@@ -331,7 +333,7 @@ func (l *Listener) converse(conn *net.UnixConn, s *Session, handle Handler) erro
 			out = handle(call, s.id, msg, append(out[:0], make([]byte, api.LocalFrameHeaderBytes)...))
 			watched := call.end()
 			if !reply(conn, out) {
-				_ = conn.CloseRead() // makes the watch return, which waits for the next message
+				_ = conn.CloseRead() // ends the wait of callContext.watch for the next message
 				<-watched
 				return nil
 			}
@@ -379,8 +381,8 @@ func (c *callContext) watch(watched chan struct{}) {
 	}
 }
 
-// end is called when the call has been handled. The caller may read from in again when the returned
-// channel is closed.
+// end is called when the call has been handled. When the returned channel is closed, no watch uses
+// in, so the connection's goroutine may read from in again.
 func (c *callContext) end() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -405,8 +407,8 @@ func reply(conn *net.UnixConn, frame []byte) bool {
 	return err == nil
 }
 
-// stage gives staging memory to a session and replies to the engine. If there is none, the reply
-// says so, and the session continues. An error ends the session.
+// stage makes staging memory for a session and sends its descriptor to the engine. If the session
+// gets none, the reply has the reason, and the session continues. An error ends the session.
 func (l *Listener) stage(conn *net.UnixConn, s *Session) error {
 	refused := l.newStaging(s)
 	answer, text := api.Reply{}, ""

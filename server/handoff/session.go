@@ -31,9 +31,9 @@ func (s *Session) Staging() []byte {
 	return s.staging.Bytes()
 }
 
-// Open begins a loan under a number that the engine chose. The engine ends the loan by returning
-// it. If the call for which the loan was opened fails, the caller of Open calls End. Errors:
-// ErrSession, ErrLoan, ErrFull.
+// Open begins a loan under a number that the engine chose. The engine ends the loan with
+// ReturnLoans. If the call for which the loan was opened fails, the caller of Open calls End.
+// Errors: ErrSession, ErrLoan, ErrFull.
 func (s *Session) Open(number uint64) (*Loan, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -85,7 +85,8 @@ type Loan struct {
 	session *Session
 	number  uint64
 
-	// Guarded by session.mu. Once ended is set, held stays empty.
+	// ended and held are guarded by session.mu. held has the functions that release the lent
+	// memory; it stays empty once ended is set.
 	ended bool
 	held  []func()
 }

@@ -6,8 +6,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// A NamespaceCounter has a series for each namespace that exists. A late count for a deleted
-// namespace is dropped; otherwise it would create the series again, permanently.
+// A NamespaceCounter is a counter with a series for each namespace that exists. An increment for a
+// namespace that was deleted meanwhile is dropped; otherwise it would create the series again,
+// permanently.
 type NamespaceCounter struct {
 	vec   *prometheus.CounterVec
 	known *namespaces
@@ -23,12 +24,13 @@ func (c *NamespaceCounter) Of(namespace string) prometheus.Counter {
 	return c.vec.WithLabelValues(namespace)
 }
 
-// namespaces has the names with series, and the counters that have these series.
+// namespaces has the names of the namespaces that exist, and all counters with a series for each of
+// them.
 type namespaces struct {
 	mu       sync.RWMutex
 	names    map[string]bool
 	counters []*prometheus.CounterVec
-	// dropped counts for namespaces that do not exist; it is not exported.
+	// dropped gets the increments for namespaces that do not exist; it is not exported.
 	dropped prometheus.Counter
 }
 
@@ -39,7 +41,7 @@ func newNamespaces() *namespaces {
 	}
 }
 
-// counter registers a counter with r.
+// counter registers a new NamespaceCounter with r.
 func (n *namespaces) counter(r registrar, name, help string) *NamespaceCounter {
 	vec := r.vec(name, help, "namespace")
 	n.counters = append(n.counters, vec)

@@ -42,7 +42,8 @@ type Node struct {
 	ScrubbedBlocks prometheus.Counter
 	ScrubbedBytes  prometheus.Counter
 	CorruptBlocks  *prometheus.CounterVec // reason: where the corruption was detected
-	// UnreadableBlocks counts blocks that were dropped because their device cannot read them.
+	// UnreadableBlocks counts blocks that were dropped from the index because their device cannot
+	// read them.
 	UnreadableBlocks *prometheus.CounterVec // reason: where the failure was detected
 
 	Syncs        prometheus.Counter
@@ -132,9 +133,9 @@ func (r registrar) vec(name, help, label string) *prometheus.CounterVec {
 	return c
 }
 
-// reasons registers a counter by reason with all its reasons. Each reason is in the help text and
-// exported as 0 from the start, because an alert sees no increase in a series that begins with its
-// first count.
+// reasons registers a counter with the label reason and the given values of that label. The help
+// text lists the values. The series of each value is exported as 0 from the start: if a series
+// began with its first count, an alert on an increase would miss that count.
 func (r registrar) reasons(name, help string, all ...string) *prometheus.CounterVec {
 	c := r.vec(name, help+" ("+strings.Join(all, ", ")+").", "reason")
 	for _, reason := range all {

@@ -4,7 +4,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// ReloadResult is the result of a reload, a label of a counter.
+// ReloadResult is the result of a reload of the configuration. It is the value of the label result
+// of the reload counter.
 type ReloadResult string
 
 const (

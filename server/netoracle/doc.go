@@ -12,8 +12,8 @@
 // If a source fails, its last values stay in use. That is acceptable, because the tiers of machines
 // change rarely, and the order of tiers in netcost tolerates congestion that is a minute old (NetKV
 // paper, section VI-F). State has the time of each source's last answer and the error of its last
-// poll. The metrics have both too, and the log has the beginning and the end of a failure. A source
-// whose answer is out of range has failed: no part of that answer is used.
+// poll. The metrics have both too, and the log has the beginning and the end of a failure. If any
+// value of an answer is out of range, the source has failed, and no part of that answer is used.
 //
 // # Bounds
 //
@@ -33,5 +33,6 @@
 //	  node-a: {pod: a, rack: a1, host: node-a}      # host: default the node's own name
 //
 // Oracle.mu is the only lock. It is not held while a source is polled. It is held during calls of
-// the function given to Watch, so that function may take its own locks only after Oracle.mu.
+// the function given to Watch. So the locks that this function takes are ordered after Oracle.mu:
+// no call of the oracle may be made while one of them is held.
 package netoracle

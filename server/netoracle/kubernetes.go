@@ -27,10 +27,11 @@ const (
 // service account may list nodes.
 type KubernetesOptions struct {
 	// Server is the URL of the API server. TokenFile and CAFile are the paths of the credentials.
-	// Defaults: the API server and the service account of the pod in which this process runs.
+	// Defaults: those of the Kubernetes pod in which this process runs.
 	Server, TokenFile, CAFile string
-	// Pod, Rack and Host are the names of the node labels that contain a node's place. Defaults
-	// topology.kubernetes.io/zone, topology.kubernetes.io/rack and kubernetes.io/hostname.
+	// Pod, Rack and Host are the names of the node labels whose values are the pod (of the
+	// network), the rack and the host of a node. Defaults topology.kubernetes.io/zone,
+	// topology.kubernetes.io/rack and kubernetes.io/hostname.
 	Pod, Rack, Host string
 	// Every is the interval between two requests for the list of nodes. Default 1 min.
 	Every time.Duration
@@ -91,7 +92,7 @@ func (k *Kubernetes) Name() string { return "kubernetes" }
 // Every implements Source.
 func (k *Kubernetes) Every() time.Duration { return k.o.Every }
 
-// nodeList is the part of a list of nodes that Read requests: only metadata.
+// nodeList is a page of the list of nodes, with the nodes' metadata only.
 type nodeList struct {
 	Metadata struct {
 		Continue string `json:"continue"`

@@ -15,7 +15,8 @@ import (
 	"github.com/penstock-kv/penstock/dualpath/netcost"
 )
 
-// CongestionMax is the highest congestion in a State. clean lowers higher values to it.
+// CongestionMax is the highest congestion in a State. Higher values are lowered to CongestionMax
+// (Reading.clean).
 const CongestionMax = 0.99
 
 // maxAnswerBytes is the maximum size of a source's answer, in bytes.
@@ -32,11 +33,12 @@ type Reading struct {
 
 // Source is one source of the network's state.
 type Source interface {
-	// Name returns a word for logs and metrics.
+	// Name returns the name of the source in logs and metrics.
 	Name() string
 	// Every returns the polling interval.
 	Every() time.Duration
-	// Read polls the source, within ctx. It is not called concurrently.
+	// Read polls the source and returns its answer. It must return when ctx ends. It is not called
+	// concurrently.
 	Read(ctx context.Context) (Reading, error)
 }
 

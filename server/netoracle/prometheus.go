@@ -16,14 +16,14 @@ import (
 
 // PrometheusOptions are the options of a Prometheus source.
 type PrometheusOptions struct {
-	// URL is the URL of the server, such as http://prometheus:9090, with the path before /api.
+	// URL is the URL of the server, such as http://prometheus:9090, including any path before /api.
 	URL string
 	// TokenFile, unless empty, is the file with a bearer token.
 	TokenFile string
-	// Queries has a PromQL expression for each measured tier. Its value is the share, 0 to 1, of
-	// the tier's links that traffic other than the planner's transfers uses. The expression can
-	// exclude transfers that have a traffic class of their own (DSCP, queue). If it cannot exclude
-	// them, set netcost.Model.CongestionHasOwn.
+	// Queries has a PromQL expression for each measured tier. The expression's value is the share
+	// of the bandwidth of the tier's links, 0 to 1, that is used by traffic other than the
+	// planner's transfers. The expression can exclude transfers that have a traffic class of their
+	// own (DSCP, queue). If it cannot exclude them, set netcost.Model.CongestionHasOwn.
 	Queries map[netcost.Tier]string
 	// Every is the interval between queries. Default 1 s (NetKV paper, section V-B). With an
 	// interval of one minute, placement is only slightly worse.

@@ -12,8 +12,8 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// listPage is the largest number of pieces that one call of trie.Trie.List returns. It bounds the
-// time that the index is locked.
+// listPage is the largest limit, in pieces, that is passed to trie.Trie.List. It bounds the time
+// for which a call locks the index.
 const listPage = 4096
 
 // held returns the number and the size of the pieces of a namespace.
@@ -53,8 +53,9 @@ func (n *Node) DeleteBlocks(namespace string, id kv.BlockID, dryRun bool) (Remov
 	if err != nil && !errors.Is(err, trie.ErrAbsent) || dryRun {
 		return below, err
 	}
-	// The index changes first. So the tombstone covers every descendant that was added until then.
-	// If the catalogue cannot be written, the caller can repeat the call.
+	// The index changes before the tombstone (the record of the deletion) is made. So the tombstone
+	// covers every descendant that was added before that. If the catalogue cannot be written, the
+	// caller can repeat the call.
 	err = n.index.Delete(ns.ID, id)
 	n.publishChanges()
 	// The tombstones are for the epochs that are live after the deletion: an epoch that began
@@ -64,7 +65,8 @@ func (n *Node) DeleteBlocks(namespace string, id kv.BlockID, dryRun bool) (Remov
 	}
 	count := n.noteDeleted(ns.ID, ns.Live(), id, rootGroups(ns)...)
 	n.wakeReclaim()
-	// The caller's context is not used, because the deletion remains when the caller ends.
+	// The caller's context is not used: the block is deleted from the index already, so the
+	// deletion must become durable even if the caller ends.
 	if err := n.writeDeleted(n.stopped, count); err != nil {
 		return Removed{}, fmt.Errorf("storage: block %v is deleted, but the deletion could not be written to the volumes; repeat the call, or a rebuild of the index may restore the block: %w", id, err)
 	}
@@ -74,9 +76,10 @@ func (n *Node) DeleteBlocks(namespace string, id kv.BlockID, dryRun bool) (Remov
 	return below, nil
 }
 
-// Evict removes blocks in the policy's order until at least bytes of slots are free, or until no
-// further block may be removed. If dryRun is set, it changes nothing and returns the upper bound:
-// the number and size of the pieces of the namespace or, without one, of the node.
+// Evict removes blocks in the order of the eviction policy until it has freed slots of at least
+// bytes in total, or until no further block may be removed. If dryRun is set, it changes nothing
+// and returns an upper bound: the number and size of all pieces of the namespace or, if namespace
+// is empty, of the node.
 func (n *Node) Evict(namespace string, bytes int64, dryRun bool) (Removed, error) {
 	if bytes <= 0 {
 		return Removed{}, fmt.Errorf("%w: cannot evict %d bytes; give a positive number", ErrRequest, bytes)
@@ -102,8 +105,8 @@ func (n *Node) Evict(namespace string, bytes int64, dryRun bool) (Removed, error
 	return Removed{Blocks: blocks, Bytes: blocks * slot}, nil
 }
 
-// Delivered drops transfer blocks that have reached their reader. epoch is their epoch, 0 for the
-// newest.
+// Delivered removes blocks of class transfer that have reached their reader. epoch is the epoch of
+// the blocks; 0 means the newest.
 func (n *Node) Delivered(namespace string, epoch kv.Epoch, ids []kv.BlockID) (Removed, error) {
 	ns, err := n.Namespace(namespace)
 	if err != nil {
@@ -199,7 +202,8 @@ func (n *Node) verifyPiece(ctx context.Context, ns kv.Namespace, info trie.Info)
 	case err == nil:
 		v.State, v.LayerSums = Delivered, slices.Clone(batch[0].LayerSums)
 	case errors.Is(err, blockstore.ErrCorrupt) && !n.current(ns):
-		// The slot may hold another block by then.
+		// The epoch was retired before or during the read, so the slot may have been reused for
+		// another block.
 		v.State, v.Err = Absent, fmt.Errorf("block %v: epoch %d of namespace %q was retired meanwhile", info.ID, ns.Epoch, ns.Name)
 	case errors.Is(err, blockstore.ErrCorrupt):
 		n.dropCorrupt(info.Ref, "verify", err)

@@ -51,7 +51,7 @@ func (n *Node) expireLoop() {
 		now := n.opts.Now()
 		if ended := n.index.ExpireLeases(now); ended > 0 {
 			n.opts.Metrics.LeasesExpired.Add(float64(ended))
-			n.wakeReclaim() // the leased pieces may be unmatchable, so their slots may be free
+			n.wakeReclaim() // the pieces of an expired lease may be unmatchable, so that reclaiming can free their slots
 		}
 		n.expireReservations(now)
 		if len(n.index.Unsettled()) > 0 {
@@ -171,8 +171,8 @@ func (n *Node) scrubStep(ctx context.Context, from kv.Extent, bytesPerSecond int
 	return result, err
 }
 
-// Scrub verifies every live slot once, at bytesPerSecond at most (0: without a limit), and reports
-// progress after each step.
+// Scrub verifies every live slot once, at most bytesPerSecond (0: no limit), and calls progress
+// after each step with the totals so far.
 func (n *Node) Scrub(ctx context.Context, bytesPerSecond int64, progress func(slots, bytes, corrupt int64) error) error {
 	var from kv.Extent
 	var slots, bytes, corrupt int64

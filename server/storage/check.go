@@ -24,7 +24,7 @@ const checkBatchBytes = 16 << 20
 
 // CheckOptions are the options of Check.
 type CheckOptions struct {
-	// Store is open, and Ready was not called, so no node serves from it. Check calls Ready.
+	// Store is open and not Ready, so no node serves from it. Check calls Ready.
 	Store *blockstore.Store
 	Index *trie.Trie
 	// Verify, if not nil, is an arena into which Check reads every piece, to compare header and
@@ -61,7 +61,7 @@ func Check(ctx context.Context, opts CheckOptions) (CheckReport, error) {
 		}
 		ns, ok := geometries[place.Namespace]
 		if !ok {
-			stale[ref] = true // of a deleted namespace that is not reclaimed yet
+			stale[ref] = true // a piece of a deleted namespace that waits to be reclaimed
 			continue
 		}
 		err := opts.Store.Adopt(ref, ns.Geometry.PieceBytes(place.Group), ns.Geometry.Groups[place.Group].Layers)

@@ -34,8 +34,8 @@ type StoredPiece struct {
 // committing is the state of one piece of a Commit.
 type committing struct {
 	StoredPiece
-	// slot is the content of the slot. It is in mem, which is the reservation's memory or a copy
-	// made by copySlot.
+	// slot is the content of the piece's slot: header, payload and padding. It lies in mem, which
+	// is the reservation's memory or a copy made by copySlot.
 	slot []byte
 	mem  *hold
 	sums []uint64
@@ -215,8 +215,8 @@ func (n *Node) writeSlots(ctx context.Context, r *Reservation, all []committing)
 	}
 }
 
-// copySlot copies the piece to new memory for the next attempt. The next attempt must not write its
-// header into the old memory, which the hanging device may still read.
+// copySlot copies the piece to new memory for the next attempt to write it. That attempt must not
+// write its header into the old memory, which the hanging device may still read.
 func (n *Node) copySlot(ctx context.Context, r *Reservation, c *committing) error {
 	buf, err := n.allocShare(ctx, int64(len(c.slot)))
 	if err != nil {
@@ -230,7 +230,7 @@ func (n *Node) copySlot(ctx context.Context, r *Reservation, c *committing) erro
 	return nil
 }
 
-// dropCopy releases the memory of copySlot, if there is any.
+// dropCopy releases the memory that copySlot has allocated for the piece, if any.
 func (c *committing) dropCopy(r *Reservation) {
 	if c.mem != r.mem {
 		c.mem.release()
@@ -304,8 +304,8 @@ type volumeWrites struct {
 
 // writeVolume does the writes of one volume and sets the Err of each owner. If the device does not
 // complete them within WriteWait, Err is errHung. The device may then still use the memory and the
-// slots. So the memory is released, and the slots, which the caller abandons, become free, only
-// when the device has completed the writes.
+// slots. The memory is therefore released only when the device has completed the writes. The slots,
+// which the caller abandons, become free at that time too.
 func (n *Node) writeVolume(ctx context.Context, part *volumeWrites) {
 	held := make([]*hold, len(part.owners))
 	for i, c := range part.owners {
@@ -348,8 +348,8 @@ func (n *Node) giveUp(all []committing) {
 	}
 }
 
-// syncData syncs the written pieces. A piece whose volume was not synced gets the
-// reason in its Err. The error of syncData is that of ctx.
+// syncData syncs the volumes of the written pieces. If a volume was not synced, the Err of its
+// pieces is the reason. syncData itself fails only with the error of ctx.
 func (n *Node) syncData(ctx context.Context, owners []*committing) error {
 	var refs []kv.Ref
 	for _, c := range owners {
@@ -376,7 +376,7 @@ func (n *Node) syncData(ctx context.Context, owners []*committing) error {
 	return nil
 }
 
-// refuseOrphans refuses the descendants of refused pieces.
+// refuseOrphans refuses each piece of which an ancestor was refused.
 func (r *Reservation) refuseOrphans(all []committing) {
 	if r.ns.Index == kv.IndexFlat {
 		return
@@ -395,8 +395,8 @@ func (r *Reservation) refuseOrphans(all []committing) {
 }
 
 // depth returns the number of blocks before the first block of the reservation. The slot headers
-// contain it for inspection and for the rebuild of the index, which uses only the order. So callers
-// ignore the error if an ancestor was just removed.
+// contain the depth for inspection and for a rebuild of the index. A rebuild uses only the order of
+// depths, so callers ignore the error, which occurs if the parent was just removed.
 func (n *Node) depth(r *Reservation) (uint32, error) {
 	if r.parent.IsZero() {
 		return 0, nil
@@ -413,8 +413,8 @@ func (n *Node) depth(r *Reservation) (uint32, error) {
 	return 0, fmt.Errorf("storage: block %v in epoch %d: %w", r.parent, r.ns.Epoch, trie.ErrAbsent)
 }
 
-// slots reserves count slots for the consecutive blocks from block first on. If possible they are
-// right after the slot of the block before first. It evicts if no slot is free.
+// slots reserves count slots for the consecutive blocks from block first on, if possible right
+// after the slot of the previous block. It evicts if no slot is free.
 func (n *Node) slots(ctx context.Context, r *Reservation, group, first, count int) ([]kv.Ref, error) {
 	layout := r.layouts[group]
 	before := r.parent
@@ -482,8 +482,8 @@ func (n *Node) publish(ctx context.Context, r *Reservation, all []committing) er
 var errVolumeRemoved = errors.New("the volume was removed meanwhile")
 
 // dropRemoved removes the pieces whose volume was removed during the Commit, and their descendants,
-// from the index. RemoveVolume only drops the pieces that are in the index at the time of the
-// removal, not those added later.
+// from the index. RemoveVolume drops only the pieces that are in the index at the time of the
+// removal, so pieces added after that are dropped here.
 func (n *Node) dropRemoved(r *Reservation, stored []*committing) {
 	lost := len(r.ids)
 	for _, c := range stored {
@@ -522,7 +522,8 @@ func (n *Node) report(r *Reservation, all []committing) {
 	n.publishChanges()
 }
 
-// logIf logs the error of a call that the caller does not need to handle.
+// logIf logs err, if it is not nil, with the name of the operation. It is for errors that need no
+// other reaction.
 func (n *Node) logIf(what string, err error) {
 	if err != nil {
 		n.opts.Logger.Error(what, "err", err)

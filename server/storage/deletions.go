@@ -25,7 +25,7 @@ import (
 //	floor      namespace, generation G
 //	           a rebuild ignores the slots of the namespace up to G
 //
-// One tombstone covers a block and all its descendants. Concurrent deletions share one write of the
+// A tombstone covers a piece and all its descendants. Concurrent deletions share one write of the
 // catalogue. When an epoch ends or a namespace is deleted, its tombstones are removed, because a
 // rebuild ignores epochs and namespaces that the catalogue does not list. When the catalogue is
 // full, the older half of the tombstones is replaced by floors. A later rebuild then finds fewer
@@ -34,8 +34,8 @@ type deletions struct {
 	mu     sync.Mutex
 	stones map[stoneKey]kv.Generation
 	floors map[kv.NamespaceID]kv.Generation
-	// added is the number of changes made, and written the number of the last change that the
-	// catalogue has.
+	// added is the number of changes of stones and floors so far. written is the number of the last
+	// change that is in the durable catalogue.
 	added, written uint64
 }
 
@@ -93,7 +93,7 @@ func (d *deletions) load(c catalogue) error {
 }
 
 // add records a deletion for the next write of the catalogue. It returns the number of the change,
-// for has.
+// which is the argument for has.
 func (d *deletions) add(key stoneKey, upTo kv.Generation) uint64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -116,8 +116,8 @@ func (d *deletions) has(n uint64) bool {
 	return d.written >= n
 }
 
-// encode returns the deletions for a catalogue with these namespaces, and the number of the last
-// change that they include.
+// encode returns the deletions for a catalogue with these namespaces. count is the number of the
+// last change that the deletions include.
 func (d *deletions) encode(namespaces []kv.Namespace) (out []deletedPieces, count uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -192,7 +192,8 @@ func (d *deletions) collapse() bool {
 	return true
 }
 
-// raiseFloor makes later rebuilds ignore the slots of a namespace with generations up to upTo.
+// raiseFloor makes later rebuilds of the index ignore the slots of a namespace with generations up
+// to upTo.
 func (d *deletions) raiseFloor(id kv.NamespaceID, upTo kv.Generation) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -203,8 +204,8 @@ func (d *deletions) raiseFloor(id kv.NamespaceID, upTo kv.Generation) {
 // noteDeleted records that, in the given epochs, the pieces of the block id in the given groups are
 // deleted, with all their descendants. It returns the number of the change, for writeDeleted.
 func (n *Node) noteDeleted(ns kv.NamespaceID, epochs []kv.Epoch, id kv.BlockID, groups ...int) (count uint64) {
-	// Every slot of the block and of its descendants got its generation before the index removed
-	// the block, so upTo covers all of them.
+	// Every slot of the block and of its descendants got its generation before the block was
+	// removed from the index, so upTo is at least as high as each of these generations.
 	upTo := n.store.NewestGeneration()
 	for _, e := range epochs {
 		for _, g := range groups {
@@ -215,7 +216,8 @@ func (n *Node) noteDeleted(ns kv.NamespaceID, epochs []kv.Epoch, id kv.BlockID, 
 }
 
 // rootGroups returns the groups for which a deletion of the whole block needs tombstones. The
-// pieces of the block's other groups are descendants of the pieces in these groups.
+// block's pieces in the other groups are descendants of its pieces in these groups, so the
+// tombstones cover them.
 func rootGroups(ns kv.Namespace) []int {
 	if ns.Index != kv.IndexFlat && ns.Geometry.Groups[0].Kind == kv.Full {
 		return []int{0}

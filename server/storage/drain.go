@@ -23,7 +23,8 @@ const (
 	// the volume less, because the mover always has one batch of reads in flight.
 	moveBytes = 4 << 20
 	moveSlots = 256
-	// movePause is the time between two passes over a volume on which the first pass left blocks.
+	// movePause is the time between two passes over a volume if the earlier pass left blocks on the
+	// volume.
 	movePause = time.Second
 )
 
@@ -35,11 +36,11 @@ const (
 //	             old slot: free, or condemned until its readers have left ◄── trie.Move, synced
 //
 // After a crash before the sync of the index, the index refers to the old slot, and the new slot is
-// free. After a later crash, the index refers to the new slot. If the index is lost too, Rebuild
-// takes the new slot if it is intact, and otherwise the old one. The mover never evicts. If there
-// is no room for a block on the other volumes, the block stays in its slot and is served from
-// there, and the next pass tries again. The mover has one batch in flight. Its reads count against
-// the limits of the volume (lane) and of the arena, as the reads of a Load do.
+// free. After a crash later than that sync, the index refers to the new slot. If the index is lost
+// too, Rebuild takes the new slot if it is intact, and otherwise the old one. The mover never
+// evicts. If there is no room for a block on the other volumes, the block stays in its slot and is
+// served from there, and the next pass tries again. The mover has one batch in flight. Its reads
+// count against the limits of the volume (lane) and of the arena, as the reads of a Load do.
 type mover struct {
 	node   *Node
 	volume uint32
@@ -176,7 +177,7 @@ func newMovers(n *Node) []*mover {
 	return movers
 }
 
-// wake makes run check the state of the volume.
+// wake makes run check soon whether the volume is draining.
 func (m *mover) wake() {
 	select {
 	case m.kick <- struct{}{}:
@@ -216,13 +217,13 @@ func (m *mover) run() {
 	}
 }
 
-// left reports whether the volume is draining and a slot of it is in use.
+// left reports whether the volume is draining and still has slots in use.
 func (m *mover) left() bool {
 	return m.draining() && m.node.store.Stats().Volumes[m.volume].Slots.UsedBytes() > 0
 }
 
-// errNotMatchable: the slots in use hold no matchable block. The blocks are being written, or were
-// deleted and have not been removed from the index yet.
+// errNotMatchable: the slots that are still in use hold no matchable blocks. Their blocks are being
+// written, or were deleted and have not been removed from the index yet.
 var errNotMatchable = errors.New("the remaining blocks are being written, or were deleted and are still leased")
 
 // pass is one pass over the volume.
@@ -230,7 +231,8 @@ type pass struct {
 	mover *mover
 	began time.Time
 	moved int64
-	// full has the error of the store for each slot size that found no room.
+	// full maps each slot size for which the other volumes had no free slot to the error of the
+	// store.
 	full map[int64]error
 	// after is the last slot that was written. If hasAfter is set, the next block is put right
 	// after that slot if possible.
@@ -284,9 +286,9 @@ type moving struct {
 	err error
 }
 
-// batch moves blocks of one slot size. It returns how many of refs it has handled, whether or not
-// the blocks were moved. After an error the pass must end, because the volume cannot be read or the
-// node cannot write.
+// batch moves the blocks in refs, slots of one size. It returns the number of refs that it has
+// handled, whether or not the blocks were moved. After an error the pass must end, because the
+// volume cannot be read or the node cannot write.
 func (p *pass) batch(ctx context.Context, refs []kv.Ref, slotBytes int64) (done int, err error) {
 	n := p.mover.node
 	blocks := n.movable(refs)
@@ -355,8 +357,8 @@ func (p *pass) reserve(ctx context.Context, blocks []moving) (refs []kv.Ref, err
 	return refs, err
 }
 
-// copy reads the blocks, writes them to their new slots and syncs the new slots. It sets err of
-// each block. If copy itself returns an error, the pass must end.
+// copy reads the blocks, writes them to their new slots and syncs the new slots. The outcome of
+// each block is in its err. If copy itself returns an error, the pass must end.
 func (p *pass) copy(ctx context.Context, blocks []moving, slotBytes int64) error {
 	n := p.mover.node
 	fail := func(err error) error {

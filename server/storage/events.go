@@ -14,14 +14,15 @@ import (
 type EventKind uint8
 
 const (
-	// BlockStored: the blocks IDs became matchable. Parent is the block before the first of them.
+	// BlockStored: the blocks in IDs became matchable. Parent is the id of the block before the
+	// first of these blocks.
 	BlockStored EventKind = iota + 1
 	// BlockRemoved: blocks are no longer matchable.
 	BlockRemoved
-	// AllBlocksCleared: no block of the namespace's epoch is matchable, because the epoch was
+	// AllBlocksCleared: no block of Epoch in Namespace is matchable any more, because the epoch was
 	// retired (by RetireEpoch or a bump) or the namespace was deleted.
 	AllBlocksCleared
-	// Gap: the log has dropped events that the consumer has not read.
+	// Gap: the log has dropped events that this consumer has not read.
 	Gap
 	// VolumeState: a volume changed its state.
 	VolumeState
@@ -45,8 +46,8 @@ type Event struct {
 	Volume *blockstore.VolumeChange
 }
 
-// eventIDs is the average number of block ids for each event that the log can keep. With the
-// default of 65,536 events, the ids take up to 16 MiB.
+// eventIDs is the number of block ids for which the log has room, divided by the number of events
+// that the log keeps. With the default of 65,536 events, the ids take up to 16 MiB.
 const eventIDs = 16
 
 // An EventLog keeps the newest events in a ring, and wakes waiting consumers. The numbers of events
@@ -164,7 +165,7 @@ func (n *Node) publishChanges() {
 	}
 }
 
-// sameEvent returns how many changes at the start of all fit into one event.
+// sameEvent returns the number of changes, from the first of all on, that one event can report.
 func sameEvent(all []trie.Change) int {
 	first := &all[0]
 	if first.Kind == trie.SpaceCleared {

@@ -6,23 +6,24 @@ import (
 	"sync"
 )
 
-// A gate bounds the concurrent calls. As many calls again may wait, and further calls are refused
-// at once. Calls that wait enter in the order of their arrival.
+// A gate bounds the number of concurrent calls. The same number of further calls may wait; any
+// other call is refused at once. Waiting calls enter in the order of their arrival.
 type gate struct {
 	mu sync.Mutex
-	// max bounds running, and waiting too. Invariant: running <= max, unless setMax has lowered max
-	// since the calls entered.
+	// max is the maximum of running and of the number of waiting calls. Invariant: running <= max,
+	// unless setMax has lowered max since the calls entered.
 	max, running int
 	// waiting has a channel for each call that waits, which is closed when the call may run.
 	waiting []chan struct{}
-	// empty is made by close, and closed when no call runs. While it is not nil no call enters.
+	// empty is nil until the gate is closed; after that no call enters. The channel is closed when
+	// no call runs any more.
 	empty chan struct{}
 }
 
 func newGate(n int) *gate { return &gate{max: n} }
 
-// enter returns nil when the call may run; the call must then end with leave. ErrBusy means that
-// too many calls wait.
+// enter waits until the call may run, and returns nil; the call must then end with leave. It fails
+// with ErrBusy if too many calls wait already, and with the error of ctx.
 func (g *gate) enter(ctx context.Context) error {
 	g.mu.Lock()
 	if g.running < g.max && len(g.waiting) == 0 && g.empty == nil {
@@ -48,7 +49,7 @@ func (g *gate) enter(ctx context.Context) error {
 		g.waiting = slices.Delete(g.waiting, i, i+1)
 		return ctx.Err()
 	}
-	g.leaveLocked() // the turn came at the same time
+	g.leaveLocked() // the call was admitted at the same time
 	return ctx.Err()
 }
 
@@ -66,7 +67,7 @@ func (g *gate) leaveLocked() {
 	g.admitLocked()
 }
 
-// admitLocked lets the calls run that have waited longest and for which there is room.
+// admitLocked admits waiting calls, the longest waiting first, while fewer than max calls run.
 func (g *gate) admitLocked() {
 	n := 0
 	for n < len(g.waiting) && g.running < g.max && g.empty == nil {

@@ -9,9 +9,9 @@ import (
 	"github.com/penstock-kv/penstock/internal/arena"
 )
 
-// A hold is an arena buffer with a reference count. Its users are the parts that are being sent to
-// a reader, the hot set, loans, and writes that the device has not completed. The last release
-// frees the buffer.
+// A hold is an arena buffer with a reference count. The references are those of parts that are
+// being sent to a reader, of the hot set, of loans, and of writes that the device has not
+// completed. The last release frees the buffer.
 type hold struct {
 	buf  arena.Buffer
 	refs atomic.Int32
@@ -48,8 +48,8 @@ func (n *Node) alloc(ctx context.Context, sizeBytes int64) (arena.Buffer, error)
 }
 
 // allocShare is alloc for a write. It allocates from the share of the arena that is reserved for
-// writers, so that reads and writes do not wait for each other. It drops only pieces of the hot set
-// in that share.
+// writers, so that reads and writes do not wait for each other. From the hot set it drops only
+// pieces whose buffers are in that share.
 func (n *Node) allocShare(ctx context.Context, sizeBytes int64) (arena.Buffer, error) {
 	m := n.opts.Arena
 	return n.allocFrom(ctx, sizeBytes, m.TryAllocShare, m.AllocShare, m.InShare)

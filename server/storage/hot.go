@@ -9,8 +9,8 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// hotDropBytes is the minimum size of one drop from the hot set, in bytes. So one drop makes memory
-// for several requests.
+// hotDropBytes is the minimum size, in bytes, of the pieces that one call of drop removes from the
+// hot set, so that one call frees memory for several requests.
 const hotDropBytes = 8 << 20
 
 // A hotSet keeps the most recently read pieces in unused arena memory. It drops the least recently
@@ -32,7 +32,8 @@ type hotSet struct {
 // hotPiece is one verified slot.
 type hotPiece struct {
 	ref kv.Ref
-	// payload is the offset of the piece's bytes in hold's buffer.
+	// hold has the buffer with the piece, and payload is the offset of the piece's bytes in that
+	// buffer.
 	hold      *hold
 	payload   int64
 	bytes     int64
@@ -103,10 +104,10 @@ func (h *hotSet) suspend() { h.suspended.Add(1) }
 
 func (h *hotSet) resume() { h.suspended.Add(-1) }
 
-// drop removes the least recently read pieces for whose buffer helps returns true, until it has
-// removed wantBytes bytes. If wantBytes is negative, it removes all of them. It returns the number
-// of bytes removed. If a reader still uses the memory of a piece, the memory is freed when that
-// reader releases it.
+// drop removes pieces, the least recently read first, until it has removed wantBytes bytes; a
+// negative wantBytes means no limit. It removes only pieces for whose buffer helps returns true. It
+// returns the number of bytes removed. If a reader still uses the memory of a piece, the memory is
+// freed when that reader releases it.
 func (h *hotSet) drop(wantBytes int64, helps func(arena.Buffer) bool) int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -8,7 +8,7 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// Exists returns for each block whether it is stored, and the namespace's epoch; see
+// Exists returns for each block whether it is stored in the epoch, and returns that epoch; see
 // trie.Trie.Present.
 func (n *Node) Exists(namespace string, epoch kv.Epoch, ids []kv.BlockID, touch bool) ([]bool, kv.Epoch, error) {
 	ns, err := n.Namespace(namespace)

@@ -13,9 +13,9 @@ import (
 	"github.com/penstock-kv/penstock/internal/arena"
 )
 
-// A lane limits the reads of one volume: the number of Loads, and the bytes of arena memory that
-// the device may hold until it completes its reads. So a volume that hangs exhausts only its own
-// lane.
+// A lane limits the reads of one volume: the number of Loads that read from the volume, and the
+// bytes of arena memory that the device holds while its reads are in flight. So a volume that hangs
+// exhausts only its own lane.
 type lane struct {
 	volume int
 	// loads counts the Loads that read from the volume or wait for budget, and max bounds them.
@@ -37,8 +37,8 @@ func newLanes(volumes, readsMax int, arenaBytes int64) []*lane {
 	return lanes
 }
 
-// enter adds a Load to the lane without waiting, until leave. It fails with ErrBusy if the lane is
-// full.
+// enter adds a Load to the lane; leave removes the Load. enter does not wait: it fails with ErrBusy
+// if the lane has max Loads.
 func (l *lane) enter() error {
 	for {
 		n := l.loads.Load()
@@ -71,10 +71,10 @@ func (l *lane) acquire(ctx context.Context, bytes int64, limit time.Duration) (i
 	return bytes, nil
 }
 
-// readSlots reads slots of one volume into arena memory of total bytes. The function place assigns
-// each read its part of the memory. Without an error the caller releases the hold. readSlots fails
-// if there is no budget or memory, if the device has not completed within ReadWait, or if ctx ends.
-// After an error the caller must not use the batch, because the device may still write to its
+// readSlots reads slots of one volume into arena memory of total bytes. It calls place with that
+// memory; place sets the Buf of each read. Without an error the caller releases the hold. readSlots
+// fails if there is no budget or memory, if the device has not completed within ReadWait, or if ctx
+// ends. After an error the caller must not use the batch, because the device may still write to its
 // memory. Until the device completes, that memory counts against the volume's budget.
 func (n *Node) readSlots(ctx context.Context, l *lane, total int64, batch []blockstore.Read, place func(arena.Buffer)) (*hold, error) {
 	limits := n.limits.Load()
@@ -133,7 +133,7 @@ type laneUse struct {
 	// left counts the units of each volume that have not ended. Invariant: the Load is in no lane
 	// of a volume whose left is 0.
 	left map[int]int
-	// entered has the error of enter, or nil, for each volume for which enter was called.
+	// entered maps each volume for whose lane enter was called to the error of enter, or nil.
 	entered map[int]error
 }
 

@@ -7,24 +7,25 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// Limits are the limits of Options, of the index and of the store that can change while the Node runs,
-// with the same meaning.
+// Limits has those limits of Options, of the index and of the store that can change while the Node
+// runs. Each limit has the same meaning as there.
 type Limits struct {
 	ReadsMax        int
 	ReservationsMax int
-	// LeasesMax is the index's MaxLeases.
+	// LeasesMax is the index's Options.MaxLeases.
 	LeasesMax      int
 	LeaseTTLMax    time.Duration
 	ReservationTTL time.Duration
 	QueueWait      time.Duration
 	ReadWait       time.Duration
 	LoanBytesMax   int64
-	// FreeFloorBytes is the store's.
+	// FreeFloorBytes is the store's Options.FreeFloorBytes.
 	FreeFloorBytes      int64
 	ScrubBytesPerSecond int64
 }
 
-// CheckLimits returns the error because of which SetLimits must not be called with l, or nil.
+// CheckLimits returns an error for the first limit of l that is invalid, or nil. SetLimits may be
+// called only with limits for which CheckLimits returns nil.
 func (n *Node) CheckLimits(l Limits) error {
 	arenaBytes := int64(len(n.opts.Arena.Bytes()))
 	switch {
@@ -62,7 +63,7 @@ func (n *Node) SetLimits(l Limits) {
 	}
 }
 
-// startLimits are the limits of the options.
+// startLimits returns the limits with which a node with these options starts.
 func startLimits(o *Options) *Limits {
 	return &Limits{
 		ReadsMax: o.ReadsMax, ReservationsMax: o.ReservationsMax, LeaseTTLMax: o.LeaseTTLMax, ReservationTTL: o.ReservationTTL,

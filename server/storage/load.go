@@ -33,16 +33,17 @@ type LoadRequest struct {
 	// Suffix allows IDs to begin in the middle of a prompt. The blocks before the first of IDs are
 	// not looked up. Suffix is for trees of one full group.
 	Suffix bool
-	// Alone looks up each of Pieces separately. It is for loading the pieces of one epoch of a
-	// mixed match, because that epoch need not have the other pieces of the match.
+	// Alone makes Load look up each of Pieces separately instead of a prefix. It is used to load
+	// the pieces of one epoch of a mixed match: that epoch need not have the other pieces of the
+	// match.
 	Alone bool
 	// FirstLayer and Layers select layers of every piece. Layers 0 means all layers.
 	FirstLayer, Layers int
 	// Geometry is the geometry for which the reader has sized its memory. A zero Geometry is not
 	// compared.
 	Geometry kv.GeometryDigest
-	// Keep is set if deliver calls Part.Keep on every part. Then each piece, of any size, is
-	// delivered as one part, and a piece is not loaded if it cannot be lent.
+	// Keep is set if deliver calls Part.Keep on every part. Each piece, of any size, is then
+	// delivered as one part, and a piece is not loaded if the limit of loans leaves no room for it.
 	Keep bool
 	// Early allows the Load to return as soon as all pieces were found and passed to deliver,
 	// before the transfers are confirmed.
@@ -91,8 +92,8 @@ type LoadedPiece struct {
 type LoadResult struct {
 	Match  MatchResult
 	Pieces []LoadedPiece
-	// UnderWay is set if transfers are still in progress. The state of a piece then becomes wrong
-	// only if its transfer fails.
+	// UnderWay is set if transfers are still in progress. The states of the pieces then assume that
+	// these transfers will succeed.
 	UnderWay bool
 }
 
@@ -241,7 +242,7 @@ func (l *load) perform(ctx context.Context) error {
 	select {
 	case <-l.ended:
 		return nil
-	default: // ctx.Done has a cost
+	default: // checked first, because a select on ctx.Done has a cost
 	}
 	select {
 	case <-l.ended:
@@ -251,8 +252,9 @@ func (l *load) perform(ctx context.Context) error {
 	}
 }
 
-// deliverHot delivers the pieces that are in memory, in the caller's goroutine. It does so only if
-// there are few units and all have whole pieces. It returns the remaining units.
+// deliverHot delivers the pieces that are in the hot set, in the caller's goroutine, and returns
+// the units that are left. If there are more than loadDepth units, or a unit has only some layers
+// of a piece, it delivers nothing and returns all units.
 func (l *load) deliverHot(ctx context.Context, units []unit) []unit {
 	if len(units) > loadDepth || slices.ContainsFunc(units, func(u unit) bool { return u.layers > 0 }) {
 		return units
@@ -285,7 +287,7 @@ func (l *load) release() {
 	}
 }
 
-// intact reports whether no piece is missing, corrupt or failed so far.
+// intact reports whether every piece with an outcome so far was delivered.
 func (l *load) intact() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -337,7 +339,8 @@ func (n *Node) checkLoad(ns kv.Namespace, req LoadRequest) error {
 		return fmt.Errorf("%w: one read of %d bytes; the limit is %d (limits.read_bytes)", ErrRequest, bytes, n.opts.LoadBytesMax)
 	}
 	if req.Keep {
-		// There must be room to lend the first unit. A later piece without room is Busy by itself.
+		// The limit of loans must leave room for the first unit. If there is no room for a later
+		// piece, only that piece is Busy.
 		return n.loans.room(min(bytes, max(unitBytes, largest)))
 	}
 	return nil
@@ -363,9 +366,9 @@ func (l *load) match() (MatchResult, error) {
 		return l.node.index.Locate(l.ns.ID, l.req.Epoch, l.req.IDs, pieces)
 	}
 	last := len(l.req.IDs)
-	// The length of the match decides which pieces of a window or state group are needed. So the
-	// match may be cut at the last requested block only if there is just one group, of full
-	// attention.
+	// The length of the match determines which pieces of a window or state group are needed. So the
+	// match may be limited to the last requested block only if the geometry has a single group and
+	// it is of kind Full.
 	if groups := l.ns.Geometry.Groups; l.req.Pieces != nil && len(groups) == 1 && groups[0].Kind == kv.Full {
 		last = 0
 		for _, p := range l.req.Pieces {
@@ -449,8 +452,8 @@ func (l *load) lost(i int, ref kv.Ref, err error) {
 	}
 }
 
-// lostForGood reports whether to remove a piece whose read failed from the index. It is true if the
-// device cannot read the slot, or if the volume has failed and another volume takes writes.
+// lostForGood reports whether a piece whose read failed with err should be removed from the index:
+// the device cannot read the slot, or the volume has failed and another volume takes writes.
 func (n *Node) lostForGood(ref kv.Ref, err error) bool {
 	return n.store.Unreadable(ref, err) || errors.Is(err, blockstore.ErrVolumeFailed) && n.store.Elsewhere(&ref)
 }
@@ -461,7 +464,7 @@ func (l *load) fail(pieces []int, err error) {
 	}
 }
 
-// outcome records the outcome of a piece. The first failure is kept.
+// outcome records the outcome of a piece, unless it already has one.
 func (l *load) outcome(i int, s PieceState, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -470,7 +473,8 @@ func (l *load) outcome(i int, s PieceState, err error) {
 	}
 }
 
-// countLocked completes the outcomes and counts them. A piece without a failure was delivered.
+// countLocked sets the outcome of each piece without one to Delivered, and adds all outcomes to the
+// metrics.
 func (l *load) countLocked() {
 	m := l.node.opts.Metrics
 	for i := range l.pieces {

@@ -21,9 +21,9 @@ const (
 	// loadDepth is the maximum number of units of one Load in progress: one on the disk, one on the
 	// network, and two that cover the time between a completion and the next request.
 	loadDepth = 4
-	// cutDepth is the maximum number of parts in progress of a piece that is loaded in parts, all
-	// on one volume. With more requests, a device may complete all of them at the same time, and
-	// then disk and network do not overlap.
+	// cutDepth is the maximum number of parts in progress of one piece that is loaded in parts. All
+	// parts are on one volume. With more parts in progress, the device may complete all of them at
+	// the same time, and then disk and network do not overlap.
 	cutDepth = 2
 )
 
@@ -111,7 +111,8 @@ func (l *load) loadAndDeliver(ctx context.Context, u unit) {
 	}
 }
 
-// loadUnit loads a unit. Before the reader receives the parts, the unit has left the volume's lane.
+// loadUnit reads a unit and returns its verified parts. The unit leaves the volume's lane before
+// the parts are sent to the reader.
 func (l *load) loadUnit(ctx context.Context, u unit) []Part {
 	defer l.lanes.end(u.volume)
 	if u.layers == 0 {
@@ -131,7 +132,8 @@ func (l *load) read(ctx context.Context, volume int, total int64, batch []blocks
 	return n.readSlots(ctx, lane, total, batch, place)
 }
 
-// hotParts returns parts of the pieces that are in memory, and the indexes of the other pieces.
+// hotParts returns parts for the pieces that are in the hot set, and the indexes of the other
+// pieces.
 func (l *load) hotParts(pieces []int) (parts []Part, cold []int) {
 	for _, i := range pieces {
 		if p, ok := l.node.hot.get(l.refs[i]); ok {

@@ -6,7 +6,7 @@ import (
 )
 
 // A loanBook counts the arena memory that readers on this host keep after their Load, and enforces
-// its maximum. Transfers cannot use that memory.
+// a maximum for it, because transfers cannot use that memory.
 type loanBook struct {
 	mu  sync.Mutex
 	max int64
@@ -17,7 +17,7 @@ type loanBook struct {
 	loans int
 }
 
-// room returns ErrBusy if sizeBytes more cannot be lent.
+// room returns ErrBusy if a further loan of sizeBytes would exceed max.
 func (b *loanBook) room(sizeBytes int64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -31,7 +31,7 @@ func (b *loanBook) roomLocked(sizeBytes int64) error {
 	return nil
 }
 
-// setMax bounds the loans from now on.
+// setMax sets the maximum size of the lent memory. Existing loans stay.
 func (b *loanBook) setMax(max int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

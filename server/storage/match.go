@@ -71,8 +71,9 @@ func (n *Node) match(ns kv.Namespace, ids []kv.BlockID, opts trie.MatchOptions) 
 	return match, err
 }
 
-// countMatch counts the requested and found tokens and blocks of a Match. A Load is not counted,
-// because a client divides one prompt into several Loads, which all have the same prefix.
+// countMatch adds the requested and the matched tokens and blocks of a Match to the metrics. A Load
+// is not counted, because a client divides one prompt into several Loads, which all have the same
+// prefix.
 func (n *Node) countMatch(ns kv.Namespace, asked int, match trie.Match) {
 	m := n.opts.Metrics
 	m.MatchRequests.Of(ns.Name).Inc()

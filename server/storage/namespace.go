@@ -27,8 +27,8 @@ type catalogue struct {
 	Deleted []deletedPieces `json:"deleted,omitempty"`
 }
 
-// catalogueVersion is the version that this program writes. Version 1 has no deletions. Version 2
-// has one epoch for each namespace, and the deletions are in that epoch.
+// catalogueVersion is the version that this program writes. In version 1 there are no deletions. In
+// version 2 each namespace has one live epoch, to which its deletions belong.
 const catalogueVersion = 3
 
 // decodeCatalogue decodes a blob of writeCatalogue. An empty blob has no namespaces.
@@ -128,9 +128,9 @@ func (n *Node) reconcileNamespaces(ctx context.Context) error {
 }
 
 // agreed returns the namespace of the index with the epochs that are live in both the catalogue and
-// the index. A change is written to the catalogue first. So there are three cases. The newest
-// epochs are equal: an epoch that the catalogue lacks was retired. The newest epoch of the
-// catalogue is later: a bump did not reach the index. It is earlier: the volume with the newest
+// the index. A change is written to the catalogue first. So there are three cases. If the newest
+// epochs are equal, an epoch that the catalogue lacks was retired. If the newest epoch of the
+// catalogue is later, a bump did not reach the index. If it is earlier, the volume with the newest
 // catalogue is missing.
 func agreed(catalogued, indexed kv.Namespace) kv.Namespace {
 	if catalogued.Epoch < indexed.Epoch {
@@ -187,7 +187,7 @@ func (n *Node) CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Namesp
 		return kv.Namespace{}, err
 	}
 	if err := n.writeCatalogue(ctx, n.index.Namespaces()); err != nil {
-		// Without the catalogue on the volumes, the namespace would not survive a loss of the
+		// The catalogue could not be written, so the namespace would not survive a loss of the
 		// index.
 		return kv.Namespace{}, errors.Join(err, n.index.DeleteNamespace(ns.Name))
 	}
@@ -264,10 +264,11 @@ type Bumped struct {
 	Live, Retired []kv.Epoch
 }
 
-// BumpEpoch makes to the newest epoch; 0 means the next one, and the maximum is kv.MaxEpoch. The
-// cost does not depend on the number of blocks. The keep newest epochs, including the new one, and
-// the pinned epochs stay live; keep 0 means 1. Every block of the other epochs becomes unmatchable.
-// An open reservation keeps the epoch for which it was made.
+// BumpEpoch begins the epoch with the number to, which becomes the newest epoch of the namespace.
+// to is at most kv.MaxEpoch; 0 means the number after the present newest epoch. The cost does not
+// depend on the number of blocks. The keep newest epochs, including the new one, and the pinned
+// epochs stay live; keep 0 means 1. Every block of the other epochs becomes unmatchable. An open
+// reservation keeps the epoch for which it was made.
 func (n *Node) BumpEpoch(ctx context.Context, name string, to kv.Epoch, keep int) (Bumped, error) {
 	n.nsMu.Lock()
 	defer n.nsMu.Unlock()
@@ -393,16 +394,16 @@ func (n *Node) PinEpoch(owner, name string, epoch kv.Epoch, ttl time.Duration) (
 	return lease, epoch, nil
 }
 
-// undoCatalogue is called after the index refused a change that is in the catalogue already. It
-// writes the namespaces of the index to the catalogue again. Otherwise the next start would apply
-// the change and drop the blocks stored since. It returns refused, joined with the error of the
-// write.
+// undoCatalogue is called after the index refused a change, with the error refused, that is in the
+// catalogue already. It writes the namespaces of the index to the catalogue again. Otherwise the
+// next start would apply the change and drop blocks stored after it. It returns refused, joined
+// with the error of the write.
 func (n *Node) undoCatalogue(ctx context.Context, refused error) error {
 	return errors.Join(refused, n.writeCatalogue(ctx, n.index.Namespaces()))
 }
 
-// cleared publishes the changes of the index after some epochs ended, and wakes reclaimLoop to free
-// their slots.
+// cleared is called after epochs ended. It publishes the changes of the index, and wakes
+// reclaimLoop to free the slots of these epochs.
 func (n *Node) cleared() {
 	n.publishChanges()
 	n.wakeReclaim()

@@ -30,10 +30,10 @@ type Node struct {
 	changes changes
 	hot     *hotSet
 
-	// reads limits the Loads of the node, and lanes the reads of each volume. detached counts the
-	// device requests of detach; only Close waits for it, by acquiring its whole weight. writeBytes
-	// limits reservations to half of the arena, so that writers cannot take all memory from
-	// readers.
+	// reads limits the Loads of the node, and lanes the reads of each volume. detached has one unit
+	// of weight for each device request that detach has started and that has not completed; only
+	// Close waits for them, by acquiring the whole weight. writeBytes limits reservations to half
+	// of the arena, so that writers cannot take all memory from readers.
 	reads      *gate
 	lanes      []*lane
 	detached   *semaphore.Weighted
@@ -45,7 +45,8 @@ type Node struct {
 
 	draining atomic.Bool
 	refusing atomic.Bool // the last result of noteWriteState: writes are refused
-	// unsynced is set by every commit and by a failed sync. The next sync clears it.
+	// unsynced is set if acknowledged blocks may not be durable: every commit and every failed sync
+	// sets it, and the next sync clears it.
 	unsynced atomic.Bool
 
 	recovered Recovery

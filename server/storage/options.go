@@ -44,8 +44,8 @@ type Options struct {
 	Arena   *arena.Arena
 	Metrics *metrics.Node
 
-	// Durability decides when Commit returns. SyncEvery is the maximum time for which data and
-	// index stay unsynced with durability batch. Default 1 s.
+	// Durability decides when Commit returns. With durability batch, SyncEvery is the interval at
+	// which data and index are synced. Default 1 s.
 	Durability blockstore.Durability
 	SyncEvery  time.Duration
 	// ReadsMax is the maximum number of Loads that read from one volume at a time. If another Load
@@ -86,7 +86,8 @@ type Options struct {
 	// Default: three quarters of the arena. If negative, there is no hot set.
 	HotBytes int64
 	// LoanBytesMax is the maximum size, in bytes, of the arena memory that readers on this host may
-	// keep (Part.Keep). A reader that would exceed it is Busy. Default: a quarter of the arena.
+	// keep (Part.Keep). A reader whose loan would exceed the maximum is Busy. Default: a quarter of
+	// the arena.
 	LoanBytesMax int64
 	// IndexMoved is called when a complete and durable copy of the index exists in another
 	// directory, dir. If IndexMoved returns nil, the copy replaces the index, and the next start

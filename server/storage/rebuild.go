@@ -63,11 +63,11 @@ type RebuildReport struct {
 	// Indexed counts the pieces that are matchable, or that would be if RebuildOptions.Index were
 	// set.
 	Indexed int64
-	// The other counters count the pieces that were left out, by reason, in the order of the
-	// fields: the catalogue does not have the namespace; the epoch is not live; the geometry
-	// differs from the namespace's; the class is transfer, and the piece may have been delivered;
-	// the slot is an older copy of a piece; the piece or an ancestor was deleted; an ancestor is
-	// missing; the index refused the piece because of the quota.
+	// These fields count the pieces that were left out, by reason. DeletedNamespace: the catalogue
+	// does not have the namespace. OldEpoch: the epoch is not live. Geometry: it differs from the
+	// namespace's. Transfer: the class is transfer, and the piece may have been delivered. Copies:
+	// the slot is an older copy of a piece. Deleted: the piece or an ancestor was deleted. Orphans:
+	// an ancestor is missing. Refused: the index refused the piece because of the quota.
 	DeletedNamespace, OldEpoch, Geometry, Transfer, Copies, Deleted, Orphans, Refused int64
 	Took                                                                              time.Duration
 }
@@ -283,8 +283,9 @@ func (r *rebuild) index(ctx context.Context, def kv.Namespace) error {
 // choose keeps one slot of each piece in found: the slot with the newest content, and among slots
 // with the same content the slot written last. It sorts found by extent. A damaged slot is used
 // only if the piece has no other slot. After a power failure, a slot that was being written may
-// have a header without its whole payload. Such a slot is the copy of a piece that was being moved,
-// whose old slot is intact, or a piece that a second writer was storing.
+// have a header without its whole payload. Such a slot is either the new slot of a piece that was
+// being moved, whose old slot is intact, or a second copy of a piece that another writer was
+// storing.
 func (r *rebuild) choose(ctx context.Context) error {
 	for _, all := range r.found {
 		slices.SortFunc(all, func(a, b found) int {
@@ -381,8 +382,9 @@ func (r *rebuild) climb(def kv.Namespace, pieces []found, byName map[pieceName]i
 }
 
 // isDeleted reports whether a tombstone covers the piece p. The parent of p must be placed.
-// isDeleted sets p.deleted. It does not compare the generation of an ancestor: if several writers
-// stored the ancestor, its slot in the index may be newer than its descendants.
+// isDeleted sets p.deleted. It compares p.born with the tombstones only, and not with the
+// generation of an ancestor: if several writers stored the ancestor, its slot in the index may be
+// newer than its descendants.
 func (r *rebuild) isDeleted(def kv.Namespace, pieces []found, byName map[pieceName]int32, p *found) bool {
 	p.deleted = r.stones[stoneKey{def.ID, def.Epoch, trie.PieceKey{ID: p.id, Group: p.group}}]
 	if name, has := ancestor(def, p); has {

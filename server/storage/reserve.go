@@ -62,17 +62,17 @@ type Reservation struct {
 	ids     []kv.BlockID
 	mem     *hold
 	layouts []ondisk.Layout // by group
-	// above is a lease that protects the parent block from eviction until the blocks are committed;
-	// 0 if there is none.
+	// above is the lease that protects the parent block from eviction until the reservation ends; 0
+	// if there is none.
 	above trie.LeaseID
 	// onEnd is called at the end of the reservation, before its memory is released.
 	onEnd func()
 }
 
-// Bytes is the memory of the window.
+// Bytes returns the arena memory into which the writer writes the granted pieces.
 func (r *Reservation) Bytes() []byte { return r.mem.buf.Bytes() }
 
-// ArenaOffset is the offset of Bytes in the arena.
+// ArenaOffset returns the offset of Bytes in the arena.
 func (r *Reservation) ArenaOffset() int64 { return r.mem.buf.Offset() }
 
 // Namespace returns the namespace as of Reserve.
@@ -83,9 +83,9 @@ func (r *Reservation) Namespace() kv.Namespace { return r.ns }
 // reservation calls it.
 func (r *Reservation) OnEnd(f func()) { r.onEnd = f }
 
-// Reserve returns which of the offered pieces the node needs, and lends memory for these. A
-// reservation without a granted piece needs no Commit and has the ID 0. Errors: ErrBusy,
-// ErrReadOnly, ErrDraining, ErrRequest, ErrMismatch, trie.ErrNamespaceUnknown.
+// Reserve grants the offered pieces that the node needs, and allocates memory into which the writer
+// writes them. A reservation without a granted piece needs no Commit and has the ID 0. Errors:
+// ErrBusy, ErrReadOnly, ErrDraining, ErrRequest, ErrMismatch, trie.ErrNamespaceUnknown.
 func (n *Node) Reserve(ctx context.Context, req ReserveRequest) (*Reservation, error) {
 	ns, err := n.Namespace(req.Namespace)
 	if err != nil {
@@ -172,8 +172,8 @@ func (n *Node) wanted(ctx context.Context, r *Reservation, entries []trie.Entry)
 	}
 	var bytes int64
 	for i, s := range statuses {
-		// A descendant of a block that exceeds the quota has the status ParentAbsent, so it is
-		// counted too.
+		// If a block exceeds the quota, the status of its descendants is ParentAbsent. So the bytes
+		// of all pieces count except those that exist.
 		if s != trie.Exists {
 			bytes += r.layouts[entries[i].Group].SlotBytes()
 		}

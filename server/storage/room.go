@@ -24,7 +24,8 @@ const (
 	// the capacity, so that one round does not evict a large part of the cache.
 	roomBatchBytes = 16 << 20
 	roomBatchShare = 256
-	// roomAlone is the whole weight of the semaphore turn, which excludes all other holders.
+	// roomAlone is the whole weight of the semaphore roomMaker.turn. A writer that holds this
+	// weight excludes all other writers.
 	roomAlone = 1 << 20
 	// roomWaiters is the maximum number of writers that wait for turn. An eviction takes
 	// milliseconds, and the last waiting writer should get its slots within QueueWait.
@@ -37,7 +38,7 @@ const (
 	eventBlocks = 4096
 )
 
-// A roomMaker reserves slots for writers, and evicts if there are none.
+// A roomMaker reserves slots for writers, and evicts blocks if there are no free slots.
 //
 // Locks: turn and quota are not held at the same time. Both are held during eviction, which does
 // I/O of the index. No read waits for either. A writer waits for one of them until its context
@@ -87,8 +88,8 @@ func (r *roomMaker) wait(ctx context.Context, s *semaphore.Weighted, weight int6
 	return nil
 }
 
-// slots reserves count slots of the layout, right after the extent after if possible. It evicts if
-// no slots are free.
+// slots reserves count slots of the layout. If hasAfter is set, they follow the slot after
+// directly, if possible. It evicts if no slots are free.
 func (r *roomMaker) slots(ctx context.Context, layout ondisk.Layout, count int, after kv.Extent, hasAfter bool) ([]kv.Ref, error) {
 	refs, err := r.free(ctx, layout, count, after, hasAfter)
 	if !errors.Is(err, blockstore.ErrFull) {
@@ -122,10 +123,10 @@ func (r *roomMaker) free(ctx context.Context, layout ondisk.Layout, count int, a
 	return r.node.store.Reserve(ctx, layout.PayloadBytes, layout.Layers, count, after, hasAfter)
 }
 
-// evictFor evicts pieces whose slots have the size of count slots of the layout. The policy may
-// choose pieces in slots of another size. If there are still no slots of this size, evictFor
-// empties the segment of another size that costs the fewest bytes, so that the segment can be cut
-// again.
+// evictFor evicts pieces whose slots have at least the total size of count slots of the layout. The
+// eviction policy may choose pieces in slots of another size. If there are still no free slots of
+// the layout's size, evictFor empties a segment of another slot size, the one that loses the fewest
+// bytes, so that the segment can be cut again.
 func (r *roomMaker) evictFor(ctx context.Context, layout ondisk.Layout, count int) error {
 	n := r.node
 	// Slots of deleted blocks and retired epochs are freed first, because their blocks can give no
@@ -201,7 +202,8 @@ func (n *Node) emptySegment(layout ondisk.Layout) (bool, error) {
 	return done, nil
 }
 
-// Removed is the amount that an operation removed from the cache.
+// Removed is the number and the slot size, in bytes, of the pieces that an operation removed from
+// the cache.
 type Removed struct {
 	Blocks, Bytes int64
 }
@@ -210,8 +212,9 @@ type Removed struct {
 // frees them. It limits the list of evicted pieces to some MiB of heap.
 const evictRoundBytes = 256 << 20
 
-// evict removes pieces with at least wantBytes of slots by the policy and frees the slots. If only
-// is not 0, it removes pieces of that namespace only.
+// evict removes pieces, in the order of the eviction policy, until their slots have at least
+// wantBytes in total, and frees these slots. If only is not 0, it removes pieces of that namespace
+// only.
 func (n *Node) evict(wantBytes int64, only kv.NamespaceID) (removed Removed, err error) {
 	var gone []trie.Evicted
 	for now, left := n.opts.Now(), wantBytes; left > 0; {
@@ -339,7 +342,8 @@ func (n *Node) dropUnreadable(ref kv.Ref, where string, cause error) {
 	n.dropStale(ref)
 }
 
-// dropStale removes an index entry whose slot holds another piece.
+// dropStale removes the index entry of the slot ref, which does not hold the entry's piece, and the
+// descendants of that piece.
 func (n *Node) dropStale(ref kv.Ref) {
 	n.forget(ref, trie.Dropped)
 	n.wakeReclaim()

@@ -2,9 +2,9 @@ package evict
 
 import "fmt"
 
-// Cache is a model of a prefix cache with room for a fixed number of blocks, to compare policies on
-// traces. It holds no data: it applies the policy and evicts leaf first. It is not safe for
-// concurrent use.
+// Cache simulates a prefix cache with room for a fixed number of blocks. It is used to compare
+// policies on traces. It holds no data: it applies the policy and evicts leaf first. It is not safe
+// for concurrent use.
 type Cache struct {
 	policy   Policy
 	capacity int
@@ -97,7 +97,8 @@ func (c *Cache) number() Node {
 func (c *Cache) evictable(n Node) bool { return c.nodes[n].kids == 0 && !c.nodes[n].busy }
 
 func (c *Cache) evict() bool {
-	// Victim examines every node at most once for each of its touches, and once more.
+	// This bound is sufficient: Victim examines each node at most once for each of its touches, and
+	// once more.
 	steps := (maxTouches + 2) * (c.policy.Len() + 1)
 	n, ok := c.policy.Victim(&steps, c.evictable)
 	if !ok {

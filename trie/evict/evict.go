@@ -3,7 +3,7 @@ package evict
 import "fmt"
 
 // Node is a node number. The owner of the nodes assigns numbers densely from 1; 0 means no node.
-// The memory of a policy is proportional to the highest number that it was given.
+// The memory of a policy is proportional to the highest node number.
 type Node = uint32
 
 // Kind names a policy.
@@ -11,8 +11,9 @@ type Kind uint8
 
 const (
 	// S3FIFO has a small FIFO queue in front of a large one. A touched node of the large queue
-	// returns to its head instead of being evicted. S3FIFO remembers the content evicted from the
-	// small queue, and puts content that returns into the large queue directly.
+	// moves to the head of that queue instead of being evicted. S3FIFO remembers which content it
+	// evicted from the small queue. If such content is inserted again, it enters the large queue
+	// directly.
 	S3FIFO Kind = iota + 1
 	// LRU evicts the node whose last touch is the oldest.
 	LRU
@@ -26,7 +27,7 @@ const Default = S3FIFO
 // Kinds returns every policy, in a stable order.
 func Kinds() []Kind { return []Kind{S3FIFO, LRU, FIFO} }
 
-// String returns the kind as configuration writes it: s3fifo, lru, fifo.
+// String returns the kind's name in the configuration: s3fifo, lru, fifo.
 func (k Kind) String() string {
 	switch k {
 	case S3FIFO:
@@ -58,12 +59,12 @@ func ParseKind(s string) (Kind, error) {
 type Policy interface {
 	// Kind returns the policy's kind.
 	Kind() Kind
-	// Insert adds a node that is not in the policy. key identifies the node's content across
-	// evictions. A policy that remembers evicted content prefers content that returns soon after
-	// its eviction.
+	// Insert adds a node that is not in the policy. key identifies the node's content: content that
+	// is inserted again after its eviction has the same key. A policy that remembers evicted
+	// content keeps content longer if it is inserted again soon after its eviction.
 	Insert(n Node, key uint64)
-	// InsertCold adds a node that is evicted before all nodes of Insert. Among cold nodes the order
-	// is FIFO.
+	// InsertCold adds a cold node, which is evicted before all nodes added by Insert. Among cold
+	// nodes the order is FIFO.
 	InsertCold(n Node)
 	// Touch records a hit. Concurrent touches may be lost. When a chain is hit, touch the deepest
 	// node first and the root last, so that an ancestor counts as at least as recent as its
@@ -73,10 +74,10 @@ type Policy interface {
 	// ignored.
 	Remove(n Node)
 	// Victim returns the next node to evict for which evictable is true. The node stays in the
-	// policy until the caller calls Evicted or Remove. A node whose turn comes while evictable is
-	// false is parked: it waits outside of its queue for Unpark. Victim decrements *steps for each
-	// node that it examines, and returns ok false when *steps reaches 0. If ok is false and *steps
-	// is not 0, every node is parked.
+	// policy until the caller calls Evicted or Remove. If evictable returns false for the next
+	// node, that node is parked: it is taken out of its queue until Unpark. Victim decrements
+	// *steps for each node that it examines, and returns ok false when *steps reaches 0. If ok is
+	// false and *steps is not 0, every node is parked.
 	Victim(steps *int, evictable func(Node) bool) (n Node, ok bool)
 	// Evicted removes a victim and remembers its content under key.
 	Evicted(n Node, key uint64)
@@ -85,9 +86,9 @@ type Policy interface {
 	// Unpark puts a parked node at the end of its former queue that is evicted first. A node that
 	// is not parked is ignored.
 	Unpark(n Node)
-	// Cool removes one touch from n and reports whether n had a touch. The owner uses Cool when it
-	// evicts in another order than the policy's (nodes of one namespace only), to give touched
-	// nodes a second chance in that order too.
+	// Cool removes one touch from n and reports whether n had a touch. The owner calls Cool when it
+	// evicts nodes of one namespace only, in an order of its own, so that touched nodes get a
+	// second chance in that order too.
 	Cool(n Node) bool
 	// Len returns the number of nodes in the policy, parked nodes included.
 	Len() int
@@ -115,17 +116,17 @@ func New(kind Kind, tuning Tuning) (Policy, error) {
 // Tuning adjusts S3FIFO; the zero value means the defaults. Other policies
 // ignore it.
 type Tuning struct {
-	// SmallPercent is the share of all nodes, in percent, that the small queue may hold before
-	// nodes are evicted from it; default 70. The S3-FIFO paper uses 10, which suits caches of
-	// files. A session reads all of its blocks again or none. With 10, the main queue keeps blocks
-	// of ended sessions, while blocks of live sessions are evicted from the small queue before
-	// their first reuse (docs/benchmarks.md).
+	// SmallPercent is the share of all nodes, in percent, above which nodes are evicted from the
+	// small queue; default 70. The S3-FIFO paper uses 10, which suits caches of files. A session
+	// reads all of its blocks again or none. With 10, the main queue keeps blocks of ended
+	// sessions, while blocks of live sessions are evicted from the small queue before their first
+	// reuse (docs/benchmarks.md).
 	SmallPercent int
 	// PromoteTouches is the number of touches in the small queue that move a node to the main queue
 	// instead of evicting it: 1 to 3, default 1.
 	PromoteTouches int
-	// GhostPercent is the number of remembered evictions in percent of the number of nodes in the
-	// policy; default 100.
+	// GhostPercent is the number of evicted nodes whose content is remembered, in percent of the
+	// number of nodes in the policy; default 100.
 	GhostPercent int
 }
 

@@ -27,8 +27,8 @@ func (g *ghost) bucket(fp uint32) *[ghostWays]uint32 {
 	return &g.buckets[uint64(fp)*uint64(len(g.buckets))>>32]
 }
 
-// add remembers key and forgets the oldest fingerprint of the bucket. capacity is the number of
-// fingerprints for which the table has room.
+// add adds the fingerprint of key and drops the oldest fingerprint of its bucket. capacity is the
+// number of fingerprints for which the table must have room.
 func (g *ghost) add(key uint64, capacity int) {
 	if capacity <= 0 {
 		return
@@ -39,7 +39,7 @@ func (g *ghost) add(key uint64, capacity int) {
 	b[0] = fingerprint(key)
 }
 
-// take reports whether key is remembered, and forgets key.
+// take reports whether the table has the fingerprint of key, and removes it.
 func (g *ghost) take(key uint64) bool {
 	if len(g.buckets) == 0 {
 		return false
@@ -55,8 +55,8 @@ func (g *ghost) take(key uint64) bool {
 	return true
 }
 
-// resize makes room for capacity fingerprints. It grows by at least a quarter. The cache is about
-// full when evictions begin, so the capacity seldom changes afterwards.
+// resize makes room for capacity fingerprints. If the table is too small, it grows by at least a
+// quarter. The cache is about full when evictions begin, so the capacity seldom changes afterwards.
 func (g *ghost) resize(capacity int) {
 	want := (capacity + ghostWays - 1) / ghostWays
 	if want <= len(g.buckets) {
@@ -65,7 +65,7 @@ func (g *ghost) resize(capacity int) {
 	old := g.buckets
 	g.buckets = make([][ghostWays]uint32, max(want, len(old)+len(old)/4))
 	for i := range old {
-		// The oldest come first, so that the order is preserved.
+		// The oldest fingerprints are inserted first, so that their order is preserved.
 		for _, fp := range slices.Backward(old[i][:]) {
 			if fp != 0 {
 				b := g.bucket(fp)

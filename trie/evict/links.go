@@ -2,8 +2,8 @@ package evict
 
 import "reflect"
 
-// Arrays are made of chunks, not of one growing slice. So growing copies nothing, no insert stalls,
-// and at most one chunk is unused.
+// A chunked array consists of chunks of chunkLen elements instead of one growing slice. So growing
+// copies nothing, no insert stalls, and less than one chunk is unused.
 const (
 	chunkBits = 13
 	chunkLen  = 1 << chunkBits
@@ -106,7 +106,7 @@ func (l *links) leave(n Node) {
 	l.total--
 }
 
-// move takes n, parked or not, to the head of q.
+// move moves n to the head of q, also if n is parked.
 func (l *links) move(n Node, q queueID) {
 	l.leave(n)
 	l.enter(n, q)

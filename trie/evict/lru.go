@@ -4,7 +4,7 @@ import "sync/atomic"
 
 // lru evicts the node whose last touch is the oldest. Touch runs without exclusive access, so it
 // only records the touch in a ring. The next method with exclusive access applies the recorded
-// touches. If the ring overflows in between, the oldest touches are lost, which matter least for
+// touches. If the ring overflows before that, the oldest touches are lost; they matter least for
 // the order.
 type lru struct {
 	links

@@ -76,8 +76,8 @@ func (p *s3fifo) next() queueID {
 	return mainQueue
 }
 
-// Evicted implements Policy. It remembers evictions from the small queue only. A node of the main
-// queue has been touched before, so its early eviction is no sign of a small queue that is too
+// Evicted implements Policy. It remembers only content evicted from the small queue. A node of the
+// main queue has been touched before, so its eviction does not show that the small queue is too
 // short.
 func (p *s3fifo) Evicted(n Node, key uint64) {
 	if p.queueOf(n) == smallQueue {

@@ -10,7 +10,7 @@ const (
 )
 
 // touches counts the hits of each node, in two bits per node and sixteen nodes per word. Several
-// calls of add may run concurrently; of two that collide, one is lost.
+// calls of add may run concurrently; if two change one word at the same time, one touch is lost.
 type touches struct {
 	words chunked[atomic.Uint32]
 }

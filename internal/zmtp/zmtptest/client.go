@@ -1,6 +1,6 @@
 // Package zmtptest is the client end of package zmtp, for tests: SUB, DEALER and REQ sockets. It
-// uses the code of package zmtp for frames, so it cannot find errors in that code. Tests with
-// libzmq do.
+// uses the code of package zmtp for frames, so tests with zmtptest cannot find errors in that code.
+// Other tests use libzmq for that.
 package zmtptest
 
 import (
