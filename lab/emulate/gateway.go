@@ -30,7 +30,7 @@ type Session struct {
 type TurnResult struct {
 	Session string
 	Turn    int
-	// Prompt and Hit are in tokens.
+	// Prompt is the length of the prompt and Hit the length of its cached prefix, both in tokens.
 	Prompt, Hit int
 	// PrefillSide and DecodeSide are the numbers of tokens that the prefill engine and the decode
 	// engine read, since the request was last started.

@@ -219,8 +219,8 @@ func ignore([]byte) {}
 
 func hash(b []byte) { ondisk.LayerSum(b) }
 
-// deviceReads returns a turn that reads the same slots without the store and passes their bytes to
-// use. Each caller has an equal part of the shape's depth in flight.
+// deviceReads returns a turn that reads slots of the volume from the device, without the store, and
+// passes their bytes to use. Each caller has an equal part of the shape's depth in flight.
 func (s *storeSuite) deviceReads(v *volume, dev blockio.Device, f blockio.File, callers int, use func([]byte)) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (bench.Sample, error) {
 		each := v.shape.depth / callers
