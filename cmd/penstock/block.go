@@ -433,7 +433,7 @@ func (g *getCommand) run(ctx context.Context, s *client.Store, name string) (r g
 	return r, out.commit()
 }
 
-// getLease is the lease on the prefix while it is fetched.
+// getLease is the duration of the lease that protects the prefix while block get fetches it.
 const getLease = 5 * time.Minute
 
 // releaseWait is the time limit for releasing the lease. A lease that is not released expires after

@@ -290,7 +290,7 @@ func readFabric(name string) (redistribute.Fabric, error) {
 	if fileErr != nil {
 		return f, fmt.Errorf("%w, or a file that penstock fabric probe wrote: %w", err, fileErr)
 	}
-	// JSON is YAML, so errors have lines.
+	// JSON is a subset of YAML. The YAML parser is used because its errors have line numbers.
 	file, err := yamlfile.Parse(name, raw)
 	if err != nil {
 		return f, err
