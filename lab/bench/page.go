@@ -11,7 +11,7 @@ import (
 // between marker lines.
 //
 //	<!-- store -->           <!-- /store -->            tables of the suite or section "store"
-//	<!-- summary store -->   <!-- /summary store -->    the targets that it met
+//	<!-- summary store -->   <!-- /summary store -->    the targets, and how many comparisons met each
 //	<!-- machine -->         <!-- /machine -->          the machine of all suites that ran outside a laboratory
 type Pages map[string]string
 

@@ -19,8 +19,8 @@ import (
 // tokens are generated.
 type Turn struct{ Append, Output int }
 
-// Session is one agent. Its turns run one after another, each with the whole context
-// before it.
+// Session is one agent. Its turns run one after another. The prompt of each turn is the whole
+// context of the session so far.
 type Session struct {
 	Name  string
 	Turns []Turn

@@ -78,7 +78,8 @@ type dpRuns struct {
 	capacities map[string]float64
 }
 
-// dpJob is one simulation. Jobs run in the order of weight, the longest first.
+// dpJob is one simulation. weight estimates its run time, in no particular unit; the job with the
+// greatest weight starts first.
 type dpJob struct {
 	key    string
 	weight float64

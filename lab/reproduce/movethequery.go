@@ -202,7 +202,7 @@ func mtqSelection(m redistribute.Model, r *Report) error {
 	return nil
 }
 
-// mtqRules reports the rules of thumb of section 5.5, over a grid.
+// mtqRules reports whether the rules of thumb of section 5.5 hold for a grid of requests.
 func mtqRules(m redistribute.Model, r *Report) error {
 	full := redistribute.H100(m.Fabric)
 	holds := func(requests func(yield func(redistribute.Model, redistribute.Request))) (bool, error) {

@@ -128,7 +128,7 @@ func FabricRMA(ctx context.Context, provider string, load WriteLoad) (bench.Samp
 	return parseFabtests(out, "fi_rma_bw")
 }
 
-// fabricLoop is the source of a loop of writes over libfabric.
+// fabricLoop is the source code of a C program that writes over libfabric in a loop.
 //
 //go:embed fabricrma/fabric_rma.c
 var fabricLoop []byte
