@@ -45,7 +45,8 @@ type window struct {
 	arena  *arena.Arena
 }
 
-// openWindow returns a window for at most total blocks. With whole the window holds all of them.
+// openWindow returns a window for at most total blocks. If whole is set, the window holds all of
+// these blocks.
 func openWindow(s *client.Store, ns kv.Namespace, total int, whole bool) (*window, error) {
 	each := ns.Geometry.BlockBytes()
 	w := &window{ns: ns, blocks: total}

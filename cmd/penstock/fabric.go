@@ -246,7 +246,7 @@ func nicsOf(e rdma.Engine) string {
 	return "no address"
 }
 
-// run connects to the far end. Without --peer it starts the far end itself.
+// run measures round trips to the far end. Without --peer, run starts the far end itself.
 func (p fabricProbe) run(ctx context.Context, w world) (_ fabricResult, err error) {
 	ctx, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()

@@ -218,7 +218,8 @@ func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstor
 	n.warnOfSpace(devices)
 	index, err := n.openIndex(ctx, store)
 	if err != nil {
-		// The drive of the index may hold a volume too.
+		// The drive of the index may hang and may hold a volume too, so the wait for the close is
+		// limited.
 		rest, cancel := context.WithTimeout(context.WithoutCancel(ctx), hungAfter)
 		defer cancel()
 		closed := store.Close(rest)
@@ -321,7 +322,7 @@ func (n *node) retireIndexes(dir string, stale []string, store *blockstore.Store
 	return nil
 }
 
-// withRebuild adds the advice to rebuild the index to an error of opening it.
+// withRebuild returns err, the error of opening the index, with the advice to rebuild the index.
 func withRebuild(err error, data []string) error {
 	return fmt.Errorf("%w\n(to rebuild the index from the volumes: penstock store rebuild-index --data %s)", err, commaList(data))
 }
@@ -498,7 +499,8 @@ func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *me
 	return err
 }
 
-// openLocal listens for engines on this host, if it is configured to.
+// openLocal returns a listener on the unix socket, for engines on this host, or nil if no socket is
+// configured.
 func (n *node) openLocal(memory *arena.Arena) (*handoff.Listener, error) {
 	if n.cfg.LocalSocket == "" {
 		return nil, nil
@@ -665,7 +667,8 @@ func (u indexUse) compare(v indexUse) int {
 // indexUseName is the file in the directory of an index that holds its indexUse.
 const indexUseName = "penstock-start"
 
-// readIndexUse returns the zero indexUse if it cannot be read.
+// readIndexUse returns the indexUse of the index in dir, or the zero value if its file cannot be
+// read.
 func readIndexUse(dir string) (u indexUse) {
 	b, err := os.ReadFile(filepath.Join(dir, indexUseName))
 	if err != nil {
