@@ -227,8 +227,8 @@ func saveReport(path string, report bench.Report) error {
 	return errors.Join(report.WriteJSON(f), f.Close())
 }
 
-// sized makes cmd run the suite do. The flag --size sets *bytes; a value below least is a usage
-// error.
+// sized makes cmd run a suite by calling do. The flag --size sets *bytes; a value below least is a
+// usage error.
 func (f *benchFlags) sized(cmd *cobra.Command, w world, bytes *int64, least int64, do func(context.Context, suite.World) (bench.Report, error)) *cobra.Command {
 	cmd.Args = args(cobra.NoArgs)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -93,7 +93,8 @@ func newBenchSockets(w world) *cobra.Command {
 	return cmd
 }
 
-// serveMemory calls serve with bytes of memory until the parent ends this process.
+// serveMemory calls serve with memory of the given number of bytes. It returns when the parent ends
+// this process or serve fails.
 func (w world) serveMemory(ctx context.Context, bytes int, serve func(ctx context.Context, memory []byte, ready func(addr string)) error) (err error) {
 	memory, err := arena.New(arena.Options{SizeBytes: int64(bytes)})
 	if err != nil {

@@ -45,7 +45,8 @@ type window struct {
 	arena  *arena.Arena
 }
 
-// openWindow returns a window for at most total blocks. With whole the window holds all of them.
+// openWindow returns a window for at most total blocks. If whole is set, the window holds all of
+// these blocks.
 func openWindow(s *client.Store, ns kv.Namespace, total int, whole bool) (*window, error) {
 	each := ns.Geometry.BlockBytes()
 	w := &window{ns: ns, blocks: total}
@@ -433,7 +434,7 @@ func (g *getCommand) run(ctx context.Context, s *client.Store, name string) (r g
 	return r, out.commit()
 }
 
-// getLease is the lease on the prefix while it is fetched.
+// getLease is the duration of the lease that protects the prefix while block get fetches it.
 const getLease = 5 * time.Minute
 
 // releaseWait is the time limit for releasing the lease. A lease that is not released expires after

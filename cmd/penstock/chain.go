@@ -123,8 +123,9 @@ func readTokens(name string, in io.Reader) ([]kv.Token, error) {
 	return tokens, err
 }
 
-// maxWord is the maximum length of a word, more than every token and block id has. The limit makes
-// a file without white space an error; otherwise the whole file would be read into memory.
+// maxWord is the maximum length of a word, in bytes. It is more than any token or block id needs.
+// The limit makes a file without white space an error; otherwise the whole file would be read into
+// memory.
 const maxWord = 4096
 
 // eachWord calls f for each word. It adds the line and column of the word to an error.

@@ -80,7 +80,7 @@ each such setting.`,
 	}
 }
 
-// configOf is the name of the configuration for a sentence.
+// configOf returns a phrase for where the configuration comes from, for use in a sentence.
 func configOf(path string) string {
 	if path == "" {
 		return "its flags and environment"
@@ -114,7 +114,8 @@ func printReload(t *table, r *pb.ReloadConfigResponse) {
 	}
 }
 
-// visible returns a value for a table, in which an empty cell could be overlooked.
+// visible returns the text of a value for a table. An empty value becomes "", because an empty cell
+// could be overlooked.
 func visible(value string) string {
 	if value == "" {
 		return `""`

@@ -109,7 +109,7 @@ type clusterRun struct {
 	*cluster.Result
 }
 
-// failed reports whether a run broke an invariant.
+// failed reports whether a run had wrong blocks or failed turns.
 func (r *clusterReport) failed() bool {
 	return slices.ContainsFunc(r.Runs, func(c clusterRun) bool { return c.WrongBlocks > 0 || c.Failed > 0 })
 }

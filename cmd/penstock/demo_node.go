@@ -85,7 +85,7 @@ type demoNodeReport struct {
 	MemoryBudgetBytes int64  `json:"memory_budget_bytes"`
 }
 
-// failed reports whether the run broke an invariant.
+// failed reports whether a block was wrong or the node's memory exceeded its budget.
 func (r *demoNodeReport) failed() bool {
 	return r.MismatchedBlocks > 0 || r.RSSBytes > r.MemoryBudgetBytes
 }

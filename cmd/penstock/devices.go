@@ -178,7 +178,7 @@ const (
 	takeNumerator, takeDenominator = 9, 10
 )
 
-// splitCapacity determines the capacity and divides it.
+// splitCapacity determines the capacity and divides it between the store and the index.
 func splitCapacity(cfg config.Config, devices []device) (split, error) {
 	capacity := int64(cfg.Capacity)
 	if capacity == 0 {

@@ -142,11 +142,11 @@ func (p fabricProbe) check() error {
 	return nil
 }
 
-// loopbackToken is the secret of both ends if no secret is given. It is not secret. Both ends are
-// then on this machine, and only scratch memory is registered.
+// loopbackToken is the token of both ends if the user gives none. It need not be secret: both ends
+// are then on this machine, and only scratch memory is registered.
 const loopbackToken = "penstock-fabric-probe-on-loopback"
 
-// token returns the secret of both ends.
+// token returns the secret token that both ends use.
 func (p fabricProbe) token() (rdma.Token, error) {
 	switch {
 	case p.tokenFile != "":
@@ -246,7 +246,7 @@ func nicsOf(e rdma.Engine) string {
 	return "no address"
 }
 
-// run connects to the far end. Without --peer it starts the far end itself.
+// run measures round trips to the far end. Without --peer, run starts the far end itself.
 func (p fabricProbe) run(ctx context.Context, w world) (_ fabricResult, err error) {
 	ctx, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()

@@ -24,7 +24,7 @@ func main() {
 }
 
 // hangups delivers SIGHUP, of which one may be pending. Before hangups is called, SIGHUP ends the
-// process, as the end of its terminal should end a client's command.
+// process, so that a client's command ends when its terminal is closed.
 func hangups() (<-chan os.Signal, func()) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGHUP)

@@ -152,7 +152,7 @@ type nicReport struct {
 	NICs     int            `json:"nics"`
 	Usable   int            `json:"usable"`
 	Findings []topo.Finding `json:"findings"`
-	// QoS is set if a configuration was given.
+	// QoS is the result of the check of the configuration --qos; nil without --qos.
 	QoS *qos.Report `json:"qos,omitempty"`
 }
 

@@ -35,7 +35,7 @@ import (
 )
 
 // node is a storage node with its parts. The parts are opened bottom up and closed top down.
-// closers holds the parts that are open.
+// closers holds the close functions of the open parts, in the order in which they were opened.
 type node struct {
 	cfg config.Config
 	// from is the source of cfg, in which the node's name may be empty.
@@ -58,7 +58,8 @@ type node struct {
 	share      split
 	budget     *memoryBudget
 	closers    []func(context.Context) error
-	// stuck: the storage engine did not open or close, so its memory may be in use.
+	// stuck: opening the store or its index has not returned, or closing the store or the storage
+	// engine has failed. A device may then still access the arena.
 	stuck bool
 }
 
@@ -102,7 +103,7 @@ func startNode(ctx context.Context, from source[config.Config], level *slog.Leve
 	}
 	n.onClose(func(context.Context) error {
 		if n.stuck {
-			return nil // a device still writes into it, so only the end of the process frees it
+			return nil // a device may still write into the arena, so only the end of the process frees it
 		}
 		return memory.Close()
 	})
@@ -191,7 +192,8 @@ func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstor
 		SegmentBytes:  int64(n.cfg.Segment),
 		AddVolumes:    n.cfg.AddVolumes,
 		Degraded:      n.cfg.Degraded,
-		// The free space was measured on the present volumes.
+		// Without a configured capacity, the capacity was computed from the free space of the
+		// present volumes.
 		CapacityOfPresent: n.cfg.Capacity == 0,
 		FreeFloorBytes:    int64(n.cfg.FreeFloor),
 		Prewrite:          n.cfg.Prewrite,
@@ -216,7 +218,8 @@ func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstor
 	n.warnOfSpace(devices)
 	index, err := n.openIndex(ctx, store)
 	if err != nil {
-		// The drive of the index may hold a volume too.
+		// The drive of the index may hang and may hold a volume too, so the wait for the close is
+		// limited.
 		rest, cancel := context.WithTimeout(context.WithoutCancel(ctx), hungAfter)
 		defer cancel()
 		closed := store.Close(rest)
@@ -299,8 +302,9 @@ func (n *node) openIndex(ctx context.Context, store *blockstore.Store) (index *t
 	return open()
 }
 
-// retireIndexes writes this start's indexUse into the index, and renames the other indexes. Their
-// volume was missing when this index was made, or the index was moved from there.
+// retireIndexes writes this start's indexUse into the index, and renames the other indexes. Such an
+// old index exists if its volume was missing when the current index was made, or if the index was
+// moved from that volume to another.
 func (n *node) retireIndexes(dir string, stale []string, store *blockstore.Store) error {
 	n.boot = store.Boot()
 	if err := (indexUse{boot: n.boot}).write(dir); err != nil {
@@ -318,7 +322,7 @@ func (n *node) retireIndexes(dir string, stale []string, store *blockstore.Store
 	return nil
 }
 
-// withRebuild adds the advice to rebuild the index to an error of opening it.
+// withRebuild returns err, the error of opening the index, with the advice to rebuild the index.
 func withRebuild(err error, data []string) error {
 	return fmt.Errorf("%w\n(to rebuild the index from the volumes: penstock store rebuild-index --data %s)", err, commaList(data))
 }
@@ -336,7 +340,8 @@ func indexOptions(cfg config.Config, dir string, store *blockstore.Store, diskBy
 		SlotBytes: func(g kv.Geometry, group int) int64 {
 			layout, err := store.SlotLayout(g.PieceBytes(group), g.Groups[group].Layers)
 			if err != nil {
-				// No such namespace is accepted, so its quota need not be exact.
+				// No slot can hold such a piece. A namespace with this geometry is refused, so the
+				// size need not be exact.
 				return g.PieceBytes(group)
 			}
 			return layout.SlotBytes()
@@ -494,7 +499,8 @@ func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *me
 	return err
 }
 
-// openLocal listens for engines on this host, if it is configured to.
+// openLocal returns a listener on the unix socket, for engines on this host, or nil if no socket is
+// configured.
 func (n *node) openLocal(memory *arena.Arena) (*handoff.Listener, error) {
 	if n.cfg.LocalSocket == "" {
 		return nil, nil
@@ -515,8 +521,8 @@ func (n *node) dataAddr() string {
 	return cmp.Or(listensOn(n.data), n.cfg.DataListen)
 }
 
-// congestion returns the engine's name of the setting. An empty setting keeps the system's
-// algorithm.
+// congestion returns the name by which the transfer engine knows the configured congestion control.
+// An empty setting means the system's default.
 func congestion(name string) string {
 	if name == "" {
 		return "system"
@@ -624,7 +630,7 @@ func indexDir(data []string) (string, error) {
 	return dir, err
 }
 
-// indexDirs is indexDir with the directories of older indexes.
+// indexDirs returns the result of indexDir and the directories of older indexes.
 func indexDirs(data []string) (dir string, stale []string, err error) {
 	type found struct {
 		dir string
@@ -661,7 +667,8 @@ func (u indexUse) compare(v indexUse) int {
 // indexUseName is the file in the directory of an index that holds its indexUse.
 const indexUseName = "penstock-start"
 
-// readIndexUse returns the zero indexUse if it cannot be read.
+// readIndexUse returns the indexUse of the index in dir, or the zero value if its file cannot be
+// read.
 func readIndexUse(dir string) (u indexUse) {
 	b, err := os.ReadFile(filepath.Join(dir, indexUseName))
 	if err != nil {

@@ -13,8 +13,9 @@ import (
 var errStillOpening = errors.New("still being opened")
 
 // opening calls open in a goroutine and returns its result. System calls on a drive that hangs do
-// not return, so opening logs the directories at the interval every until open returns. If ctx ends
-// first, opening returns errStillOpening with the cause, and open continues in its goroutine.
+// not return, so opening logs the directories periodically (interval every) until open returns. If
+// ctx ends first, opening returns errStillOpening with the cause, and open continues in its
+// goroutine.
 func opening[T any](ctx context.Context, log *slog.Logger, every time.Duration, what string, dirs []string, open func() (T, error)) (T, error) {
 	type opened struct {
 		value T

@@ -28,9 +28,10 @@ type planBumped struct {
 	Epoch     uint64 `json:"epoch"`
 	Policy    string `json:"policy"`
 	DryRun    bool   `json:"dry_run"`
-	// Queued, Prefilling, Decoding and Exact are the numbers of requests that used older weights
-	// before the bump. Aborted, Replanned and GoingOn are numbers of started requests that the
-	// planner rejected, planned again, and lets continue.
+	// Queued, Prefilling and Decoding are the numbers of requests that used older weights before
+	// the bump, by their progress. Exact is the number of further such requests, which demand these
+	// weights (exact_epoch). Aborted, Replanned and GoingOn are numbers of started requests that
+	// the planner rejected, planned again, and lets continue.
 	Queued     uint32 `json:"queued"`
 	Prefilling uint32 `json:"prefilling"`
 	Decoding   uint32 `json:"decoding"`

@@ -211,7 +211,7 @@ func (r redistribution) check(f *yamlfile.File) error {
 	return nil
 }
 
-// printYAML prints v in the format of the file.
+// printYAML prints v in the format of the configuration file.
 func printYAML(w io.Writer, v any) error {
 	enc := yaml.NewEncoder(w)
 	enc.SetIndent(2)
@@ -257,7 +257,8 @@ func (r redistribution) model(transport bool) (redistribute.Model, error) {
 	return m, m.Validate()
 }
 
-// request returns the request to decide.
+// request returns the request for which the model chooses the cheapest primitive (route, fetch or
+// local).
 func (r redistribution) request() (redistribute.Request, error) {
 	q := r.Request
 	out := redistribute.Request{Rows: q.Rows, Tokens: q.Tokens, Holders: q.Holders, Steps: q.Steps, Trips: q.Trips, Requesters: q.Requesters, Flows: q.Flows}
@@ -290,7 +291,7 @@ func readFabric(name string) (redistribute.Fabric, error) {
 	if fileErr != nil {
 		return f, fmt.Errorf("%w, or a file that penstock fabric probe wrote: %w", err, fileErr)
 	}
-	// JSON is YAML, so errors have lines.
+	// JSON is a subset of YAML. The YAML parser is used because its errors have line numbers.
 	file, err := yamlfile.Parse(name, raw)
 	if err != nil {
 		return f, err

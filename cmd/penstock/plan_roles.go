@@ -234,7 +234,7 @@ func propose(r *pb.RolesResponse) planProposal {
 	return p
 }
 
-// choose selects the least used group of a role that can change it.
+// choose selects, of the given groups, the least used one that can change its role.
 func (p *planProposal) choose(from []*pb.RolesResponse_Group, to string) {
 	var best *pb.RolesResponse_Group
 	for _, g := range from {

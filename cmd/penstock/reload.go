@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-kv/penstock/server/reload"
 )
 
-// live has the parts of a process that a reload changes, and that processes of every kind have.
+// live has the settings that a reload changes and that every kind of process has (node, planner,
+// gateway).
 type live struct {
 	level       *slog.LevelVar
 	drainWithin atomic.Int64 // nanoseconds
@@ -20,7 +21,7 @@ type live struct {
 	reloader    *reload.Reloader
 }
 
-// newLive reads the files of auth.
+// newLive reads the credentials from the files that auth names, and returns the settings.
 func newLive(auth config.Auth, level *slog.LevelVar, drainWithin config.Duration) (*live, error) {
 	c, err := reload.OpenCredentials(auth)
 	if err != nil {
@@ -31,7 +32,8 @@ func newLive(auth config.Auth, level *slog.LevelVar, drainWithin config.Duration
 	return l, nil
 }
 
-// apply uses the settings of every kind of process. They are valid.
+// apply puts the log level and the drain time limit of a new configuration into effect. The caller
+// has validated them.
 func (l *live) apply(log config.Log, drainWithin config.Duration) {
 	l.level.Set(levelOf(log))
 	l.drainWithin.Store(int64(drainWithin))
@@ -40,12 +42,14 @@ func (l *live) apply(log config.Log, drainWithin config.Duration) {
 // drain returns the current drain_timeout.
 func (l *live) drain() time.Duration { return time.Duration(l.drainWithin.Load()) }
 
-// follow makes the reloader of a process that runs with keys. read returns the next configuration.
+// follow makes the reloader of a process. keys is the configuration with which the process runs,
+// and read returns the configuration to change to.
 func (l *live) follow(keys []config.Key, path string, read func() (reload.Candidate, error), counters *metrics.Reloads, log *slog.Logger) {
 	l.reloader = reload.New(keys, reload.Options{Read: read, Path: path, Credentials: l.credentials, Metrics: counters, Logger: log})
 }
 
-// run reloads until the returned function is called, which waits for the end.
+// run starts a goroutine that reloads the configuration at each hangup, and the credentials when
+// their files change. stop ends the goroutine and waits for its end.
 func (l *live) run(ctx context.Context, hangups <-chan os.Signal) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan struct{})

@@ -130,7 +130,7 @@ type replayRun struct {
 type report struct {
 	Trace    string `json:"trace"`
 	Geometry string `json:"geometry"`
-	// BlockBytes is the size of one Full Block.
+	// BlockBytes is the size of one block with all layers.
 	BlockBytes int64 `json:"block_bytes"`
 	Requests   int64 `json:"requests"`
 

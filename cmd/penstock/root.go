@@ -32,7 +32,7 @@ type world struct {
 	// startWithin is the time for which a client command retries while a node refuses connections.
 	startWithin time.Duration
 	// hangups delivers SIGHUP to a process that serves, until the returned function is called. Nil:
-	// the process does not receive it.
+	// the process does not handle SIGHUP.
 	hangups func() (<-chan os.Signal, func())
 }
 
@@ -335,7 +335,7 @@ const (
 	fixedValues = "penstock: fixed values"
 )
 
-// annotate sets an annotation of a flag of cmd that was defined before.
+// annotate sets an annotation of a flag that is already defined on cmd.
 func annotate(cmd *cobra.Command, flag, annotation string, values ...string) {
 	flags := cmd.Flags()
 	if flags.Lookup(flag) == nil {

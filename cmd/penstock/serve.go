@@ -180,9 +180,9 @@ func newLogger(w io.Writer, format string, level slog.Leveler) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, opts))
 }
 
-// logText replaces durations and values with a String method by their text. Without it
-// the JSON handler writes durations and states as numbers, and addresses as structs.
-// logText omits nil values.
+// logText replaces durations and values with a String method by their text. Without logText, the
+// JSON handler writes durations and states as numbers, and addresses as structs. logText omits nil
+// values.
 func logText(_ []string, a slog.Attr) slog.Attr {
 	switch a.Value.Kind() {
 	case slog.KindDuration:

@@ -131,7 +131,7 @@ func memoryWords(parts []*pb.MemoryPart) string {
 	return strings.Join(words, ", ")
 }
 
-// because joins a choice and its reason.
+// because returns what, followed by why in parentheses if there is a reason.
 func because(what, why string) string {
 	if why == "" {
 		return what

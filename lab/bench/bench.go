@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// A Sample has the measurements of one turn of one contender, by the name of the metric.
+// A Sample holds the measurements of one turn of one contender: it maps the name of a metric to the
+// value.
 type Sample map[string]float64
 
 // Names of metrics that suites share. A suite may use other names.
@@ -22,16 +23,17 @@ const (
 // A Contender is one way to do the work.
 type Contender struct {
 	Name string
-	// Turn does the work for about one turn and returns the measurements.
+	// Turn does the work once and returns the measurements.
 	Turn func(ctx context.Context) (Sample, error)
 	// NotRun, if not empty, is the reason why the contender cannot run. Turn is then not called.
 	NotRun string
 }
 
-// A Round has the samples of one round, by contender. Contenders that could not run are missing.
+// A Round maps the name of a contender to the contender's sample in one round. Contenders that
+// could not run are missing.
 type Round map[string]Sample
 
-// Get returns a metric of a contender. ok is false if it was not measured.
+// Get returns the value of a metric of a contender, and false if that metric was not measured.
 func (r Round) Get(contender, metric string) (float64, bool) {
 	v, ok := r[contender][metric]
 	return v, ok
@@ -49,8 +51,8 @@ type Measure struct {
 	Target Target
 }
 
-// Ratio returns a measure: a metric of contender over divided by the same metric of contender
-// under, in one round.
+// Ratio returns a measure: the metric of one contender (over) divided by the same metric of another
+// (under), in one round.
 func Ratio(name, metric, over, under string, t Target) Measure {
 	return Measure{Name: name, Target: t, Of: func(r Round) (float64, bool) {
 		a, ok := r.Get(over, metric)
@@ -250,7 +252,7 @@ type Result struct {
 	Notes    []string   `json:"notes,omitempty"`
 }
 
-// Measured is a measure over all rounds.
+// Measured has the median and the range of a measure over all rounds.
 type Measured struct {
 	Name   string `json:"name"`
 	Unit   string `json:"unit,omitempty"`

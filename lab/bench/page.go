@@ -11,12 +11,12 @@ import (
 // between marker lines.
 //
 //	<!-- store -->           <!-- /store -->            tables of the suite or section "store"
-//	<!-- summary store -->   <!-- /summary store -->    the targets that it met
+//	<!-- summary store -->   <!-- /summary store -->    the targets, and how many comparisons met each
 //	<!-- machine -->         <!-- /machine -->          the machine of all suites that ran outside a laboratory
 type Pages map[string]string
 
-// Put writes the tables and the summary of the report, and of its sections, into the pages that
-// have their markers. A summary without markers on any page is left out. If Put returns an error,
+// Put writes the tables and the summary of the report, and of its sections, into the pages, each
+// between its markers. A summary whose markers are on no page is left out. If Put returns an error,
 // the pages are unchanged.
 func (p Pages) Put(r Report) error {
 	changed := maps.Clone(p)
@@ -92,8 +92,8 @@ func splice(page, name, body string) (string, error) {
 	return page[:i+len(begin)] + "\n" + strings.TrimSpace(body) + "\n\n" + page[j:], nil
 }
 
-// summary is a table with a row for each measure and target: how many comparisons met the target,
-// and the range of their medians.
+// summary returns a table with a row for each measure and target. A row has the number of
+// comparisons that met the target, and the range of the medians.
 func (r Report) summary() string {
 	type key struct{ measure, target, unit string }
 	var keys []key

@@ -105,7 +105,7 @@ func (r Report) Markdown() string {
 	return strings.Join(parts, "\n")
 }
 
-// tables is the Markdown of the report without its sections.
+// tables returns the report, without its sections, as Markdown.
 func (r Report) tables() string {
 	var b strings.Builder
 	ratios := [][]string{{"work", "measure", "target", "median", "spread", ""}}
@@ -243,13 +243,14 @@ func (a Absolute) figure(metric, unitOf string) string {
 	return number(s.Median) + unit(unitOf)
 }
 
-// otherMetrics are the names of the metrics besides rate and CPU, sorted.
+// otherMetrics returns the names of the metrics besides rate and CPU, sorted.
 func (a Absolute) otherMetrics() []string {
 	names := slices.Sorted(maps.Keys(a.Metrics))
 	return slices.DeleteFunc(names, func(metric string) bool { return metric == Rate || metric == CPU })
 }
 
-// otherMetrics are the names of the metrics besides rate and CPU that any contender has, sorted.
+// otherMetrics returns the names of the metrics besides rate and CPU that any contender has,
+// sorted.
 func (r Result) otherMetrics() (all []string) {
 	for _, a := range r.Absolute {
 		all = append(all, a.otherMetrics()...)

@@ -167,7 +167,7 @@ func policyOf(s *Spec) dualpath.ReadPolicy {
 	return s.Policy
 }
 
-// config returns the configuration that all nodes share.
+// config returns the part of a node's configuration that every kind of node has.
 func (c *Cluster) config(m *member, storage string) *NodeConfig {
 	s := &c.spec
 	return &NodeConfig{

@@ -85,8 +85,8 @@ type Result struct {
 	// counters since its last start.
 	Replans int          `json:"replans"`
 	Planner PlannerStats `json:"planner"`
-	// FirstToken is the time from Submit to the end of prefill. Longest is the time of the
-	// longest turn, whether it succeeded or failed.
+	// Longest is the duration of the longest turn, whether it succeeded or failed. FirstTokenP50
+	// and FirstTokenP99 are quantiles of the time from Submit to the end of prefill.
 	Longest       time.Duration `json:"longest_turn_ns"`
 	FirstTokenP50 time.Duration `json:"first_token_p50_ns"`
 	FirstTokenP99 time.Duration `json:"first_token_p99_ns"`
@@ -119,7 +119,8 @@ type Result struct {
 	WrongBlocks  uint64 `json:"wrong_blocks"`
 	CaughtBlocks uint64 `json:"caught_blocks"`
 	Flipped      int    `json:"flipped_bits,omitempty"`
-	// CPU is the processor time of all processes. Life is the time from their start to their end.
+	// CPU is the processor time of all processes of the cluster. Life is the time from the start of
+	// the cluster to its end.
 	CPU  time.Duration `json:"cpu_ns"`
 	Life time.Duration `json:"life_ns"`
 	// Samples and Loads are for charts and further evaluation.
@@ -130,7 +131,7 @@ type Result struct {
 // sampleEvery is the interval between two samples of the NICs.
 const sampleEvery = 250 * time.Millisecond
 
-// Workload is a replay and its faults.
+// Workload describes a replay and, if there are any, the faults during the replay.
 type Workload struct {
 	Agents   []emulate.Session
 	Parallel int
@@ -346,9 +347,9 @@ func (r *Result) count(turns []Turn) {
 
 // Balance returns the number of bytes that the busiest storage NIC received in a second divided by
 // the mean over the storage NICs, averaged over windows of a second. A window counts if it is in
-// the first half of the replay and has at least 30 % of the load of the busiest window: a NIC
-// without work at the end does not show a fault of the scheduler. Section 7.4 of the DualPath paper
-// defines the metric, but not these windows.
+// the first half of the replay and has at least 30 % of the load of the busiest window. The end of
+// a replay is excluded, because a NIC that is idle there does not show a fault of the scheduler.
+// Section 7.4 of the DualPath paper defines the metric, but not these windows.
 func Balance(nics []NIC, samples []Sample, took time.Duration) float64 {
 	const (
 		window = time.Second

@@ -52,7 +52,7 @@ type place struct {
 	listen, control, storage, compute string
 	// snic and cnic are an engine's NICs.
 	snic, cnic nicPort
-	// shapes, if set: the process rate-limits its NICs itself.
+	// shapes holds the NICs that the process rate-limits itself; nil if the network limits them.
 	shapes *shapes
 }
 
@@ -184,7 +184,7 @@ func (s *shapes) setCounters(n *NICCounters) {
 	s.mu.Unlock()
 }
 
-// remoteNIC is one of the NICs of shapes.
+// remoteNIC is one NIC in shapes: the storage NIC if storage is set, otherwise the compute NIC.
 type remoteNIC struct {
 	s       *shapes
 	storage bool

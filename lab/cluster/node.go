@@ -58,7 +58,7 @@ type NodeConfig struct {
 	Compute string `json:"compute,omitempty"`
 	Token   string `json:"token,omitempty"` // hex
 	// Model is an engine's model. The engine's device memory holds Window layers of DeviceBlocks
-	// blocks. BufferBytes is the size of its buffer for KV.
+	// blocks. BufferBytes is the size of the engine's KV buffer in host memory.
 	Model        emulate.Model `json:"model"`
 	BufferBytes  int64         `json:"buffer_bytes,omitempty"`
 	DeviceBlocks int           `json:"device_blocks,omitempty"`
@@ -226,9 +226,9 @@ func (n *node) writeEvent(e Event) {
 	_, _ = n.out.Write(append(line, '\n'))
 }
 
-// heartbeat is the interval of heartbeats; after idle without a message, a peer counts as dead.
-// Both are shorter than the defaults of package tcp, so that a demonstration shows the effect of
-// faults.
+// heartbeat is the interval of heartbeats. idle is the time without a message after which a peer
+// counts as dead. Both are shorter than the defaults of package tcp, so that a demonstration shows
+// the effect of faults.
 const (
 	heartbeat = 500 * time.Millisecond
 	idle      = 2 * time.Second

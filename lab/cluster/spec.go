@@ -40,7 +40,8 @@ type Spec struct {
 	Oracle bool
 	// Beta is the maximum number of unfinished tokens of a prefill engine. Default 32,768.
 	Beta int
-	// GroupTimeout is the planner's group timeout. Default 5 s.
+	// GroupTimeout is the time without a fetch after which the planner considers a group of engines
+	// gone. Default 5 s.
 	GroupTimeout time.Duration
 	// Deadline is the time limit of a turn. Default 2 min.
 	Deadline time.Duration
@@ -54,8 +55,8 @@ type Spec struct {
 	Dir           string
 	CapacityBytes int64
 	// ArenaBytes is the storage node's memory for bytes in flight. Default 256 MiB. A load that
-	// gets no memory for two seconds returns Busy; if the request's other engine does not read
-	// either, the missing KV is recomputed.
+	// gets no memory for two seconds returns Busy. If the request's other engine does not read the
+	// missing KV either, this KV is recomputed.
 	ArenaBytes int64
 	// Env is the environment of the processes.
 	Env []string
@@ -126,7 +127,8 @@ func (s *Spec) tokenBytes() int {
 	return s.TokenBytes
 }
 
-// blockBytes returns the bytes of a Full Block.
+// blockBytes returns the size of one block with all layers, in bytes (a Full Block of the DualPath
+// paper).
 func (s *Spec) blockBytes() int64 {
 	return int64(s.Layers) * int64(s.BlockTokens) * int64(s.tokenBytes())
 }

@@ -7,10 +7,11 @@ import (
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
-// Late returns agents that begin in the middle of their trajectories. The first skip rounds of each
-// trajectory are the context, which warm stores in one turn. The agents replay the following
-// rounds; rounds is their number. A trajectory that is too short begins at an earlier round, so
-// that all agents have the same number of rounds.
+// Late returns agents that begin in the middle of their trajectories. It returns two sessions for
+// each trajectory. The session in warm has one turn, which stores the KV of the first skip rounds.
+// The session in agents replays the rounds after these; rounds is the number of rounds that it
+// replays. If a trajectory is too short, fewer rounds are skipped, so that all agents replay the
+// same number of rounds.
 func Late(name string, set []workload.Trajectory, skip, rounds int) (warm, agents []emulate.Session) {
 	first, rest := make([]workload.Trajectory, len(set)), make([]workload.Trajectory, len(set))
 	for i, t := range set {

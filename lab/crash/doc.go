@@ -1,9 +1,9 @@
 // Package crash tests the real binary under kill -9, a full disk, power cuts and
 // failing drives. It exports nothing.
 //
-// The loop runs the node as a child process, writes and reads through the real
-// client under mixed load, kills the node at a random operation, starts it again
-// over the same directory, and compares every byte that it reads.
+// The loop runs the node as a child process, writes and reads through the real client under mixed
+// load, kills the node at a random operation, starts it again over the same directory, and compares
+// every byte that it reads with the expected one.
 //
 //	round:  serve ─► ready ─► read every acknowledged block ───► writers, readers ─► kill -9
 //	          ▲                                                                        │

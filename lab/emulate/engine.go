@@ -79,8 +79,8 @@ type Counts struct {
 type Engine struct {
 	opts    EngineOptions
 	manager *traffic.Manager
-	// region is the registration of the device memory at the compute NIC, copies its registration
-	// at opts.Copier.
+	// region is the registration of the device memory with the compute NIC, copies its registration
+	// with opts.Copier.
 	region rdma.Region
 	copies copier.Memory
 	device []byte
@@ -97,9 +97,10 @@ type Engine struct {
 	free    []uint32 // device pages
 	jobs    map[string]*running
 	queue   []*running // prefill: the loaded requests, in order
-	// started and ready wake the prefill and the decode loop.
+	// started wakes the prefill loop, ready wakes the decode loop.
 	started, ready chan struct{}
-	// decoding holds the requests of the decode loop.
+	// decoding maps each request of the decode loop to the number of tokens that it must still
+	// generate.
 	decoding map[*running]int // tokens left
 	freed    chan struct{}
 	closed   bool
@@ -247,7 +248,7 @@ func (e *Engine) blocksOf(tokens int) int {
 	return (tokens + bt - 1) / bt
 }
 
-// enter registers a request. From then on, calls of with for this request are accepted.
+// enter registers a request, so that Engine.with finds it.
 func (e *Engine) enter(ctx context.Context, q *leader.Request) (*running, error) {
 	load, err := gateway.ParsePayload(q.Payload)
 	if err != nil {
@@ -334,8 +335,7 @@ func (e *Engine) leave(r *running, err error) {
 	r.work.Done(err)
 }
 
-// with calls f with the job that the traffic manager has for a request: at once, or when the job
-// begins.
+// with passes the traffic manager's job of a request to f: at once, or when the job begins.
 func (e *Engine) with(request string, f func(p *traffic.Prefill, d *traffic.Decode)) {
 	e.mu.Lock()
 	r := e.jobs[request]
@@ -597,10 +597,12 @@ func (e *Engine) compute(m member, layer int) error {
 	return nil
 }
 
-// onDevice is the BlockError.Where of errors that compare finds: compare runs after all checksums.
+// onDevice is the value of BlockError.Where for wrong bytes that compare finds, after all checksums
+// have passed.
 const onDevice = "emulated device"
 
-// compare adds the bytes of page to checked and returns an error if they differ from want.
+// compare returns an error if the bytes of page differ from want. It adds the size of page to
+// checked.
 func (e *Engine) compare(w work, block, layer int, page []byte, want content.Content) error {
 	e.checked.Add(uint64(len(page)))
 	if at := want.Differs(page); at >= 0 {

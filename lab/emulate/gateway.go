@@ -19,8 +19,8 @@ import (
 // tokens are generated.
 type Turn struct{ Append, Output int }
 
-// Session is one agent. Its turns run one after another, each with the whole context
-// before it.
+// Session is one agent. Its turns run one after another. The prompt of each turn is the whole
+// context of the session so far.
 type Session struct {
 	Name  string
 	Turns []Turn
@@ -30,7 +30,7 @@ type Session struct {
 type TurnResult struct {
 	Session string
 	Turn    int
-	// Prompt and Hit are in tokens.
+	// Prompt is the length of the prompt and Hit the length of its cached prefix, both in tokens.
 	Prompt, Hit int
 	// PrefillSide and DecodeSide are the numbers of tokens that the prefill engine and the decode
 	// engine read, since the request was last started.

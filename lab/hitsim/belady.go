@@ -60,7 +60,7 @@ func (b *beladyCache) access(i int) (hits int) {
 	}
 	for j := hits; j < len(b.path); j++ {
 		if b.count == b.capacity && !b.evictAfter(b.wanted[j], tip) {
-			break // the blocks after it on the path are used even later
+			break // the next uses of the remaining blocks of the path are not earlier
 		}
 		n := b.path[j]
 		b.held[n], b.next[n] = true, b.wanted[j]
@@ -72,7 +72,8 @@ func (b *beladyCache) access(i int) (hits int) {
 	return hits
 }
 
-// evictAfter evicts the leaf with the latest next use, if this next use is later than use.
+// evictAfter evicts the leaf with the latest next use, if this next use is later than use. It
+// reports whether it has evicted a leaf. tip is the last held node of the current request's path.
 func (b *beladyCache) evictAfter(use, tip uint32) bool {
 	use1, victim := b.leaves.max()
 	if victim == 0 || use1 <= use {

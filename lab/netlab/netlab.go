@@ -239,8 +239,8 @@ func (n *Namespace) nextDevice() string {
 	return fmt.Sprint("lab", n.devs-1)
 }
 
-// configure sets an end's interface up, after it has assigned the end's address, if there is one,
-// to the interface.
+// configure assigns the end's address, if it has one, to the end's interface, and then sets the
+// interface up.
 func (e End) configure() error {
 	dev, err := e.device()
 	if err != nil {

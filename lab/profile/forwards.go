@@ -22,7 +22,8 @@ type Forward struct {
 	Seconds, Attention float64
 }
 
-// MaxForwards and MaxLogBytes bound a log.
+// MaxForwards is the maximum number of forward passes in a log, MaxLogBytes the maximum size of a
+// log.
 const (
 	MaxForwards = 1 << 20
 	MaxLogBytes = 256 << 20

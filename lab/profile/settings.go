@@ -50,7 +50,7 @@ func Settings(readRate, prefillRate float64) []Setting {
 	return out
 }
 
-// section is the section of the settings.
+// section is the section of the planner's configuration that has these settings.
 const section = "schedule"
 
 // Update sets the settings in the section schedule of a planner's configuration, which may be

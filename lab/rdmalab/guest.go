@@ -142,7 +142,8 @@ func kvmUsable() error {
 	return errors.New("/dev/kvm exists, but neither kvm_intel nor kvm_amd is loaded")
 }
 
-// parseReport reads the lines of ttyS1.
+// parseReport parses the lines that the guest has written to ttyS1. It returns the exit code of the
+// commands, and an error that lists what went wrong in the guest.
 func parseReport(text string) (int, error) {
 	code, ended := -1, false
 	var problems []error

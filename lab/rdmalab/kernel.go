@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// kernel is one kernel of the root.
+// kernel is a kernel in root, the directory with the unpacked packages.
 type kernel struct {
 	image   string // vmlinuz
 	modules string // /lib/modules/RELEASE

@@ -33,7 +33,7 @@ type options struct {
 	// Equipment is the value of -equipment. Modules are additional kernel modules.
 	Equipment equipment
 	Modules   list
-	// Drives are the sizes of emulated NVMe drives, empty at the start.
+	// Drives are the sizes of the emulated NVMe drives. The drives are empty at the start.
 	Drives list
 	// Env has "NAME=value" for the commands.
 	Env list

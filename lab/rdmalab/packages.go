@@ -61,7 +61,7 @@ func ensureRoot(ctx context.Context, cache string) (root, error) {
 	if err != nil {
 		return "", err
 	}
-	// The name changes with the list and with the distribution's release.
+	// The name of the directory depends on the list of packages and on the distribution's release.
 	name := fmt.Sprintf("%x", sha256.Sum256(append(release, strings.Join(packages, " ")...)))[:12]
 	r := root(filepath.Join(cache, name))
 	if _, err := os.Stat(string(r)); err == nil {
@@ -139,7 +139,8 @@ func aptOptions(dir string) []string {
 
 // unpackAll unpacks each package in debs.
 func unpackAll(ctx context.Context, r root, debs string) error {
-	// Some packages hold files of /lib and some of /usr/lib.
+	// Some packages have files in /lib and others in /usr/lib. A link makes both names one
+	// directory.
 	for _, d := range []string{"bin", "sbin", "lib", "lib64"} {
 		if err := os.MkdirAll(filepath.Join(string(r), "usr", d), 0o755); err != nil {
 			return err
@@ -173,7 +174,8 @@ func unpackAll(ctx context.Context, r root, debs string) error {
 	return nil
 }
 
-// rebaseLinks redirects each absolute link of the packages to the root's file.
+// rebaseLinks redirects each symbolic link with an absolute target to the file of that name in the
+// root.
 func rebaseLinks(r root) error {
 	return filepath.WalkDir(string(r), func(name string, d os.DirEntry, err error) error {
 		if err != nil || d.Type() != os.ModeSymlink {

@@ -185,7 +185,7 @@ func work(ctx context.Context, opts *Options, all *stats, queue <-chan job) (err
 	return nil
 }
 
-// replay is one request: match, load, store.
+// replay performs one request (match, load, store) and counts it.
 func (w *worker) replay(ctx context.Context, j job) error {
 	hit, err := w.serve(ctx, j.ids)
 	if err != nil {
@@ -277,7 +277,7 @@ func (w *worker) load(ctx context.Context, ids []kv.BlockID, epoch kv.Epoch) (go
 	return good, nil
 }
 
-// pieces places the blocks [at, end) of a chain in the window.
+// pieces returns the pieces of the blocks [at, end) of a chain, one after the other in the window.
 func (w *worker) pieces(at, end int) []client.Piece {
 	out := make([]client.Piece, end-at)
 	for i := range out {

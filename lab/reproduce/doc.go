@@ -18,8 +18,8 @@
 //
 // Each cell, or its table, has a Kind: Predicted, Fitted (a constant of the simulation was chosen
 // to match the number, or another number of its figure or table), or Derived (arithmetic on printed
-// numbers). Totals count predictions with a published value. A comparison of a formula with a
-// constant that the formula contains is no evidence, so no cell has one. Report.Missing names the
+// numbers). Totals count predictions with a published value. No cell compares a formula with a
+// constant that the formula contains, because that would be no evidence. Report.Missing names the
 // results of a paper that have no cell.
 //
 // A cell is out of range if ours lies outside Low..High: the reproduction then fails. A cell needs

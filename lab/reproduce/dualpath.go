@@ -78,7 +78,8 @@ type dpRuns struct {
 	capacities map[string]float64
 }
 
-// dpJob is one simulation. Jobs run in the order of weight, the longest first.
+// dpJob is one simulation. weight estimates its run time, in no particular unit; the job with the
+// greatest weight starts first.
 type dpJob struct {
 	key    string
 	weight float64
@@ -97,7 +98,7 @@ func newDPRuns(quick bool) *dpRuns {
 	}
 }
 
-// set returns the 500 trajectories of a seed.
+// set returns the 500 trajectories of the named set for a seed, and the specification of the set.
 func (d *dpRuns) set(name string, seed uint64) ([]workload.Trajectory, workload.Spec) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -109,7 +110,7 @@ func (d *dpRuns) set(name string, seed uint64) ([]workload.Trajectory, workload.
 	return d.sets[key], d.specs[i]
 }
 
-// dpCase is one offline job: a model, a cluster of p prefill and d decode nodes times k, a set of
+// dpCase is one offline job: a model, a cluster of k*p prefill nodes and k*d decode nodes, a set of
 // trajectories, and a number of agents.
 type dpCase struct {
 	model   agentic.Model
@@ -177,7 +178,7 @@ func (d *dpRuns) onlineOf(o dpOnline, slo agentic.SLO) agentic.Online {
 	return agentic.Online{Set: set, MaxLen: spec.MaxLen, APS: o.aps * float64(o.k), Horizon: o.horizon, SLO: slo}
 }
 
-// addOnline plans an open loop that does not end at the SLO.
+// addOnline plans an online run without an SLO, so the run does not end when latencies grow.
 func (d *dpRuns) addOnline(o dpOnline) {
 	key := o.key()
 	d.jobs = append(d.jobs, dpJob{key, o.aps * float64(o.k) * o.horizon.Seconds(), func(ctx context.Context) error {
@@ -193,7 +194,8 @@ func (d *dpRuns) addOnline(o dpOnline) {
 // dpCapacityStep is the resolution of a capacity, in agents per second.
 const dpCapacityStep = 0.025
 
-// addCapacity plans the search for the highest rate within the SLO, up to most agents per second.
+// addCapacity plans the search for the highest arrival rate that meets the SLO, up to most agents
+// per second.
 func (d *dpRuns) addCapacity(c dpCase, most float64) {
 	key := c.key()
 	d.jobs = append(d.jobs, dpJob{key + " capacity", 5 * most * agentic.DefaultHorizon.Seconds(), func(ctx context.Context) error {
@@ -412,7 +414,8 @@ func (o dpOnline) named(variant string) dpOnline {
 	return o
 }
 
-// dpBounds returns the clusters (prefill and decode nodes) of the cell DP-4.
+// dpBounds returns the clusters, as numbers of prefill and decode nodes, that the cells DP-4
+// compare with the bound on the speedup.
 func dpBounds() [][2]int { return [][2]int{{1, 1}, {2, 1}, {1, 2}, {2, 4}} }
 
 // dpBoundCase returns the offline job on one of the clusters of dpBounds.
@@ -425,8 +428,8 @@ func dpBoundCase(system agentic.System, pd [2]int) dpCase {
 // dpFactors returns the factors of the append and generation lengths in Figure 9.
 func dpFactors() []float64 { return []float64{1, 2, 4} }
 
-// dpAssumptions returns one case for each assumption that the paper leaves open, with the opposite
-// of that assumption.
+// dpAssumptions returns one case for each detail that the paper does not state. In the case, the
+// simulation makes the opposite of its usual assumption about this detail.
 func dpAssumptions() []dpCase {
 	base := dp660(agentic.DualPath, "64K", 1024)
 	return []dpCase{

@@ -180,7 +180,7 @@ func (d *dpRuns) offline(r *Report) {
 	for _, n := range d.sizes()["64K"] {
 		s := speedup("64K", n)
 		table.Cells = append(table.Cells, Within("DP-A10", fmt.Sprintf("speedup over basic, 64K, %d agents", n), "", math.NaN(), s, 1, 3.06))
-		// Beyond saturation the value stays constant, up to noise.
+		// Beyond saturation the speedup stays constant, up to noise.
 		grows = grows && s > last*0.99
 		best, last = max(best, s), s
 	}
@@ -414,7 +414,7 @@ func (d *dpRuns) scaling(r *Report) {
 			}
 			return d.jct(dp660(s, "64K", 1024).generates(f))
 		}
-		lo := 1.6 // appends: around the published range; generations: the gap shrinks
+		lo := 1.6 // the lowest accepted speedup: for appends a little below the published range; for generations 1, because the systems converge
 		if kind == "gen" {
 			lo = 1
 		}
@@ -602,7 +602,7 @@ func (d *dpRuns) large(r *Report) {
 	r.Figure(Figure{Name: "dualpath-large", Title: "The large offline run: tokens generated, counted when their round ends", Chart: fig})
 }
 
-// assumptions reports the assumptions of the results.
+// assumptions reports how the job time changes if one assumption of the simulation is reversed.
 func (d *dpRuns) assumptions(r *Report) {
 	table := Table{
 		Title: "What is not printed, taken the other way", Kind: Predicted, Source: "DualPath, sections 6.2, 7 and A.4", Command: dualPathCommand,

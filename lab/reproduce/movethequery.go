@@ -97,7 +97,8 @@ func mtqTable1(m redistribute.Model, r *Report) error {
 	if err != nil {
 		return err
 	}
-	// The paper does not print the sweep. The model with its turnaround time is used in its place.
+	// The paper does not print the measured times of the sweep. The times of our model, which has a
+	// turnaround time, stand in for them.
 	text, n := 0.0, 0.0
 	for k := 512; k <= 4096; k *= 2 {
 		bytes := m.Payload.RouteBytes(k, 1)
@@ -144,7 +145,7 @@ func mtqTable2(m redistribute.Model, r *Report) error {
 	return nil
 }
 
-// mtqBreakEvens reports sections 5.1 to 5.5 and 8.
+// mtqBreakEvens reports the break-even points of sections 5.1 to 5.5 and 8.
 func mtqBreakEvens(m redistribute.Model, r *Report) error {
 	p, slow, fast := m.Payload, m, m
 	slow.Prefill, fast.Prefill = 1.5*us, 0.5*us
@@ -179,7 +180,7 @@ func mtqCongestion(m redistribute.Model, r *Report) error {
 	return nil
 }
 
-// mtqSelection reports section 5.4 and Figure 4.
+// mtqSelection reports section 5.4 (a gather of selected KV from several holders) and Figure 4.
 func mtqSelection(m redistribute.Model, r *Report) error {
 	m.Gather = redistribute.PrototypeGather()
 	var cells []Cell
@@ -201,7 +202,7 @@ func mtqSelection(m redistribute.Model, r *Report) error {
 	return nil
 }
 
-// mtqRules reports the rules of thumb of section 5.5, over a grid.
+// mtqRules reports whether the rules of thumb of section 5.5 hold for a grid of requests.
 func mtqRules(m redistribute.Model, r *Report) error {
 	full := redistribute.H100(m.Fabric)
 	holds := func(requests func(yield func(redistribute.Model, redistribute.Request))) (bool, error) {
@@ -262,7 +263,7 @@ func mtqRules(m redistribute.Model, r *Report) error {
 	return nil
 }
 
-// mtqExact computes the merge of section 3.3 and reports its error.
+// mtqExact computes the merge of partial attention results (section 3.3) and reports its error.
 func mtqExact(ctx context.Context, r *Report) error {
 	const rows, tokens, most = 2, chunkTokens, 8
 	g := attention.DeepSeekV2Lite()

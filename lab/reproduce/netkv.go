@@ -84,7 +84,7 @@ func (n *netkvStudies) of(format string, args ...any) *netkv.Summary {
 	return s
 }
 
-// gain returns the reduction of the TTFT of a against the TTFT of than, in percent.
+// gain compares a with than: it returns by how many percent the TTFT of a is lower.
 func gain(a, than *netkv.Summary) float64 {
 	return 100 * (1 - a.TTFT.Seconds()/than.TTFT.Seconds())
 }
@@ -182,8 +182,8 @@ func (n *netkvStudies) plan() error {
 	for _, pods := range netkvPods {
 		w := rag
 		w.Capacity *= float64(pods) / 2
-		// The largest cluster takes 2000 requests of a window. The trace has only about that many
-		// after 20 min, so at most the first three windows are used.
+		// The largest cluster takes 2000 requests of a window. The trace has only about 2000
+		// requests after its first 20 min, so at most the first three windows are used.
 		sweep(fmt.Sprintf("pods %d", pods), []netcost.Policy{netcost.CacheLoad, netcost.Full}, netkv.Study{
 			Workload: w, Windows: n.windows[:min(3, len(n.windows))], Edit: func(o *netkv.Options) { o.Pods = pods }})
 	}

@@ -226,7 +226,7 @@ func (c prfaasCase) search(r *Report) {
 	}})
 }
 
-// prfaasSeeds is the number of runs of each simulated number.
+// prfaasSeeds is the number of seeds with which each simulated system is run.
 const prfaasSeeds = 5
 
 // prfaasRun is one system simulated with every seed.
@@ -236,7 +236,7 @@ type prfaasRun struct {
 	results []*datacenters.Result
 }
 
-// simulate runs every system with every seed over the pool.
+// simulate runs every system with every seed, concurrently on the pool of workers.
 func simulate(ctx context.Context, r *Report, what string, runs []*prfaasRun, seeds int) error {
 	for _, x := range runs {
 		x.results = make([]*datacenters.Result, seeds)
@@ -249,7 +249,7 @@ func simulate(ctx context.Context, r *Report, what string, runs []*prfaasRun, se
 	})
 }
 
-// over returns the mean and the standard deviation over the seeds.
+// over returns the mean and the standard deviation of value over the seeds.
 func (x *prfaasRun) over(value func(*datacenters.Result) float64) (mean, std float64) {
 	for _, r := range x.results {
 		mean += value(r) / float64(len(x.results))
@@ -260,8 +260,8 @@ func (x *prfaasRun) over(value func(*datacenters.Result) float64) (mean, std flo
 	return mean, math.Sqrt(std)
 }
 
-// cell returns a cell that compares a simulated value with the value against, within a relative
-// tolerance.
+// cell returns a cell that compares the mean of a simulated value with the expected value
+// (against), within a relative tolerance.
 func (x *prfaasRun) cell(name, unit string, against, tolerance float64, value func(*datacenters.Result) float64) Cell {
 	mean, std := x.over(value)
 	c := Near("", name, unit, against, mean, tolerance)

@@ -42,7 +42,7 @@ type Options struct {
 type Report struct {
 	suite string
 	opts  Options
-	slots chan struct{} // one of Workers is held while a job runs
+	slots chan struct{} // has Workers slots; each running job of Each holds one
 
 	mu      sync.Mutex
 	tables  []Table

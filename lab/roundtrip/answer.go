@@ -15,8 +15,8 @@ import (
 // replyWithin is the maximum wait for room in the send queue when a reply is sent.
 const replyWithin = 5 * time.Second
 
-// Answerer is the holder in the measurement, on one engine: for each write of a requester, it sends
-// a write back.
+// Answerer is the holder in the measurement (the node that has the KV), on one engine. It answers
+// each write of a requester with a write back to the requester.
 type Answerer struct {
 	engine rdma.Engine
 	region rdma.Region

@@ -16,7 +16,7 @@ type Options struct {
 	// Warmup is the number of trips of each shape before the measurement, Repeats the number of
 	// measured trips of each shape. The paper uses 50 and 200.
 	Warmup, Repeats int
-	// Progress, if not nil, is called after each turn of all shapes.
+	// Progress, if not nil, is called after each pass. A pass is one round trip of every shape.
 	Progress func(done, total int)
 }
 

@@ -17,8 +17,8 @@ import (
 // Driver is a Python process that answers calls by name.
 type Driver struct{ lines *lineProcess }
 
-// StartDriver writes the driver programs into dir, which must not exist, and starts the program
-// driver.
+// StartDriver writes the programs in drivers into dir, which must not exist, and starts the one
+// whose file name is driver.
 func StartDriver(ctx context.Context, python string, drivers fs.FS, dir, driver string, environ ...string) (*Driver, error) {
 	if err := os.CopyFS(dir, drivers); err != nil {
 		return nil, err
@@ -103,8 +103,8 @@ type EngineOptions struct {
 	Model string
 	// MaxTokens limits the length of a request, prompt and output together.
 	MaxTokens int
-	// Connector names a function of harness/vllm.py that returns a configuration, and
-	// Arguments are the function's arguments. "": the engine has no connector.
+	// Connector names a function of harness/vllm.py that returns the configuration of vLLM's KV
+	// connector, and Arguments are the function's arguments. "": the engine has no connector.
 	Connector string
 	Arguments map[string]any
 }
@@ -164,7 +164,7 @@ func (g *Engine) Stop(ctx context.Context) error {
 	return g.engines.Call(ctx, "stop", map[string]any{"name": g.name}, nil)
 }
 
-// LMCache is an LMCache server that stores KV in files below its cache in memory.
+// LMCache is an LMCache server. It caches KV in memory and stores it in files.
 type LMCache struct {
 	*Process
 	// Port is the port to which the engine's connector connects.

@@ -62,13 +62,13 @@ var errNoRate = errors.New("ib_write_bw: its output has no rate")
 const ibTries = 5
 
 // ibFirst is the number of writes, in addition to twice the depth, of the first ib_write_bw run.
-// From this run follows the number of writes that fill a turn. ib_write_bw needs at least 5 writes.
+// The rate of this run determines how many writes fill a turn. ib_write_bw needs at least 5 writes.
 const ibFirst = 16
 
 // IBWrite runs ib_write_bw (perftest) for about d from a device to itself; "": the library's first
 // device. It passes ib_write_bw a number of writes and not a duration. With a duration, ib_write_bw
-// excludes the beginning and the end of the run, which together are the whole run on a device in
-// software.
+// excludes the beginning and the end of the run; on a software device, these two parts are the
+// whole run.
 func IBWrite(ctx context.Context, device string, l WriteLoad, d time.Duration) (bench.Sample, error) {
 	if l.WriteBytes < 1 || l.Depth < 1 {
 		return nil, fmt.Errorf("ib_write_bw: %d writes of %d bytes in flight; at least 1 write of 1 byte is needed", l.Depth, l.WriteBytes)
@@ -128,7 +128,7 @@ func FabricRMA(ctx context.Context, provider string, load WriteLoad) (bench.Samp
 	return parseFabtests(out, "fi_rma_bw")
 }
 
-// fabricLoop is the source of a loop of writes over libfabric.
+// fabricLoop is the source code of a C program that writes over libfabric in a loop.
 //
 //go:embed fabricrma/fabric_rma.c
 var fabricLoop []byte
@@ -136,8 +136,8 @@ var fabricLoop []byte
 // FabricLoop is the compiled program of fabricLoop.
 type FabricLoop struct{ dir, provider string }
 
-// StartFabricLoop compiles the program and selects the first of providers that works: the names of
-// one provider in different versions of libfabric.
+// StartFabricLoop compiles the program and selects the first name in providers that works.
+// providers are the names of one provider in different versions of libfabric.
 func StartFabricLoop(ctx context.Context, providers ...string) (_ *FabricLoop, err error) {
 	for _, need := range [][2]string{{"cc", "gcc"}, {"pkg-config", "pkg-config"}} {
 		if why := Installed(need[0], need[1]); why != "" {

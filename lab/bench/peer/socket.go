@@ -77,7 +77,8 @@ func fillFrom(c net.Conn, memory []byte) error {
 	}
 }
 
-// unitAt returns the next unit of part.
+// unitAt returns the unit bytes of part at offset *next, and advances *next. It starts again at the
+// beginning if fewer than unit bytes are left.
 func unitAt(part []byte, next *int, unit int) []byte {
 	if *next+unit > len(part) {
 		*next = 0

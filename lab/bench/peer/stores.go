@@ -24,7 +24,7 @@ var storeFiles embed.FS
 // Stores starts the workers. dir is the directory with their programs.
 type Stores struct {
 	dir string
-	// pythons are the interpreters whose packages may be used, in order.
+	// pythons are the Python interpreters whose packages may be used, the preferred one first.
 	pythons []string
 }
 

@@ -64,8 +64,8 @@ const (
 type clusterSuite struct {
 	*suiteRun
 	opts ClusterOptions
-	// set holds the first Rounds turns of the agents, whole also the Skip turns before the replayed
-	// turns of late.
+	// set holds the first Rounds turns of each agent. whole holds the first Rounds + Skip turns;
+	// late replays the last Rounds of these.
 	set, whole []workload.Trajectory
 	// loopback is set if network namespaces are not available.
 	loopback bool
@@ -130,9 +130,9 @@ func (s *clusterSuite) late() cluster.Workload {
 // lateSpec returns a cluster for late. A decode engine has room, in device memory and in its
 // buffer, for all requests that two prefill engines may have at a time. The storage node has memory
 // for all its loads, because KV whose load returns Busy is recomputed and would be missing from the
-// bytes of the storage NICs. Beta stands for seconds of a prefill engine's compute (section A.4 of
-// the DualPath paper). Compute takes no time here, so Beta is large enough that the storage NICs
-// never wait because of it.
+// bytes of the storage NICs. Beta, the maximum number of unfinished tokens of a prefill engine, is
+// large enough that the storage NICs never wait because of it. The DualPath paper computes Beta
+// from seconds of compute (section A.4), but here compute takes no time.
 func lateSpec(prefill, decode int) cluster.Spec {
 	return cluster.Spec{Prefill: prefill, Decode: decode, Beta: 128 << 10, HBMBytes: 512 << 20, BufferBytes: 512 << 20, ArenaBytes: 1 << 30}
 }
@@ -284,8 +284,8 @@ func (s *clusterSuite) compute(ctx context.Context) error {
 	})
 }
 
-// balance compares policies that choose the reading node by the balance of the storage NICs: the
-// traffic of the busiest NIC divided by the mean.
+// balance compares policies that decide which node reads. The measured value is the traffic of the
+// busiest storage NIC divided by the mean over all storage NICs.
 func (s *clusterSuite) balance(ctx context.Context) error {
 	c := bench.Comparison{Name: "balance of the storage NICs, 2P4D", Notes: []string{"the paper has 1.53 for round robin and 1.18 for its scheduler (section 7.5)"}}
 	for _, p := range []dualpath.ReadPolicy{dualpath.RoundRobin, dualpath.Shorter, dualpath.Split} {

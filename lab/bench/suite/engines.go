@@ -19,8 +19,8 @@ type EnginesOptions struct {
 	// Pythons are paths of Python interpreters. The client of a store runs in the first interpreter
 	// that has the client's package.
 	Pythons []string
-	// AreaBytes is the size, in bytes, of the values of one pass. All comparisons need a multiple
-	// of 128 MiB.
+	// AreaBytes is the total size, in bytes, of the values that one pass of a worker puts or gets.
+	// All comparisons together need a multiple of 128 MiB.
 	AreaBytes int64
 	// Turns configures the part that runs engines.
 	Turns TurnsOptions
@@ -356,7 +356,8 @@ func (s *enginesSuite) startMooncake(ctx context.Context) (c storeContender, err
 	if err != nil {
 		return c, err
 	}
-	// Two value sizes for gets, one for puts, and space for values that Mooncake frees late.
+	// Three of the eight areas hold values: two sizes for gets and one for puts. The rest is space
+	// for values that Mooncake frees late.
 	m, err := s.stores.StartMooncake(ctx, python, 8*s.opts.AreaBytes)
 	if err != nil {
 		return c, err

@@ -59,8 +59,8 @@ type indexSuite struct {
 // Index measures the prefix index.
 func Index(ctx context.Context, w World, o IndexOptions) (_ bench.Report, err error) {
 	s := &indexSuite{suiteRun: newRun(w, "index"), opts: o, chains: o.Blocks / chainBlocks}
-	// A block takes 160 bytes of disk in the index and 100 in the Pebble of the gets, and as much
-	// again during a compaction.
+	// A block takes 160 bytes of disk in the index and 100 bytes in the Pebble database of
+	// fillGets, and as much again during a compaction.
 	if err := s.needSpace(int64(o.Blocks)*1000 + nodeBytes(o.NodeBlocks)); err != nil {
 		return s.report, err
 	}
@@ -180,8 +180,8 @@ func (s *indexSuite) matches(ctx context.Context) error {
 	return s.sizes(ctx, dir, heap, stats)
 }
 
-// fillGets stores the same entries in a separate Pebble, keyed by block id. An index that keeps
-// nothing in DRAM would need one get per block from such a Pebble.
+// fillGets stores the same entries in a separate Pebble database, keyed by block id. An index that
+// keeps nothing in DRAM would need one get per block from such a database.
 func fillGets(ctx context.Context, dir string, chains int) (*pebble.DB, error) {
 	db, err := openGets(dir, 1<<30)
 	if err != nil {
@@ -203,7 +203,7 @@ func fillGets(ctx context.Context, dir string, chains int) (*pebble.DB, error) {
 	return db, errors.Join(db.Flush(), db.Compact(ctx, []byte{0}, slices.Repeat([]byte{0xff}, 17), true))
 }
 
-// openGets opens the Pebble of fillGets with bloom filters and a cache of cacheBytes.
+// openGets opens the Pebble database of fillGets with bloom filters and a cache of cacheBytes.
 func openGets(dir string, cacheBytes int64) (*pebble.DB, error) {
 	cache := pebble.NewCache(cacheBytes)
 	defer cache.Unref()
@@ -293,7 +293,8 @@ func (s *indexSuite) timed(f func() error) func(context.Context) (bench.Sample, 
 	}
 }
 
-// times calls f until d has elapsed or f returns false.
+// times calls f repeatedly until d has elapsed or f returns false, and returns the calls per second
+// and quantiles of their duration.
 func times(d time.Duration, f func() (more bool, err error)) (bench.Sample, error) {
 	var took []time.Duration
 	for start := time.Now(); time.Since(start) < d; {
@@ -368,8 +369,8 @@ func (s *indexSuite) coldGets(dir string) (bench.Sample, error) {
 	return s.eachOnce(func(ids []kv.BlockID) error { return get(db, ids) })
 }
 
-// eachOnce calls f for one turn with chains in random order, each at most once. The time to compute
-// the ids is not measured.
+// eachOnce calls f during one turn with the ids of one chain after another, in random order and
+// each chain at most once. The time to compute the ids is not measured.
 func (s *indexSuite) eachOnce(f func(ids []kv.BlockID) error) (bench.Sample, error) {
 	const most = 1000
 	order := s.rng.Perm(s.chains)[:min(most, s.chains)]

@@ -17,7 +17,8 @@ import (
 // The difference between its rate and the rate of a client's reads is the cost of these three.
 const planeName = "transfer engine alone"
 
-// sinkToken is the token that a sink requires.
+// sinkToken is the token with which engines connect to a sink, the child process whose memory they
+// write to.
 const sinkToken = "penstock bench sink"
 
 // SinkToken returns the token that a sink's engine must accept.

@@ -38,7 +38,7 @@ func (m model) geometry() kv.Geometry {
 	return kv.SingleGroup(m.layers, 16, int(m.blockBytes)/m.layers/16)
 }
 
-// A layer has 64 KiB, and 256 KiB in the largest block.
+// Models by the size of a block. A layer of a block has 64 KiB, or 256 KiB in the largest block.
 func oneMiB() model { return model{blockBytes: 1 * mib, layers: 16} }
 
 func fourMiB() model { return model{blockBytes: 4 * mib, layers: 64} }

@@ -402,7 +402,7 @@ func (s *serverSuite) reads(m model, l load, node *served, ns kv.Namespace, bloc
 	}
 }
 
-// streamReads reads the same blocks over the gRPC stream.
+// streamReads returns a turn like that of reads, but the callers read from child over gRPC streams.
 func (s *serverSuite) streamReads(m model, l load, child *peer.Child, blocks int) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (_ bench.Sample, err error) {
 		ctx, cancel := context.WithCancel(ctx)
@@ -447,7 +447,7 @@ func (s *serverSuite) fillRedis(ctx context.Context, m model) error {
 	return nil
 }
 
-// redisReads keeps l.each GETs in flight on each connection.
+// redisReads returns a turn that keeps l.each GETs in flight on each connection to Redis.
 func (s *serverSuite) redisReads(m model, l load, blocks int) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (_ bench.Sample, err error) {
 		conns := make([]*peer.RedisConn, l.conns)
@@ -564,7 +564,7 @@ func (s *serverSuite) diskLoad(ctx context.Context, name string, m model, l load
 	return s.compare(ctx, c)
 }
 
-// fioInGiB runs fio and returns its rate in netUnit.
+// fioInGiB returns a turn that runs fio and reports the rate in GiB/s.
 func fioInGiB(j peer.FioJob) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (bench.Sample, error) {
 		sample, err := j.Run(ctx)
@@ -608,7 +608,7 @@ func (s *serverSuite) cutThrough(ctx context.Context) error {
 	})
 }
 
-// oneByOne reads one block at a time and measures the duration of each read.
+// oneByOne returns a turn that reads one block at a time and measures the duration of each read.
 func (s *serverSuite) oneByOne(m model, node *served, ns kv.Namespace, blocks int) func(context.Context) (bench.Sample, error) {
 	next := 0
 	return func(ctx context.Context) (_ bench.Sample, err error) {

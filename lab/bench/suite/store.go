@@ -181,7 +181,7 @@ func cpuTarget(sh shape) bench.Target {
 	return bench.Target{}
 }
 
-// storeReads reads batches through the store.
+// storeReads returns a turn that reads batches of slots through the store.
 func (s *storeSuite) storeReads(v *volume) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (bench.Sample, error) {
 		callers := v.shape.callers()
@@ -219,8 +219,8 @@ func ignore([]byte) {}
 
 func hash(b []byte) { ondisk.LayerSum(b) }
 
-// deviceReads returns a turn that reads the same slots without the store and passes their bytes to
-// use. Each caller has an equal part of the shape's depth in flight.
+// deviceReads returns a turn that reads slots of the volume from the device, without the store, and
+// passes their bytes to use. Each caller has an equal part of the shape's depth in flight.
 func (s *storeSuite) deviceReads(v *volume, dev blockio.Device, f blockio.File, callers int, use func([]byte)) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (bench.Sample, error) {
 		each := v.shape.depth / callers
@@ -328,7 +328,7 @@ func (s *storeSuite) singleReads(v *volume) func(context.Context) (bench.Sample,
 	}
 }
 
-// busily runs turn while goroutines spin.
+// busily returns a turn that runs turn while one goroutine per CPU spins.
 func (s *storeSuite) busily(turn func(context.Context) (bench.Sample, error)) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (bench.Sample, error) {
 		var stop atomic.Bool
@@ -429,8 +429,8 @@ func (r *recycler) add(refs []kv.Ref) {
 	r.live = append(r.live, refs...)
 }
 
-// storeWrites writes batches of consecutive blocks from each caller into recycled slots.
-// With syncEvery, each caller syncs the store after every syncEvery of its blocks.
+// storeWrites returns a turn in which each caller writes batches of consecutive blocks into
+// recycled slots. With syncEvery, each caller syncs the store after every syncEvery of its blocks.
 func (s *storeSuite) storeWrites(r *recycler, callers, each, syncEvery int) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (bench.Sample, error) {
 		since := make([]int, callers)

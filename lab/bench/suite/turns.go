@@ -108,8 +108,8 @@ type engineStore struct {
 	name string
 	// open starts the store for one engine, with no value in memory or in the page cache.
 	open func(context.Context) (openStore, error)
-	// rounds is the number of rounds whose turns but the last have been stored: rounds 0 to
-	// rounds-1.
+	// rounds is the number of rounds whose KV is in the store: of each of their sessions, all turns
+	// except the last. These are rounds 0 to rounds-1.
 	rounds int
 }
 
@@ -334,8 +334,8 @@ func sampleOf(all []servedTurn) bench.Sample {
 	}
 }
 
-// storeRound serves all turns but the last of a round's sessions in one engine, which stores their
-// KV. The sample covers only the first turns.
+// storeRound serves the sessions of a round in one engine, each without its last turn. The engine
+// stores their KV. The sample covers only the first turns.
 func (s *turnsSuite) storeRound(ctx context.Context, c *engineStore, round int) (_ bench.Sample, err error) {
 	e, err := s.startEngine(ctx, c)
 	if err != nil {
@@ -541,8 +541,9 @@ func countChunks(prompts [][]int, chunkTokens int) int {
 	return len(chunks)
 }
 
-// openPenstock returns a function that starts a node over the same data for every connector; only
-// one runs at a time. options are the connector's options.
+// openPenstock returns a function that starts a Penstock node for an engine with the given
+// connector. The nodes of all connectors use the same data directory, so only one node runs at a
+// time. options are the connector's options.
 func (s *turnsSuite) openPenstock(connector string, options map[string]any) func(context.Context) (openStore, error) {
 	return func(ctx context.Context) (openStore, error) {
 		node, err := startServe(ctx, s.Exe, filepath.Join(s.dir, "node"), "--capacity", strconv.FormatInt(4*s.kvBytes()+256*mib, 10))

@@ -59,7 +59,7 @@ func newRun(w World, suite string) *suiteRun {
 }
 
 // wants reports whether one of the comparisons was selected. A suite skips the setup of comparisons
-// that were not.
+// that were not selected.
 func (s *suiteRun) wants(names ...string) bool {
 	if s.Only == nil {
 		return true
