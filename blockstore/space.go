@@ -226,9 +226,10 @@ func (s *space) takeOrCut(slotBytes int64, bound sizer, enough uint32) (*segment
 	return nil, runs.Run{}, c
 }
 
-// claimLocked claims a segment to be cut. It chooses a blank segment, otherwise an empty segment of
-// another slot size, otherwise a new segment, otherwise a blank segment whose last header could not
-// be written. It returns nil if there is no such segment.
+// claimLocked claims a segment that the caller will divide into slots of slotBytes. In order of
+// preference: a blank segment, which has no slots; a segment of another slot size without a slot in
+// use; a new segment; a blank segment whose last header could not be written. It returns nil if
+// there is none.
 func (s *space) claimLocked(slotBytes int64) *segment {
 	var blank, failed *segment
 	for _, g := range s.blank {

@@ -76,7 +76,8 @@ func (p *Planner) hold(g *group, h *Held, again bool) {
 	}
 }
 
-// restore takes over the read that an engine of a restored request has in progress.
+// restore records the storage read that the engine in the given role has in progress for r. The
+// engine has reported the read to this planner, which did not order it.
 func (p *Planner) restore(r *request, role Role, h *Held) {
 	r.found[sideAt(role)] = h
 	part := h.Reading

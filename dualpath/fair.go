@@ -83,7 +83,8 @@ type lane struct {
 	home  *group
 	queue ordered[request]
 	at    int
-	// closed: the lane is in home.closed, so its requests may not be granted.
+	// closed is set while no request of the lane may be granted, because its decode group has no
+	// room or is reserved for another request. The lane is then in home.closed.
 	closed bool
 }
 

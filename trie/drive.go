@@ -160,8 +160,8 @@ func (d *driveFS) do(what, name string, f, beforeRetry func() error) (first erro
 	return first
 }
 
-// untilDone calls f until driveWorks accepts the error of f. It returns nil if the last call of f
-// succeeded.
+// untilDone calls f again while f fails because of the drive (see driveWorks). It returns nil if the
+// last call of f succeeded.
 func (d *driveFS) untilDone(what, name string, f func() error) error {
 	var last error
 	first := d.do(what, name, func() error { last = f(); return last }, nil)

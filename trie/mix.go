@@ -156,9 +156,9 @@ func (w *walk) lacking(i, n int) Cut {
 	return CutAbsent
 }
 
-// take adds to the match its pieces, its runs of blocks of one epoch, and the nodes that a lease
-// pins. In a tree these nodes include the last group 0 node of each run, which protects its
-// ancestors too.
+// take adds to m the matched pieces, the runs of consecutive blocks of one epoch, and the nodes that
+// a lease of the match pins. In a tree it adds the node of layer group 0 of the last block of each
+// run. That node keeps its ancestors from eviction too.
 func (w *walk) take(m *Match) {
 	base := len(m.Epochs)
 	for i := range m.Blocks {

@@ -128,8 +128,8 @@ func (d *Device) PowerOffAfter(n int64) {
 	d.medium.left.Store(n)
 }
 
-// Mutations returns the number of mutations of the volume since New, Clone or Crash. At each of
-// them the power can fail.
+// Mutations returns the number of mutations of the volume since New, Clone or Crash. A simulated
+// power failure can come at each mutation.
 func (d *Device) Mutations() int64 { return d.medium.mutations.Load() }
 
 // Clone returns a Device over a copy of the volume in its present state, including unsynced writes.

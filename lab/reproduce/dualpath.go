@@ -285,7 +285,8 @@ func (c dpCase) noQuota() dpCase {
 }
 
 // storageOnly returns the case with compute and compute NICs so fast that they are never the
-// bottleneck. The planner's beta keeps the value for the real GPU.
+// bottleneck. The planner's constant beta, which follows from PrefillRate, keeps its value for the
+// real GPU.
 func (c dpCase) storageOnly() dpCase {
 	c.variant = "compute and compute NICs out of the way"
 	c.change = func(o *agentic.Options, set []workload.Trajectory, _ int) []workload.Trajectory {

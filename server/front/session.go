@@ -416,7 +416,9 @@ func (s *session) passed(err error) {
 	}
 }
 
-// left handles the end of the planner's events.
+// left handles the end of the planner's event stream: it ends the session with the outcome that its
+// state allows, unless the client already gets an engine's refusal, or the stream ended without an
+// error.
 func (s *session) left() {
 	switch {
 	case s.refused, s.failure == nil:

@@ -27,8 +27,9 @@ type catalogue struct {
 	Deleted []deletedPieces `json:"deleted,omitempty"`
 }
 
-// catalogueVersion is the version that this program writes. In version 1 there are no deletions. In
-// version 2 each namespace has one live epoch, to which its deletions belong.
+// catalogueVersion is the version of the catalogue that this program writes. It reads older versions
+// too. A catalogue of version 1 has no list of deleted pieces. In version 2 each namespace has one
+// live epoch, to which all its deleted pieces belong. In version 3 a namespace may have several.
 const catalogueVersion = 3
 
 // decodeCatalogue decodes a blob of writeCatalogue. An empty blob has no namespaces.

@@ -40,9 +40,10 @@ const (
 
 // A roomMaker reserves slots for writers, and evicts blocks if there are no free slots.
 //
-// Locks: turn and quota are not held at the same time. Both are held during eviction, which does
-// I/O of the index. No read waits for either. A writer waits for one of them until its context
-// ends, at most QueueWait. At most roomWaiters writers wait; a further writer is Busy at once.
+// Locks: no writer holds turn and quota at the same time. A writer keeps the one that it holds while
+// it evicts, which does I/O on the index. No read waits for either. A writer waits for turn or quota
+// until its context ends, at most QueueWait. At most roomWaiters writers wait. A further writer gets
+// Busy at once.
 type roomMaker struct {
 	node       *Node
 	batchBytes int64
@@ -342,8 +343,8 @@ func (n *Node) dropUnreadable(ref kv.Ref, where string, cause error) {
 	n.dropStale(ref)
 }
 
-// dropStale removes the index entry of the slot ref, which does not hold the entry's piece, and the
-// descendants of that piece.
+// dropStale removes the index entry that refers to the slot ref, because the slot does not hold the
+// entry's piece. It also removes the descendants of the entry.
 func (n *Node) dropStale(ref kv.Ref) {
 	n.forget(ref, trie.Dropped)
 	n.wakeReclaim()

@@ -235,8 +235,9 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// net writes an interface. The settings and their defaults: speed in Mb/s (25000), mtu, oper (up),
-// flags (0x1003), carrier (1), type (1). Without the setting at, the interface is virtual.
+// net creates the sysfs files of a network interface. The settings and their defaults: speed in Mb/s
+// (25000), mtu, oper (up), flags (0x1003), carrier (1), type (1). If the setting "at" is absent, the
+// interface is virtual.
 func (d device) net() error {
 	if err := d.pci("8086:1592", "0x020000", "ice"); err != nil {
 		return err
