@@ -175,7 +175,7 @@ func TestCUDAMissing(t *testing.T) {
 	if _, err := NewCUDA(CUDAOptions{Library: "libc.so.6"}); !errors.Is(err, rdma.ErrUnsupported) || !strings.Contains(err.Error(), "has no cuInit") {
 		t.Errorf("%v", err)
 	}
-	if _, err := NewCUDA(CUDAOptions{Library: copiertest.Driver(t), Device: 3}); err == nil || !strings.Contains(err.Error(), "open GPU 3: CUDA says 101, invalid device ordinal") {
+	if _, err := NewCUDA(CUDAOptions{Library: copiertest.Driver(t), Device: 3}); err == nil || !strings.Contains(err.Error(), "open GPU 3: CUDA error 101, invalid device ordinal") {
 		t.Errorf("%v", err)
 	}
 	for _, o := range []CUDAOptions{{Device: -1}, {Queue: -1}, {Queue: 1 << 20}} {
