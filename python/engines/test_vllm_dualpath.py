@@ -168,50 +168,11 @@ def plain(vllm: Vllm, agents: list[Session]) -> list[list[list[int]]]:
     return tokens
 
 
-@pytest.mark.parametrize(
-    ("names", "options"), [(["p0", "d0", "d1"], {}), (["p0", "d0"], {"max_num_batched_tokens": 96})], ids=["1P2D", "chunks"]
-)
-def test_sessions(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]], names: list[str], options: dict[str, Any]) -> None:
-    """All turns of all sessions have the tokens of one engine alone, and each finds what the turns before have stored."""
-    with cluster(vllm, names, **options) as c:
-        read = check_sessions(c, agents[:10], plain, Stored())  # test_dualpath_engines has all
-    assert all(read[name] for name in names), read  # the machines of both sides have read
-
-
-def test_faults(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]]) -> None:
-    """A damaged disk, another planner, a decode engine that has died, and new weights: the tokens are those of one engine alone."""
-
-    def turn(k: int) -> list[list[int]]:
-        return [s.turns[k].prompt for s in agents[:5]]
-
-    def check(k: int) -> list[list[Event]]:
-        served = c.serve(turn(k))
-        assert [tokens for tokens, _ in served] == plain[k][:5]
-        assert all(events[-1].kind == EventKind.DONE for _, events in served)
-        return [events for _, events in served]
-
-    with cluster(vllm, ["p0", "d0"]) as c:
-        check(0)
-        c.node.kill()
-        damage(c.node)
-        c.node.start()
-        check(1)
-
-        c.planner.kill()
-        c.planner.start()
-        check(2)
-
-        vllm.host.call("stop", name="d0", kill=True)
-        c.start("d0")
-        check(3)
-
-        # The engines learn of new weights by vLLM's hook. Until then they refuse attempts of a later epoch.
-        epoch = c.ns.bump()
-        for name in c.names:
-            assert vllm.call(name, "new_weights", version=epoch) == [epoch]
-        for events in check(0):
-            (matched,) = [e for e in events if e.kind == EventKind.MATCHED]
-            assert (matched.hit, matched.epoch) == (0, epoch)
+def test_chunked_prefill(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]]) -> None:
+    """Prompts are computed in several steps. test_dualpath_engines has whole sessions and faults."""
+    with cluster(vllm, ["p0", "d0", "d1"], max_num_batched_tokens=96) as c:
+        read = check_sessions(c, agents[:10], plain, Stored())
+    assert all(read[name] for name in c.names), read  # the machines of both sides have read
 
 
 @pytest.mark.parametrize("wide", [("p0",), ("d0",), ("p0", "d0")], ids=["2P1D", "1P2D", "2P2D"])
