@@ -600,8 +600,8 @@ func (s *Store) beginBoot(ctx context.Context) error {
 		last = max(last, v.superblock.Boot)
 	}
 	if n := s.membersCount(); !catalogueCertain(len(s.present()), n) {
-		// A missing volume may have seen starts that the present volumes do not have. The
-		// generations of those starts must not be assigned again.
+		// A missing volume may have recorded starts that no present volume has recorded. The
+		// generations of such starts must not be assigned again.
 		s.log.Warn("too few volumes are present to be certain of the newest superblock: the boot counter jumps", "present", len(s.present()), "volumes", n)
 		last += bootMargin
 	}

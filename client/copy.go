@@ -414,8 +414,8 @@ func (c *localConn) ended(ctx context.Context, what string, err error) error {
 	return errNotLocal
 }
 
-// callLocal makes, on the unix socket, a call that transfers no bytes of blocks. what is the call's
-// name in errors. Errors: errNotLocal, the error of ctx.
+// callLocal calls the node over the unix socket. The call transfers no bytes of blocks. Errors use
+// the name of the call, what. Errors: errNotLocal, the error of ctx.
 func (n *node) callLocal(ctx context.Context, sess *session, what string, m api.Method, req, resp proto.Message) error {
 	c, err := n.local.take(sess)
 	if err != nil {

@@ -22,8 +22,8 @@ func (sh *share) global(local int) int {
 }
 
 // owner returns the node with the highest score for the block id (rendezvous hashing). When a node
-// is added, the only sequences that change their node are those that move to the new node. When a
-// node is removed, only its own sequences change their node.
+// is added, some sequences move to it, and all others stay on their nodes. When a node is removed,
+// only its own sequences change their node.
 func (s *Store) owner(id kv.BlockID) *node {
 	best, bestScore := s.nodes[0], uint64(0)
 	for i, n := range s.nodes {

@@ -122,8 +122,8 @@ func (p *Planner) cheapest(r *request, pe *engine) (best *engine, seconds float6
 	return best, seconds
 }
 
-// cheapestOf is cheapest over all engines with room or, if careful is set, over those that the
-// request does not avoid.
+// cheapestOf is cheapest over all engines with room. If careful is set, it leaves out the engines
+// that the request avoids.
 func (p *Planner) cheapestOf(r *request, pe *engine, careful bool) (*engine, float64) {
 	p.candidates, p.candidateEngines = p.candidates[:0], p.candidateEngines[:0]
 	for _, g := range p.order {

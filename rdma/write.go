@@ -130,11 +130,11 @@ type PeerGroup interface {
 	Close()
 }
 
-// Range returns ErrRange, with the values, unless [off, off+n) lies within size bytes. what is the
-// name of the memory in the error text.
-func Range(what string, off, n, size uint64) error {
+// Range returns ErrRange, with the values, unless [off, off+n) lies within size bytes. memory is
+// its name in the error text.
+func Range(memory string, off, n, size uint64) error {
 	if off > size || n > size-off {
-		return fmt.Errorf("rdma: %s: %d bytes at offset %d of %d: %w", what, n, off, size, ErrRange)
+		return fmt.Errorf("rdma: %s: %d bytes at offset %d of %d: %w", memory, n, off, size, ErrRange)
 	}
 	return nil
 }

@@ -26,7 +26,7 @@ func (m *Manager) Footprint() Footprint {
 }
 
 // Of returns the number of bytes that a job takes. blocks is the number of blocks of the job's
-// prompt, and pass the number of those that go through the buffer.
+// prompt. pass blocks of the prompt go through the buffer.
 func (f Footprint) Of(blocks, pass int) int64 {
 	return f.Request + int64(pass)*f.Block + int64(blocks)*f.Sums
 }

@@ -349,8 +349,8 @@ small trace is built in.`,
 }
 
 // sharedTraces searches for three traces that compare eviction policies: dense prefixes, sequential
-// conversations, and agents. It returns the paths of those in the first directory that has any of
-// the three.
+// conversations, and agents. It uses the first directory that has any of the three, and returns the
+// paths of the traces there.
 func sharedTraces(dir string) (found []string) {
 	for _, d := range []string{dir, filepath.Join("shared", "traces"), filepath.Join("..", "shared", "traces")} {
 		if d == "" {

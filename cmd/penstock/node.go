@@ -521,7 +521,7 @@ func (n *node) dataAddr() string {
 	return cmp.Or(listensOn(n.data), n.cfg.DataListen)
 }
 
-// congestion returns the name by which the transfer engine knows the configured congestion control.
+// congestion returns the transfer engine's name for the configured congestion control.
 // An empty setting means the system's default.
 func congestion(name string) string {
 	if name == "" {

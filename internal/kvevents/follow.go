@@ -53,7 +53,7 @@ type Report struct {
 	// Server is the address of the node. Node is its name.
 	Server string `json:"server"`
 	Node   string `json:"node,omitempty"`
-	// What is the kind of the report: announced, gap, down or back. announced means that all blocks
+	// What has the kind of the report: announced, gap, down or back. announced means that all blocks
 	// of the node are published; Namespaces and Blocks are their numbers. Reason is the cause of a
 	// gap, or the reason why the node is down.
 	What       string `json:"what"`

@@ -62,8 +62,8 @@ type Loaded struct {
 
 // Counts are an engine's counters since its start.
 type Counts struct {
-	// Requests is the number of requests that succeeded, Failed of those that failed. CheckedBytes
-	// is the size of the KV in device memory that was compared with the expected bytes. WrongBlocks
+	// Requests is the number of requests that succeeded. Failed is the number of failed requests.
+	// CheckedBytes is the size of the KV in device memory that was compared with the expected bytes. WrongBlocks
 	// is the number of blocks that differed. CaughtBlocks is the number of wrong blocks that a
 	// checksum rejected before they reached the device.
 	Requests, Failed, CheckedBytes, WrongBlocks, CaughtBlocks uint64

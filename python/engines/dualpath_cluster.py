@@ -41,8 +41,8 @@ NAMESPACE = "dual/tp1.0"
 REFUSALS = (429, 502, 503)
 
 _PORTS = {"node": 7420, "data": 7421, "planner": 7430, "gateway": 7440, "engine": 8000, "metrics": 7499}
-# A node that is killed keeps what it has stored. With a shorter limit it counts its volume as hung, and the planner an engine as lost,
-# when the machine has no CPU for them.
+# With durability sync a node that is killed keeps its blocks. If the limits were shorter, a node without CPU would count its volume as
+# hung, and the planner would count an engine without CPU as lost.
 _NODE = """
     --capacity 1GiB --arena 64MiB --index-cache 8MiB --free-floor 16MiB --prewrite=false --scrub-rate 0B --limits-hung-after 300s --insecure
     --durability sync

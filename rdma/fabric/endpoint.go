@@ -58,9 +58,9 @@ type slot struct {
 	target      target
 	used        bool
 	// A message is sent in a frame to the peer's hub (framed). Its work ends when the provider has
-	// sent the frame (sent) and the peer has returned a receipt (told).
-	framed, sent, told bool
-	status             group.Status
+	// sent the frame (sent) and the peer has returned a receipt (receipted).
+	framed, sent, receipted bool
+	status                  group.Status
 	// handshake: the work is the endpoint's own handshake write, which has no completion for the
 	// user.
 	handshake bool
@@ -432,7 +432,7 @@ func (e *endpoint) takeReceipt(r receipt) {
 		e.mu.Unlock()
 		return
 	}
-	e.slots[i].told, e.slots[i].status = true, r.status
+	e.slots[i].receipted, e.slots[i].status = true, r.status
 	e.endLocked(i)
 }
 
@@ -440,7 +440,7 @@ func (e *endpoint) takeReceipt(r receipt) {
 // unlocks e.
 func (e *endpoint) endLocked(i uint32) {
 	s := e.slots[i]
-	if !s.sent || s.framed && !s.told {
+	if !s.sent || s.framed && !s.receipted {
 		e.mu.Unlock()
 		return
 	}

@@ -1237,9 +1237,9 @@ func testPeerCloses(t *env) {
 }
 
 // A source is returned to its owner as soon as its write has ended, with or without an error. The
-// case overwrites every source at that moment. If the target counts a write's immediate, the bytes
-// must be those that were written. This is tested both in sessions that end normally and in
-// sessions that are cut off.
+// case overwrites every source at that moment. If the target counts a write's immediate, the
+// target's memory must hold the bytes that were written. This is tested both in sessions that end
+// normally and in sessions that are cut off.
 func testPoisonedSources(t *env) {
 	down := make(chan error, 1)
 	server, client := t.engine(Config{Listen: true, OnPeerDown: func(_ rdma.EngineID, why error) { down <- why }}), t.engine(Config{})

@@ -69,14 +69,14 @@ type endpoint struct {
 
 	// The fields below belong to the poller. next is the number of the peer's next entry, and now
 	// the entry that is being performed. final: the endpoint is ending, and ended is the final
-	// number of our entries that the peer has performed. told: the poller has returned the
-	// KindBroken of the endpoint.
-	next    uint64
-	now     work
-	process *process
-	final   bool
-	ended   uint64
-	told    bool
+	// number of our entries that the peer has performed. brokenReturned: the poller has
+	// returned the KindBroken of the endpoint.
+	next           uint64
+	now            work
+	process        *process
+	final          bool
+	ended          uint64
+	brokenReturned bool
 	// warned: a line has been logged that the peer cannot read our memory.
 	warned bool
 }

@@ -106,8 +106,8 @@ func (e *endpoint) reapLast(dst []group.Completion) (n int) {
 		e.ended = reaped
 	}
 	e.reaped.Store(reaped)
-	if n < len(dst) && !e.told && !e.shut.Load() {
-		e.told = true
+	if n < len(dst) && !e.brokenReturned && !e.shut.Load() {
+		e.brokenReturned = true
 		dst[n] = group.Completion{Kind: group.KindBroken, Cookie: e.cookie, Err: e.why()}
 		n++
 	}
@@ -313,7 +313,7 @@ func (e *endpoint) fetch(to []byte, at uint64) fetched {
 // busy reports whether Poll would find work on the endpoint. pollMu is held.
 func (e *endpoint) busy() bool {
 	if e.ending.Load() {
-		return e.reaped.Load() != e.posted.Load() || !e.told && !e.shut.Load()
+		return e.reaped.Load() != e.posted.Load() || !e.brokenReturned && !e.shut.Load()
 	}
 	return e.own.done.Load() != e.reaped.Load() || e.peer.tail.Load() != e.next && !e.stalled.Load()
 }

@@ -44,7 +44,7 @@ func (n *Node) CheckLimits(l Limits) error {
 }
 
 // SetLimits replaces the limits, which CheckLimits accepts. Calls, leases, reservations and loans that
-// exist keep what they were granted; a lower limit refuses new ones until there are fewer.
+// exist are not ended by a lower limit. The node refuses new ones until fewer exist than the limit.
 func (n *Node) SetLimits(l Limits) {
 	l.LoanBytesMax = loanBytesMax(l.LoanBytesMax, n.opts.Arena)
 	was := n.limits.Swap(&l)

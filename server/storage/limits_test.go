@@ -13,8 +13,8 @@ import (
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
-// TestSetLimits: each limit applies to the calls that begin after it was set, and what was granted
-// before stays. A limit that CheckLimits refuses is named.
+// TestSetLimits: each limit applies to the calls that begin after it was set. Leases, reservations
+// and loans that were granted before stay. The error of CheckLimits names the refused limit.
 func TestSetLimits(t *testing.T) {
 	now := time.Unix(1000, 0)
 	r := newRig(t, rigOptions{now: func() time.Time { return now }})

@@ -172,8 +172,8 @@ func (n *Node) wanted(ctx context.Context, r *Reservation, entries []trie.Entry)
 	}
 	var bytes int64
 	for i, s := range statuses {
-		// If a block exceeds the quota, the status of its descendants is ParentAbsent. So the bytes
-		// of all pieces count except those that exist.
+		// If a block exceeds the quota, the status of its descendants is ParentAbsent. So all
+		// pieces count, except the pieces that exist.
 		if s != trie.Exists {
 			bytes += r.layouts[entries[i].Group].SlotBytes()
 		}

@@ -5,8 +5,8 @@
 //	scenarios/*.yaml (built in)  ─┐                      ┌─► sim/agentic     DualPath's cluster
 //	FILE.yaml ────────────────────┴─ Load ─► Scenario ───┼─► sim/netkv       NetKV's
 //	                                │         Run        ├─► sim/datacenters PrfaaS's
-//	     file:line: what is wrong ◄─┘          │         └─ one run per seed, Workers runs at a time
-//	     and what is allowed                   ▼
+//	     file:line: error, and the ◄┘          │         └─ one run per seed, Workers runs at a time
+//	     allowed values                        ▼
 //	                              Result: metrics with mean and standard deviation over the seeds
 //
 //	name: link-at-half

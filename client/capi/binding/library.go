@@ -64,7 +64,7 @@ func (l *Library) removeOf(s *Store) {
 	}
 }
 
-// find returns the value of a handle. what is the kind of the handle in errors.
+// find returns the value of a handle. Errors name the kind of the handle, what.
 func find[T any](l *Library, h Handle, what string) (T, error) {
 	l.mu.RLock()
 	v := l.open[h]
