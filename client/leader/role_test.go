@@ -3,6 +3,7 @@ package leader
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -106,17 +107,29 @@ func TestSwitchRole(t *testing.T) {
 	h.awaitGroup("E", func(g *pb.RolesResponse_Group) bool {
 		return g.Switching == 0 && g.Role == pb.Side_SIDE_PREFILL && g.DeviceTokens == 0
 	})
+	// A request whose engines end it before their groups have registered again starts anew.
+	for _, name := range []string{"prefill", "decode"} {
+		h.awaitGroup(name, func(g *pb.RolesResponse_Group) bool { return g.Requests == 1 })
+	}
 	p.Done(nil)
 	d.Done(nil)
 	r.finished()
-	// The next two requests go to both prefill engines.
-	for _, id := range []string{"r2", "r3"} {
+	// The group receives requests once its engine has reported.
+	for n := 2; ; n++ {
+		id := fmt.Sprintf("r%d", n)
 		h.submit(id, 0)
-		h.await("the start of "+id, func(top *pb.TopResponse) bool { return top.Waiting == 0 })
 		next(t, h.ctx, de.starts)
-	}
-	if w := e.started(); w.Role != Prefill || w.PeerEngine != "D" {
-		t.Errorf("started %v", w)
+		select {
+		case <-pe.starts:
+			continue
+		case w := <-e.starts:
+			if w.ID != id || w.Role != Prefill || w.PeerEngine != "D" {
+				t.Errorf("started %v", w)
+			}
+		case <-h.ctx.Done():
+			t.Fatalf("no prefill engine started %s", id)
+		}
+		return
 	}
 }
 
