@@ -262,6 +262,28 @@ func ParseToken(text string) (Token, error) {
 	return raw, nil
 }
 
+// Admission decides which peers may open sessions with an engine. It replaces the engine's one token
+// by a set of tokens that may change while the engine runs, such as one for each client. Both
+// functions may be called concurrently.
+type Admission struct {
+	// Tokens returns the tokens, one of which a peer must prove. It is called at each handshake. The
+	// caller does not change the slice.
+	Tokens func() []Token
+	// Admit is called when a peer has proved a token, before the peer gets a session. It may be
+	// called several times for a session, because a session may have several connections. An error
+	// refuses the connection.
+	Admit func(peer EngineID, proved Token) error
+}
+
+// AdmissionOf returns a, or the Admission that admits every peer that proves token if a is nil.
+func AdmissionOf(a *Admission, token Token) *Admission {
+	if a != nil {
+		return a
+	}
+	tokens := []Token{token}
+	return &Admission{Tokens: func() []Token { return tokens }, Admit: func(EngineID, Token) error { return nil }}
+}
+
 // Validate returns an error if the token is too short to be a secret.
 func (t Token) Validate() error {
 	if len(t) < MinToken {

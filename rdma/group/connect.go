@@ -63,7 +63,7 @@ func (e *Engine) admit(nc net.Conn) {
 
 // admitConn performs the mutual proof of the token and starts a session.
 func (e *Engine) admitConn(nc net.Conn) error {
-	h, verdict, err := protocol.Accept(nc, e.id, e.opts.Token)
+	h, verdict, err := protocol.Accept(nc, e.id, e.admission.Tokens())
 	if err != nil {
 		// If Close of this engine ended the connection, the handshake is not counted as failed
 		// authentication.
@@ -71,6 +71,10 @@ func (e *Engine) admitConn(nc net.Conn) error {
 			e.core.AuthFailures.Add(1)
 		}
 		return err
+	}
+	if err := e.admission.Admit(h.Engine, h.Token); err != nil {
+		e.core.AuthFailures.Add(1)
+		return errors.Join(err, verdict(handshake.Token))
 	}
 	if v, err := e.reserveSession(); err != nil {
 		return errors.Join(err, verdict(v))

@@ -33,6 +33,40 @@ func TestMaxPeers(t *testing.T) {
 	})
 }
 
+// TestAdmission: an engine with an Admission accepts its tokens, and refuses other tokens and the
+// peers that Admit refuses.
+func TestAdmission(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := fabricOf(t, 15, simrdma.FabricOptions{})
+		tokens := []rdma.Token{rdma.Token("the token of client a"), rdma.Token("the token of client b")}
+		proved := make(map[rdma.EngineID]string)
+		var banned rdma.EngineID
+		server := start(t, f, "s", true, 1, kinds[0].nic, func(o *group.Options) {
+			o.Admission = &rdma.Admission{Tokens: func() []rdma.Token { return tokens }, Admit: func(peer rdma.EngineID, token rdma.Token) error {
+				if peer == banned {
+					return errors.New("banned")
+				}
+				proved[peer] = string(token)
+				return nil
+			}}
+		})
+		for i, token := range tokens {
+			c := start(t, f, fmt.Sprint("c", i), false, 1, kinds[0].nic, nil)
+			if _, err := c.Connect(t.Context(), server.Addr(), token); err != nil || proved[c.Addr().Engine] != string(token) {
+				t.Fatalf("client %d: %v, Admit got %q", i, err, proved[c.Addr().Engine])
+			}
+		}
+		other := start(t, f, "other", false, 1, kinds[0].nic, nil)
+		if _, err := other.Connect(t.Context(), server.Addr(), testToken); !errors.Is(err, rdma.ErrAuth) {
+			t.Errorf("a token that is not in the set: %v", err)
+		}
+		banned = other.Addr().Engine
+		if _, err := other.Connect(t.Context(), server.Addr(), tokens[0]); !errors.Is(err, rdma.ErrAuth) {
+			t.Errorf("an engine that Admit refuses: %v", err)
+		}
+	})
+}
+
 // TestKindsDiffer: engines whose NICs have different guarantees do not connect.
 func TestKindsDiffer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

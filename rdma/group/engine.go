@@ -14,9 +14,10 @@ import (
 
 // Engine is the transfer engine over a group of NICs.
 type Engine struct {
-	opts Options
-	id   rdma.EngineID
-	addr rdma.Addr
+	opts      Options
+	admission *rdma.Admission
+	id        rdma.EngineID
+	addr      rdma.Addr
 	// Properties that all domains share. counted: an endpoint is ordered and stops at a refusal,
 	// so the number of immediates that arrived determines which arrived. final: closing a window
 	// is enough to revoke it. emptyMessages: an empty write is sent as a message. maxWrite: the
@@ -92,6 +93,7 @@ func New(ctx context.Context, opts Options) (*Engine, error) {
 func newEngine(opts Options) (_ *Engine, err error) {
 	e := &Engine{
 		opts:          opts,
+		admission:     rdma.AdmissionOf(opts.Admission, opts.Token),
 		withdrawSlots: make(chan struct{}, withdrawalsMax),
 		nics:          make([]atomic.Pointer[nic], len(opts.Domains)),
 		regions:       make(map[*region]struct{}), keys: make(map[remoteKey]*window),

@@ -35,6 +35,8 @@ type Options struct {
 	// Token is the secret that a peer must prove to open a session with this engine. It is
 	// required if Control has a Listener.
 	Token rdma.Token
+	// Admission, if not nil, decides which peers get sessions, and Token is not used.
+	Admission *rdma.Admission
 
 	// SeparateClasses gives each traffic class its own endpoints in sessions in which at least one
 	// engine requests it. Otherwise all traffic is ClassKV.
@@ -135,10 +137,18 @@ func (o *Options) EnsureDefaults() {
 	}
 }
 
+// checkToken returns an error if an engine with these options would accept peers without a secret.
+func (o *Options) checkToken() error {
+	if o.Admission != nil {
+		return nil
+	}
+	return o.Token.Validate()
+}
+
 // Validate returns an error that names the first option out of its range.
 func (o *Options) Validate() error {
 	if o.Control.Listener != nil {
-		if err := o.Token.Validate(); err != nil {
+		if err := o.checkToken(); err != nil {
 			return fmt.Errorf("group: listening on %s needs a token: %w", o.Control.Listener.Addr(), err)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 // Engine is the transfer engine over TCP.
 type Engine struct {
 	opts       Options
+	admission  *rdma.Admission
 	id         rdma.EngineID
 	nics       []*nic // at least one
 	congestion string // congestion control of the connections
@@ -46,9 +47,10 @@ func New(ctx context.Context, opts Options) (*Engine, error) {
 		return nil, err
 	}
 	e := &Engine{
-		opts:     opts,
-		accepted: make(map[acceptedKey]*session),
-		windows:  make(map[uint64]*window),
+		opts:      opts,
+		admission: rdma.AdmissionOf(opts.Admission, opts.Token),
+		accepted:  make(map[acceptedKey]*session),
+		windows:   make(map[uint64]*window),
 	}
 	_, _ = rand.Read(e.id[:])
 	e.pipes = usablePipes(opts)

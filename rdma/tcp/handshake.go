@@ -56,7 +56,7 @@ func (e *Engine) admit(nc net.Conn, n *nic, proved func()) {
 // admitConn performs the mutual proof of the token and adds the connection to its rail. The rail
 // comes up when its last connection has been added.
 func (e *Engine) admitConn(nc net.Conn, n *nic, proved func()) error {
-	raw, verdict, err := protocol.Accept(nc, e.id, e.opts.Token)
+	raw, verdict, err := protocol.Accept(nc, e.id, e.admission.Tokens())
 	if err != nil {
 		// If Close of this engine ended the connection, the handshake is not counted as failed
 		// authentication.
@@ -64,6 +64,10 @@ func (e *Engine) admitConn(nc net.Conn, n *nic, proved func()) error {
 			e.core.AuthFailures.Add(1)
 		}
 		return err
+	}
+	if err := e.admission.Admit(raw.Engine, raw.Token); err != nil {
+		e.core.AuthFailures.Add(1)
+		return errors.Join(err, verdict(handshake.Token))
 	}
 	proved()
 	var h hello

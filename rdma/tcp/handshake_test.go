@@ -102,6 +102,65 @@ func TestHandshake(t *testing.T) {
 	}
 }
 
+// TestAdmission: an engine with an Admission accepts each of its tokens, asks Admit with the engine and
+// the token of each connection, and refuses a peer that Admit or the present set of tokens refuses.
+func TestAdmission(t *testing.T) {
+	testkit.VerifyNone(t)
+	tokens := []rdma.Token{rdma.Token("the token of client a"), rdma.Token("the token of client b")}
+	var current atomic.Pointer[[]rdma.Token]
+	current.Store(&tokens)
+	var mu sync.Mutex
+	admitted := make(map[rdma.EngineID]string)
+	var banned rdma.EngineID
+	e := newServer(t, Options{Admission: &rdma.Admission{
+		Tokens: func() []rdma.Token { return *current.Load() },
+		Admit: func(peer rdma.EngineID, proved rdma.Token) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if peer == banned {
+				return errors.New("banned")
+			}
+			admitted[peer] = string(proved)
+			return nil
+		},
+	}})
+	for _, token := range tokens {
+		c := closing(t, newEngine(t, Options{}))
+		if _, err := c.Connect(testContext(t), e.Addr(), token); err != nil {
+			t.Fatal(err)
+		}
+		mu.Lock()
+		if got := admitted[c.Addr().Engine]; got != string(token) {
+			t.Errorf("the engine proved %q; Admit got %q", string(token), got)
+		}
+		mu.Unlock()
+	}
+	refused := func(name string, c *Engine, token rdma.Token) {
+		t.Helper()
+		before := e.Stats().AuthFailures
+		if _, err := c.Connect(testContext(t), e.Addr(), token); !errors.Is(err, rdma.ErrAuth) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if e.Stats().AuthFailures == before {
+			t.Errorf("%s is not counted", name)
+		}
+	}
+	c := closing(t, newEngine(t, Options{}))
+	refused("the token that Options.Token would be", c, rdma.Token(testToken))
+	mu.Lock()
+	banned = c.Addr().Engine
+	mu.Unlock()
+	refused("an engine that Admit refuses", c, tokens[0])
+	one, none := tokens[:1], []rdma.Token{}
+	current.Store(&one)
+	refused("a removed token", closing(t, newEngine(t, Options{})), tokens[1])
+	current.Store(&none)
+	refused("any token of none", closing(t, newEngine(t, Options{})), tokens[0])
+	if n := len(e.Peers()); n != 2 {
+		t.Errorf("%d sessions, want those of the two clients", n)
+	}
+}
+
 // TestImpostor: an acceptor that does not hold the token is rejected.
 func TestImpostor(t *testing.T) {
 	testkit.VerifyNone(t)

@@ -27,6 +27,8 @@ type Options struct {
 	// Token is the secret that a peer must prove to open a session with this engine. It is
 	// required if Listen is set.
 	Token rdma.Token
+	// Admission, if not nil, decides which peers get sessions, and Token is not used.
+	Admission *rdma.Admission
 	// TLS, if set, protects the connections of this engine. It is the server's configuration for
 	// accepted connections. For dialed connections it is the client's configuration, used if the
 	// address states that its listener uses TLS (HostPort). So one engine can reach nodes with and
@@ -156,6 +158,14 @@ func (o *Options) EnsureDefaults() {
 	}
 }
 
+// checkToken returns an error if an engine with these options would accept peers without a secret.
+func (o *Options) checkToken() error {
+	if o.Admission != nil {
+		return nil
+	}
+	return o.Token.Validate()
+}
+
 // Validate returns an error that names the first option out of its range.
 func (o *Options) Validate() error {
 	if err := o.validateNICs(); err != nil {
@@ -193,7 +203,7 @@ func (o *Options) validateNICs() error {
 			return fmt.Errorf("tcp: NIC %d dials from %q, which is no IP address", i, n.Local)
 		}
 		if n.Listen != "" {
-			if err := o.Token.Validate(); err != nil {
+			if err := o.checkToken(); err != nil {
 				return fmt.Errorf("tcp: listening on %s needs a token: %w", n.Listen, err)
 			}
 		}

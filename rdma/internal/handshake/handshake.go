@@ -41,6 +41,9 @@ type Hello struct {
 	Session [16]byte
 	More    []byte
 
+	// Token is the token that the dialer has proved. Only Accept sets it.
+	Token rdma.Token
+
 	nonce [nonceSize]byte
 }
 
@@ -199,10 +202,10 @@ func (p Protocol) Dial(c io.ReadWriter, h Hello, want rdma.EngineID, token rdma.
 	return peer, nil
 }
 
-// Accept performs the acceptor's part on c up to the verdict. The caller sends its decision by
-// calling verdict. After rdma.ErrAuth, rdma.ErrVersion, ErrMalformed, or an early end of the
+// Accept performs the acceptor's part on c up to the verdict. tokens are the tokens, one of which the
+// dialer must prove. The caller sends its decision by calling verdict. After rdma.ErrAuth, rdma.ErrVersion, ErrMalformed, or an early end of the
 // stream, the peer has not proved the token. ErrSilent is no authentication failure.
-func (p Protocol) Accept(c io.ReadWriter, self rdma.EngineID, token rdma.Token) (h Hello, verdict func(Verdict) error, _ error) {
+func (p Protocol) Accept(c io.ReadWriter, self rdma.EngineID, tokens []rdma.Token) (h Hello, verdict func(Verdict) error, _ error) {
 	hello := make([]byte, p.helloSize())
 	n, err := io.ReadAtLeast(c, hello, len(p.Hello))
 	if err == io.EOF {
@@ -236,11 +239,17 @@ func (p Protocol) Accept(c io.ReadWriter, self rdma.EngineID, token rdma.Token) 
 	verdict = func(v Verdict) error {
 		b := make([]byte, 8, VerdictSize)
 		b[0] = byte(v)
-		b = append(b, prove(token, roleAcceptor, hello, challenge, b[:1])...)
+		b = append(b, prove(h.Token, roleAcceptor, hello, challenge, b[:1])...)
 		_, err := c.Write(b)
 		return err
 	}
-	if !hmac.Equal(proof, prove(token, roleDialer, hello, challenge)) {
+	for _, token := range tokens {
+		if hmac.Equal(proof, prove(token, roleDialer, hello, challenge)) {
+			h.Token = token
+		}
+	}
+	if h.Token == nil {
+		// The dialer does not check the proof in this verdict, which is made without a token.
 		return h, nil, errors.Join(rdma.ErrAuth, verdict(Token))
 	}
 	return h, verdict, nil

@@ -26,7 +26,7 @@ func meet(dialer, acceptor Protocol, want rdma.EngineID, mine, theirs rdma.Token
 		defer close(end)
 		defer b.Close()
 		var verdict func(Verdict) error
-		hello, verdict, acceptErr = acceptor.Accept(b, bob, theirs)
+		hello, verdict, acceptErr = acceptor.Accept(b, bob, []rdma.Token{theirs})
 		if acceptErr == nil {
 			acceptErr = verdict(v)
 		}
@@ -137,7 +137,7 @@ func TestVector(t *testing.T) {
 
 // TestSilent: a connection that is closed without data is no authentication attempt.
 func TestSilent(t *testing.T) {
-	if _, _, err := proto.Accept(readWriter{bytes.NewReader(nil)}, bob, good); !errors.Is(err, ErrSilent) {
+	if _, _, err := proto.Accept(readWriter{bytes.NewReader(nil)}, bob, []rdma.Token{good}); !errors.Is(err, ErrSilent) {
 		t.Fatal(err)
 	}
 }
@@ -154,7 +154,7 @@ func FuzzAccept(f *testing.F) {
 	h := Hello{Engine: alice, More: make([]byte, 3)}
 	f.Add(append(proto.encode(&h), make([]byte, ProofSize)...))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if _, _, err := proto.Accept(readWriter{bytes.NewReader(b)}, bob, good); err == nil {
+		if _, _, err := proto.Accept(readWriter{bytes.NewReader(b)}, bob, []rdma.Token{good}); err == nil {
 			t.Fatal("a stranger got in")
 		}
 	})
