@@ -1,6 +1,7 @@
 package trie
 
 import (
+	"fmt"
 	"math"
 	"time"
 
@@ -60,6 +61,23 @@ func (t *Trie) Pins(dst []Pin, f PinFilter, cursor uint32, limit int) (pins []Pi
 		}
 	}
 	return dst, 0
+}
+
+// Leased describes an open lease that a match or PinEpoch granted. Error: ErrLeaseUnknown.
+func (t *Trie) Leased(id LeaseID) (Pin, error) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	l := &t.leases
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	i, err := l.openLocked(id)
+	if err != nil {
+		return Pin{}, err
+	}
+	if l.slots[i].since == 0 {
+		return Pin{}, fmt.Errorf("trie: lease %d was granted to no caller: %w", id, ErrLeaseUnknown)
+	}
+	return t.pinLocked(i, &l.slots[i]), nil
 }
 
 // spaceOf returns the space of a lease. Trie.mu is held.

@@ -114,6 +114,9 @@ func (n *Node) Pins(dst []trie.Pin, namespace string, leases bool, cursor uint32
 	return pins, next, nil
 }
 
+// Leased describes an open lease. See trie.Trie.Leased.
+func (n *Node) Leased(id trie.LeaseID) (trie.Pin, error) { return n.index.Leased(id) }
+
 // IsPin reports whether a lease is open and either has no TTL or pins an epoch.
 func (n *Node) IsPin(id trie.LeaseID) bool { return n.index.IsPin(id) }
 

@@ -262,6 +262,17 @@ func (n *Node) enter(r *Reservation) error {
 	return nil
 }
 
+// Reserved returns the name of the namespace of an open reservation. Error: ErrReservation.
+func (n *Node) Reserved(id ReservationID) (string, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	r, ok := n.reservations[id]
+	if !ok {
+		return "", fmt.Errorf("reservation %d: %w", id, ErrReservation)
+	}
+	return r.ns.Name, nil
+}
+
 // take removes a reservation from the table. The caller must end it.
 func (n *Node) take(id ReservationID) (*Reservation, error) {
 	n.mu.Lock()
