@@ -60,7 +60,8 @@ var edges = []struct {
 
 	{"server/config", []string{"kv", "internal/yamlfile"}, "configuration consists of values; cmd passes them to their users"},
 	{"server/planner", []string{"dualpath", "dualpath/netcost", "dualpath/record", "api/..."}, "the planner node is the pure planner, its record and gRPC; it must not depend on parts of a storage node"},
-	{"server/reload", []string{"server/config", "server/metrics", "internal/bearer"}, "it compares configurations and exchanges credentials; cmd applies the settings to the parts"},
+	{"server/access", []string{"internal/bearer", "internal/yamlfile"}, "it decides from a file of principals; package server applies it to calls"},
+	{"server/reload", []string{"server/access", "server/config", "server/metrics", "internal/bearer"}, "it compares configurations and exchanges credentials; cmd applies the settings to the parts"},
 	{"server/front", []string{"kv", "client/gateway", "internal/bearer"}, "it is HTTP between clients and inference engines, and a client of the planner: it must not depend on parts of a storage node or a planner"},
 	{"server/offload", []string{"kv", "client", "client/gateway", "client/relay", "dualpath/prfaas"}, "it is a policy of the gateway, which is a client of storage nodes and planner"},
 	{"server/netoracle", []string{"dualpath/...", "internal/yamlfile"}, "it reads the operator's systems and returns the network in the types of netcost, and decides nothing"},

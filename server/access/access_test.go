@@ -1,0 +1,249 @@
+package access_test
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/penstock-kv/penstock/server/access"
+)
+
+const (
+	tokenA = "token-of-team-a-0123456789"
+	tokenB = "token-of-team-b-0123456789"
+)
+
+// hash is the entry of a token in a roles file.
+func hash(token string) string { return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(token))) }
+
+func good() string {
+	return `# two teams
+principals:
+  - name: team-a
+    tokens: [` + hash(tokenA) + `]
+    subjects: ["CN=engine,O=team-a"]
+    grants:
+      - {roles: [read, write], namespaces: [team-a/*, shared]}
+      - {roles: [admin], namespaces: [team-a/scratch]}
+  - name: sre
+    tokens: [` + hash(tokenB) + `]
+    grants:
+      - {roles: [operate], namespaces: ["*"]}
+`
+}
+
+func parse(t *testing.T, text string) *access.Policy {
+	t.Helper()
+	p, err := access.Parse("roles.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func TestGrants(t *testing.T) {
+	p := parse(t, good())
+	a, ok := p.ByHeader("Bearer " + tokenA)
+	if !ok || a.Principal.Name() != "team-a" {
+		t.Fatalf("the token is of %v, %v", a, ok)
+	}
+	for _, c := range []struct {
+		roles     access.Role
+		namespace string
+		want      bool
+	}{
+		{access.Read, "team-a/x", true},
+		{access.Read, "team-a/", true},
+		{access.Read, "team-a", false},
+		{access.Read, "team-ab/x", false},
+		{access.Read, "shared", true},
+		{access.Read, "shared2", false},
+		{access.Read, "", false},
+		{access.Write, "team-a/x", true},
+		{access.Admin, "team-a/x", false},
+		{access.Admin, "team-a/scratch", true},
+		{access.Admin, "team-a/scratch2", false},
+		{access.Admin | access.Write, "team-a/x", true},
+		{access.Operate, "team-a/x", false},
+		{0, "team-a/x", false},
+	} {
+		if got := a.Principal.Has(c.roles, c.namespace); got != c.want {
+			t.Errorf("team-a has %v on %q: %v", c.roles, c.namespace, got)
+		}
+	}
+	if !a.Principal.HasAnywhere(access.Admin) || a.Principal.HasAnywhere(access.Operate) || a.Principal.HasEverywhere(access.Any) {
+		t.Error("the roles of team-a anywhere or everywhere are wrong")
+	}
+	b, _ := p.ByHeader("Bearer " + tokenB)
+	if !b.Principal.HasEverywhere(access.Operate) || b.Principal.HasEverywhere(access.Read) || b.Principal.Has(access.Read, "team-a/x") {
+		t.Error("the roles of sre are wrong")
+	}
+}
+
+func TestIdentities(t *testing.T) {
+	p := parse(t, good())
+	for _, c := range []struct {
+		headers []string
+		want    string
+	}{
+		{nil, ""},
+		{[]string{""}, ""},
+		{[]string{"Bearer "}, ""},
+		{[]string{"Bearer wrong-token-0123456789"}, ""},
+		{[]string{tokenA}, ""},
+		{[]string{"Basic " + tokenA}, ""},
+		{[]string{"Bearer " + tokenA + " "}, ""},
+		{[]string{"Bearer " + hash(tokenA)}, ""},
+		{[]string{"Bearer " + tokenA}, "team-a"},
+		{[]string{"Bearer " + tokenB}, "sre"},
+		{[]string{"Bearer wrong-token-0123456789", "Bearer " + tokenB}, "sre"},
+	} {
+		id, ok := p.ByHeader(c.headers...)
+		if ok != (c.want != "") || ok && id.Principal.Name() != c.want {
+			t.Errorf("%q: %v, %v", c.headers, id, ok)
+		}
+		if again, same := p.ByCredential(id.Credential); same != ok || again.Principal != id.Principal {
+			t.Errorf("%q: its credential gives %v, %v", c.headers, again, same)
+		}
+	}
+	for subject, want := range map[string]bool{"CN=engine,O=team-a": true, "CN=engine": false, "": false, "cn=engine,o=team-a": false} {
+		if id, ok := p.BySubject(subject); ok != want || ok && id.Principal.Name() != "team-a" {
+			t.Errorf("subject %q: %v, %v", subject, id, ok)
+		}
+	}
+	if n := len(p.Credentials()); n != 3 {
+		t.Errorf("%d credentials", n)
+	}
+}
+
+// TestShortToken: a token that can be guessed is not accepted, although the file has its SHA-256.
+func TestShortToken(t *testing.T) {
+	p := parse(t, strings.Replace(good(), hash(tokenA), hash("short"), 1))
+	if _, ok := p.ByHeader("Bearer short"); ok {
+		t.Error("a token of 5 characters is accepted")
+	}
+}
+
+// TestBadFiles: each error names the line and has no token.
+func TestBadFiles(t *testing.T) {
+	const secret = "5up3rs3cretbearertoken"
+	for name, c := range map[string]struct{ replace, by, want string }{
+		"a token in plain text":         {hash(tokenA), secret, "4: principals.0.tokens.0: is not sha256:"},
+		"a token with a prefix":         {hash(tokenA), "sha256:" + secret, "4: principals.0.tokens.0: is not sha256:"},
+		"a hash without prefix":         {"sha256:", "", "4: principals.0.tokens.0: is not sha256:"},
+		"a token in place of a list":    {"[" + hash(tokenA) + "]", secret, "4: principals.0.tokens: must be a list"},
+		"a token as a mapping":          {hash(tokenA), "{" + secret + ": 1}", "4: principals.0.tokens.0: must be a list"},
+		"half a hash":                   {hash(tokenA), hash(tokenA)[:40], "4: principals.0.tokens.0"},
+		"the same token twice":          {hash(tokenB), hash(tokenA), `10: principals.1.tokens.0: principal "team-a" has the same one`},
+		"the same name twice":           {"name: sre", "name: team-a", `9: principals.1.name: two principals`},
+		"no name":                       {"name: sre", `name: ""`, "9: principals.1.name"},
+		"a name with a blank":           {"name: sre", `name: "s re"`, "9: principals.1.name"},
+		"a name with a newline":         {"name: sre", `name: "s\nre"`, "9: principals.1.name"},
+		"an unknown role":               {"[admin]", "[owner]", `8: principals.0.grants.1.roles: "owner" is not one of read, write, admin, operate`},
+		"no roles":                      {"[admin]", "[]", "8: principals.0.grants.1.roles: the grant has no roles"},
+		"no namespaces":                 {"[team-a/scratch]", "[]", "8: principals.0.grants.1.namespaces: the grant has no namespaces"},
+		"an empty pattern":              {"[team-a/scratch]", `[""]`, "is neither the name of a namespace"},
+		"a star inside":                 {"team-a/scratch", "team-*/x", "is neither the name of a namespace"},
+		"two stars":                     {"team-a/scratch", "team-a/**", "is neither the name of a namespace"},
+		"operate on a prefix":           {`["*"]`, "[team-a/*]", "operate concerns the whole node"},
+		"no grants":                     {"    grants:\n      - {roles: [operate], namespaces: [\"*\"]}\n", "", "has no grants"},
+		"no credential":                 {"    tokens: [" + hash(tokenB) + "]\n", "", "has neither tokens nor subjects"},
+		"an empty subject":              {`"CN=engine,O=team-a"`, `""`, "principals.0.subjects.0: has 0 bytes"},
+		"a subject twice":               {`"CN=engine,O=team-a"`, `"CN=a", "CN=a"`, "principals.0.subjects.1: principal"},
+		"an unknown key":                {"name: sre", "nmae: sre", `unknown key "nmae"; did you mean "name"`},
+		"no principals":                 {good(), "principals: []\n", "the file has no principal"},
+		"an empty file":                 {good(), "", "the file has no principal"},
+		"not YAML":                      {good(), "principals: [", "roles.yaml"},
+		"a star without quotes":         {`["*"]`, "[*]", "roles.yaml"},
+		"more credentials than allowed": {"[" + hash(tokenA) + "]", "[" + strings.Join(hashes(access.CredentialsMax), ", ") + "]", "more than 256"},
+	} {
+		text := good()
+		if !strings.Contains(text, c.replace) {
+			t.Fatalf("%s: %q is not in the file", name, c.replace)
+		}
+		_, err := access.Parse("roles.yaml", []byte(strings.Replace(text, c.replace, c.by, 1)))
+		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), secret[:5]) {
+			t.Errorf("%s: the error is %v; want %q without the token", name, err, c.want)
+		}
+	}
+}
+
+func hashes(n int) (out []string) {
+	for i := range n {
+		out = append(out, hash(fmt.Sprintf("token-%020d", i)))
+	}
+	return out
+}
+
+func TestReadFile(t *testing.T) {
+	if p, err := access.ReadFile(""); p != nil || err != nil {
+		t.Errorf("no file: %v, %v", p, err)
+	}
+	path := filepath.Join(t.TempDir(), "roles.yaml")
+	if _, err := access.ReadFile(path); err == nil {
+		t.Error("a file that does not exist is read")
+	}
+	if err := os.WriteFile(path, []byte(good()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p, err := access.ReadFile(path)
+	if err != nil || p.Principals() != 2 || !p.Equal(parse(t, good())) || p.Equal(parse(t, good()+"\n")) || p.Equal(nil) {
+		t.Errorf("%v, %v", p, err)
+	}
+	var none *access.Policy
+	if none.Principals() != 0 || !none.Equal(nil) || none.Equal(p) {
+		t.Error("no policy is not equal to itself alone")
+	}
+}
+
+// FuzzParse: of any input, Parse makes an error or a policy in which every credential has a
+// principal with grants, and no principal has roles that are not in the input.
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(good()))
+	f.Add([]byte("principals: [{name: a, tokens: [sha256:00], grants: []}]"))
+	f.Add([]byte("principals: &a [{name: b, grants: *a}]"))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		p, err := access.Parse("roles.yaml", raw)
+		if err != nil {
+			return
+		}
+		if p.Principals() == 0 || len(p.Credentials()) == 0 || len(p.Credentials()) > access.CredentialsMax {
+			t.Fatalf("%d principals with %d credentials", p.Principals(), len(p.Credentials()))
+		}
+		for _, c := range p.Credentials() {
+			id, ok := p.ByCredential(c)
+			if !ok || id.Principal.Name() == "" || !id.Principal.HasAnywhere(access.Any) {
+				t.Fatalf("credential %x is of %v", c, id.Principal)
+			}
+			for _, r := range access.Roles() {
+				if id.Principal.HasAnywhere(r) && !strings.Contains(string(raw), r.String()) && !strings.Contains(string(raw), `\`) {
+					t.Fatalf("%q has the role %v, which the file does not name", id.Principal.Name(), r)
+				}
+			}
+			if id.Principal.HasAnywhere(access.Operate) != id.Principal.HasEverywhere(access.Operate) {
+				t.Fatalf("%q operates a part of the node", id.Principal.Name())
+			}
+		}
+	})
+}
+
+// FuzzHeader: of any header, only the right ones name a principal.
+func FuzzHeader(f *testing.F) {
+	p, err := access.Parse("roles.yaml", []byte(good()))
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, seed := range []string{"", "Bearer", "Bearer ", "Bearer " + tokenA, "bearer " + tokenA, "Bearer " + tokenA + "\x00", "Bearer " + tokenB} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, header string) {
+		id, ok := p.ByHeader(header)
+		want := map[string]string{"Bearer " + tokenA: "team-a", "Bearer " + tokenB: "sre"}[header]
+		if ok != (want != "") || ok && id.Principal.Name() != want {
+			t.Fatalf("%q is %v", header, id.Principal)
+		}
+	})
+}
