@@ -15,7 +15,7 @@ import (
 var (
 	errClosing     = status.Error(codes.Unavailable, "the planner is shutting down; submit again with the same id after its restart")
 	errSlowGateway = status.Error(codes.ResourceExhausted, "the gateway read its updates too slowly; submit again with the same id")
-	errTaken       = status.Error(codes.AlreadyExists, "a request with this id is in progress on another stream")
+	errTaken       = status.Error(codes.AlreadyExists, "a request with this id is in progress on another stream or in another namespace")
 )
 
 // Submit implements penstock.v1.Planner.
@@ -84,7 +84,7 @@ func (s *Service) admit(ctx context.Context, r *pb.SubmitRequest) (updates chan 
 		return nil, nil, err
 	}
 	j := s.byName[r.Id]
-	if j != nil && j.updates != nil {
+	if j != nil && (j.updates != nil || j.submit.Namespace != r.Namespace) {
 		return nil, nil, errTaken
 	}
 	held := j != nil
