@@ -79,6 +79,16 @@ func TestPins(t *testing.T) {
 			t.Errorf("%+v: %d leases; want %d", c.filter, len(got), len(c.want))
 		}
 	}
+	for id, w := range want {
+		if p, err := tr.Leased(id); err != nil || p.Namespace != w.Namespace || p.Owner != w.Owner || !p.Expires.Equal(w.Expires) {
+			t.Errorf("lease %d is %+v, %v; want %+v", id, p, err, w)
+		}
+	}
+	for name, id := range map[string]LeaseID{"a lease of a writer": writer, "a later lease in the same slot": long + 1<<32, "no lease": 0xffff} {
+		if p, err := tr.Leased(id); !errors.Is(err, ErrLeaseUnknown) {
+			t.Errorf("%s is %+v, %v", name, p, err)
+		}
+	}
 	// Deleting the namespace ends its pins. Leases of readers and writers end as usual, and other
 	// namespaces keep their pins.
 	if err := tr.DeleteNamespace("bench"); err != nil {
@@ -89,6 +99,12 @@ func TestPins(t *testing.T) {
 	}
 	if pins, _ := tr.Pins(nil, PinFilter{Endless: true}, 0, 10); len(pins) != 1 || pins[0].Lease != other {
 		t.Errorf("pins %+v; want that of the other namespace", pins)
+	}
+	if p, err := tr.Leased(long); !errors.Is(err, ErrLeaseUnknown) {
+		t.Errorf("the pin of a deleted namespace is %+v, %v", p, err)
+	}
+	if p, err := tr.Leased(short); err != nil || p.Namespace != "bench" {
+		t.Errorf("a lease of a deleted namespace is %+v, %v", p, err)
 	}
 	for _, id := range []LeaseID{short, writer} {
 		if err := tr.Release(id); err != nil {
