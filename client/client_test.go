@@ -5,14 +5,17 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"math/big"
 	"net"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,6 +27,7 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 	"github.com/penstock-kv/penstock/server"
+	"github.com/penstock-kv/penstock/server/access"
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
@@ -761,6 +765,47 @@ func TestAuth(t *testing.T) {
 		if s, err := client.Open(t.Context(), client.Options{Servers: []string{h.control}, Engine: engine, BearerToken: wrong}); !errors.Is(err, client.ErrAuth) {
 			t.Errorf("open with token %q: %v, %v", wrong, s, err)
 		}
+	}
+}
+
+// TestRoles: the calls that the client's principal may make work over gRPC and the data plane. The
+// errors of the others match ErrAuth, and name the principal, the role and the namespace.
+func TestRoles(t *testing.T) {
+	const token = "a bearer token of some length"
+	text := fmt.Sprintf("principals: [{name: reader, tokens: [sha256:%x], grants: [{roles: [read], namespaces: [m]}, {roles: [read, write, admin], namespaces: [own/*]}]}]", sha256.Sum256([]byte(token)))
+	policy, err := access.Parse("roles.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var on atomic.Bool
+	h := newHost(t, func(_ *storage.Options, o *server.Options) {
+		o.Roles = func() *access.Policy {
+			if on.Load() {
+				return policy
+			}
+			return nil
+		}
+	})
+	all := newRig(t, nil, h)
+	ns := all.namespace("m", geometry, kv.IndexTrie)
+	ids := chain(ns, 4, 1)
+	all.mustPut(ns, ids)
+	on.Store(true)
+	r := newRig(t, func(o *client.Options) { o.BearerToken = token }, h)
+	if got := r.get(ns, ids); got.Blocks != 4 {
+		t.Errorf("read: %+v", got)
+	}
+	own, err := r.store.EnsureNamespace(t.Context(), kv.Namespace{Name: "own/m", Geometry: geometry, Index: kv.IndexTrie})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.mustPut(own, chain(own, 4, 1))
+	w, err := r.put(ns, chain(ns, 4, 2), 0, 0)
+	if !errors.Is(err, client.ErrAuth) || !strings.Contains(err.Error(), `principal "reader" lacks the role write on namespace "m"`) {
+		t.Errorf("write: %+v, %v", w, err)
+	}
+	if _, err := r.store.BumpEpoch(t.Context(), "m", 0, 1); !errors.Is(err, client.ErrAuth) || !strings.Contains(err.Error(), `lacks the role admin on namespace "m"`) {
+		t.Errorf("bump: %v", err)
 	}
 }
 

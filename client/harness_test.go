@@ -30,6 +30,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 	"github.com/penstock-kv/penstock/server"
+	"github.com/penstock-kv/penstock/server/access"
 	"github.com/penstock-kv/penstock/server/handoff"
 	"github.com/penstock-kv/penstock/server/metrics"
 	"github.com/penstock-kv/penstock/server/storage"
@@ -183,10 +184,18 @@ func (h *host) start() {
 	for i := range token {
 		token[i] = byte(rand.Uint32())
 	}
-	data, err := tcp.New(ctx, tcp.Options{Listen: h.data, Token: token})
+	var opts server.Options
+	sessions, err := server.NewSessions(token, func() *access.Policy {
+		if opts.Roles == nil {
+			return nil
+		}
+		return opts.Roles()
+	})
 	h.must(err)
-	opts := server.Options{
-		Node: "test", Version: "v0", Arena: h.arena, Data: data, DataToken: token,
+	data, err := tcp.New(ctx, tcp.Options{Listen: h.data, Admission: sessions.Admission()})
+	h.must(err)
+	opts = server.Options{
+		Node: "test", Version: "v0", Arena: h.arena, Data: data, Sessions: sessions,
 		Limits:  server.Limits{ReadBytes: 1 << 20, WriteBytes: 1 << 20, ChainBlocks: 1024, LandWithin: time.Minute},
 		Volumes: []server.Volume{{Device: h.gate, Reason: "a test"}}, Durability: "batch", CapacityBytes: 32 * h.segmentBytes,
 		Registry: registry, Logger: slog.New(slog.DiscardHandler),

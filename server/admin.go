@@ -4,12 +4,14 @@ import (
 	"context"
 	"encoding/binary"
 	"math"
+	"slices"
 
 	"google.golang.org/grpc"
 
 	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/server/access"
 	"github.com/penstock-kv/penstock/server/storage"
 	"github.com/penstock-kv/penstock/trie"
 )
@@ -68,8 +70,9 @@ func (s *adminService) GetNamespace(_ context.Context, req *pb.GetNamespaceReque
 	return s.describe(ns), nil
 }
 
-func (s *adminService) ListNamespaces(context.Context, *pb.ListNamespacesRequest) (*pb.ListNamespacesResponse, error) {
-	return &pb.ListNamespacesResponse{Namespaces: s.describeAll(s.node.Namespaces())}, nil
+func (s *adminService) ListNamespaces(ctx context.Context, _ *pb.ListNamespacesRequest) (*pb.ListNamespacesResponse, error) {
+	all := slices.DeleteFunc(slices.Clone(s.node.Namespaces()), func(ns kv.Namespace) bool { return !sees(ctx, access.Any, ns.Name) })
+	return &pb.ListNamespacesResponse{Namespaces: s.describeAll(all)}, nil
 }
 
 func (s *adminService) DeleteNamespace(ctx context.Context, req *pb.DeleteNamespaceRequest) (*pb.DeleteNamespaceResponse, error) {
@@ -179,7 +182,7 @@ func blockProto(info trie.Info) *pb.Block {
 // pinsMax bounds the pins in one response. A pin takes about 100 bytes.
 const pinsMax = 4096
 
-func (s *adminService) ListPins(_ context.Context, req *pb.ListPinsRequest) (*pb.ListPinsResponse, error) {
+func (s *adminService) ListPins(ctx context.Context, req *pb.ListPinsRequest) (*pb.ListPinsResponse, error) {
 	limit := pinsMax
 	if n := req.GetLimit(); n != 0 {
 		limit = int(min(n, pinsMax))
@@ -193,6 +196,9 @@ func (s *adminService) ListPins(_ context.Context, req *pb.ListPinsRequest) (*pb
 	}
 	resp := &pb.ListPinsResponse{Cursor: uint64(next)}
 	for _, p := range pins {
+		if !sees(ctx, access.Admin, p.Namespace) {
+			continue
+		}
 		m := &pb.Pin{
 			Lease: uint64(p.Lease), Namespace: p.Namespace, Epoch: uint64(p.Epoch), Owner: p.Owner,
 			SinceUnixMs: p.Since.UnixMilli(), Blocks: int64(p.Blocks), Bytes: p.Bytes, OfEpoch: p.OfEpoch,

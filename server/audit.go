@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"log/slog"
 	"path"
@@ -23,7 +24,8 @@ import (
 // warn. A call that only reads is logged at level debug, because monitors poll Status. Calls of the
 // Cache service that make or end a pin are logged in the same way, and so are the calls that change
 // weights or roles of the planner. Leases on blocks with a TTL, which engines request, are not
-// logged.
+// logged. With a roles file, a line has the caller's principal, and each refused call of every
+// service, of the data plane and of HTTP is logged.
 type audit struct{ log *slog.Logger }
 
 // adminPrefix begins the full name of each method of the Admin service.
@@ -58,7 +60,11 @@ func (a audit) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, n
 // stream is a grpc.StreamServerInterceptor. It logs the call when the stream ends.
 func (a audit) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
 	if !strings.HasPrefix(info.FullMethod, adminPrefix) {
-		return next(srv, s)
+		err := next(srv, s)
+		if refused(err) != nil {
+			a.line(s.Context(), info.FullMethod, nil, nil, err)
+		}
+		return err
 	}
 	seen := &auditedStream{ServerStream: s}
 	err := next(srv, seen)
@@ -94,7 +100,10 @@ func (a audit) line(ctx context.Context, method string, req, resp any, err error
 	switch {
 	case plannerChanges[method]:
 		name = path.Base(method)
-	case !ok:
+	case ok:
+	case refused(err) != nil:
+		name = path.Base(method)
+	default:
 		return
 	}
 	level := slog.LevelInfo
@@ -105,6 +114,13 @@ func (a audit) line(ctx context.Context, method string, req, resp any, err error
 		level = slog.LevelDebug
 	}
 	a.record(ctx, level, name, callerName(ctx), req, resp, err)
+}
+
+// refusal logs a call that did not come over gRPC and that the guard has refused.
+func (a audit) refusal(ctx context.Context, name, peer string, req any, err error) {
+	if refused(err) != nil {
+		a.record(ctx, slog.LevelWarn, name, peer, req, nil, err)
+	}
 }
 
 // pin logs a call that makes or ends a pin.
@@ -120,11 +136,17 @@ func (a audit) record(ctx context.Context, level slog.Level, name, peer string, 
 	if !a.log.Enabled(ctx, level) {
 		return
 	}
-	attrs := []slog.Attr{slog.String("call", shorten(name)), slog.String("peer", peer), slog.String("result", status.Code(err).String())}
+	attrs := []slog.Attr{slog.String("call", shorten(name)), slog.String("peer", peer)}
+	if id, ok := identityOf(ctx); ok && id.Principal.Name() != "" {
+		attrs = append(attrs, slog.String("principal", id.Principal.Name()))
+	}
+	attrs = append(attrs, slog.String("result", status.Code(err).String()))
 	if asked := auditFields(req); len(asked) > 0 {
 		attrs = append(attrs, slog.Attr{Key: "request", Value: slog.GroupValue(asked...)})
 	}
 	switch {
+	case refused(err) != nil:
+		attrs = append(attrs, slog.String("refused", shorten(refused(err).logged)))
 	case err != nil:
 		attrs = append(attrs, slog.String("err", shorten(status.Convert(err).Message())))
 	case level == slog.LevelInfo:
@@ -132,11 +154,25 @@ func (a audit) record(ctx context.Context, level slog.Level, name, peer string, 
 			attrs = append(attrs, slog.Attr{Key: "response", Value: slog.GroupValue(got...)})
 		}
 	}
-	a.log.LogAttrs(ctx, level, "admin call", attrs...)
+	text := "admin call"
+	if refused(err) != nil {
+		text = "call refused"
+	}
+	a.log.LogAttrs(ctx, level, text, attrs...)
+}
+
+// refused returns the refusal in err, nil if there is none.
+func refused(err error) *refusal {
+	var r *refusal
+	if errors.As(err, &r) {
+		return r
+	}
+	return nil
 }
 
 // callerName returns the caller's address, and the subject of its certificate if the caller has
-// one. It cannot distinguish callers with a bearer token, because all of them use the same token.
+// one. Without a roles file it cannot distinguish callers with a bearer token, because all of them
+// use the same tokens.
 func callerName(ctx context.Context) string {
 	p, ok := peer.FromContext(ctx)
 	if !ok || p.Addr == nil {

@@ -16,9 +16,11 @@ import (
 // certificates or --insecure.
 type Tokens func() []string
 
-// authenticator checks the bearer token of every call.
+// authenticator checks the credentials of every call: against the roles file if there is one,
+// otherwise against the bearer tokens.
 type authenticator struct {
 	tokens Tokens
+	guard  guard
 	audit  audit
 }
 
@@ -35,7 +37,12 @@ func (a authenticator) check(md metadata.MD) error {
 // tap refuses a call by its headers, before its message is read, so that the messages of
 // unauthorised peers take no memory.
 func (a authenticator) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
-	err := a.check(info.Header)
+	var err error
+	if a.guard.roles.current() != nil {
+		ctx, err = a.guard.admit(ctx, info.FullMethodName, info.Header)
+	} else {
+		err = a.check(info.Header)
+	}
 	if err != nil {
 		a.audit.line(ctx, info.FullMethodName, nil, nil, err)
 	}

@@ -8,12 +8,15 @@ import (
 	"sync/atomic"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/server/access"
 	"github.com/penstock-kv/penstock/server/storage"
 	"github.com/penstock-kv/penstock/trie"
 )
@@ -27,7 +30,7 @@ type cacheService struct {
 
 var _ pb.CacheServer = (*cacheService)(nil)
 
-func (s *cacheService) Describe(context.Context, *pb.DescribeRequest) (*pb.DescribeResponse, error) {
+func (s *cacheService) Describe(ctx context.Context, _ *pb.DescribeRequest) (*pb.DescribeResponse, error) {
 	addr, err := s.data.Addr().MarshalBinary()
 	if err != nil {
 		return nil, statusOf(err)
@@ -36,7 +39,7 @@ func (s *cacheService) Describe(context.Context, *pb.DescribeRequest) (*pb.Descr
 		Node:           s.opts.Node,
 		Version:        s.opts.Version,
 		DataAddress:    addr,
-		DataToken:      s.opts.DataToken,
+		DataToken:      s.sessions.token(ctx),
 		DataPort:       uint32(s.opts.DataPort),
 		DataProvider:   s.data.Info().Provider,
 		MaxReadBytes:   s.opts.Limits.ReadBytes,
@@ -205,7 +208,7 @@ func (s *cacheService) read(ctx context.Context, by caller, req *pb.ReadRequest)
 		}
 		return s.readLocal(ctx, req.GetLocalSession(), req, load)
 	}
-	d, err := s.newDelivery(by, req)
+	d, err := s.newDelivery(ctx, by, req)
 	if err != nil {
 		return nil, err
 	}
@@ -297,6 +300,9 @@ func (s *cacheService) reserve(ctx context.Context, by caller, req *pb.ReserveRe
 	writers, err := writersOf(by, req.GetDataEngine())
 	if err != nil {
 		return nil, invalid(err)
+	}
+	if writers, err = s.ownWriters(ctx, writers); err != nil {
+		return nil, err
 	}
 	resp := new(pb.ReserveResponse)
 	r.Attach = func(res *storage.Reservation) error { return s.attach(res, writers, resp) }
@@ -390,6 +396,24 @@ func writersOf(by caller, named []byte) ([]rdma.EngineID, error) {
 		return nil, nil
 	}
 	return []rdma.EngineID{id}, nil
+}
+
+// ownWriters returns the engines of the caller that may write to a window, if the node has a roles
+// file: the named ones, or else all of them.
+func (s *cacheService) ownWriters(ctx context.Context, writers []rdma.EngineID) ([]rdma.EngineID, error) {
+	for _, w := range writers {
+		if err := s.sessions.own(ctx, w); err != nil {
+			return nil, err
+		}
+	}
+	if len(writers) > 0 {
+		return writers, nil
+	}
+	own, all := s.sessions.ownAll(ctx, s.data.Peers)
+	if !all && len(own) == 0 {
+		return nil, status.Error(codes.FailedPrecondition, "the caller has no data-plane session that could write to the window; connect the engine with the token that Describe returns")
+	}
+	return own, nil
 }
 
 // attach opens a window over the reservation's memory for the client, and registers for the
@@ -564,12 +588,17 @@ func (s *cacheService) Events(req *pb.EventsRequest, stream pb.Cache_EventsServe
 		if err != nil {
 			return statusOf(context.Cause(ctx))
 		}
+		// The events that a caller without the role may not see are not sent, so the stream of a caller
+		// that has lost the role would otherwise never end.
+		if err := s.guard.check(ctx, pb.Cache_Events_FullMethodName, req); err != nil {
+			return err
+		}
 		for _, e := range batch {
 			after = e.Sequence
 			if e.Kind == storage.Gap {
 				e.Time = time.Now() // a Gap has no time, so it gets the time at which it was detected
 				s.opts.Metrics.EventsDropped.Inc()
-			} else if req.GetNamespace() != "" && e.Namespace != req.GetNamespace() {
+			} else if req.GetNamespace() != "" && e.Namespace != req.GetNamespace() || !s.showsEvent(stream.Context(), e) {
 				continue
 			}
 			if err := stream.Send(eventProto(e)); err != nil {
@@ -577,6 +606,16 @@ func (s *cacheService) Events(req *pb.EventsRequest, stream pb.Cache_EventsServe
 			}
 		}
 	}
+}
+
+// showsEvent reports whether a call may show an event to its caller: an event of a namespace if the
+// caller has the role read there, and an event of a volume if it operates the node.
+func (s *cacheService) showsEvent(ctx context.Context, e storage.Event) bool {
+	ctx = s.guard.refresh(ctx)
+	if e.Volume != nil {
+		return operates(ctx)
+	}
+	return sees(ctx, access.Read, e.Namespace)
 }
 
 // sourceOfEvents returns an error if a consumer that has read all events up to seq would wait

@@ -53,6 +53,14 @@ type caller struct {
 
 // owner returns the caller's name for the list of pins.
 func (by caller) owner(ctx context.Context) string {
+	if id, ok := identityOf(ctx); ok {
+		return id.Principal.Name() + " at " + by.address(ctx)
+	}
+	return by.address(ctx)
+}
+
+// address returns the caller's address.
+func (by caller) address(ctx context.Context) string {
 	switch by.transport {
 	case transportMessage:
 		return "engine " + by.peer.String()
@@ -63,8 +71,8 @@ func (by caller) owner(ctx context.Context) string {
 }
 
 // calls serves calls that arrive as messages over the data plane. A peer with a data-plane session
-// has presented the token that Describe returns, so it may make the same calls as over gRPC. The
-// blocks that it reads are written only to its own memory.
+// has presented the token that Describe returned to its client, so its calls are decided as those
+// of that client over gRPC. The blocks that it reads are written only to its own memory.
 type calls struct {
 	service *cacheService
 	// slots has an element for each call by message in progress. Its capacity is callsMax.
@@ -236,7 +244,15 @@ func (c *calls) expel(from rdma.EngineID, why error) {
 
 // perform performs a call and sends its reply.
 func (c *calls) perform(a *answer, req proto.Message) {
-	resp, err := c.service.perform(c.ctx, caller{transport: transportMessage, peer: a.to}, a.call, req)
+	by := caller{transport: transportMessage, peer: a.to}
+	ctx := c.service.sessions.caller(c.ctx, a.to)
+	method := "/" + pb.Cache_ServiceDesc.ServiceName + "/" + a.call.Method.String()
+	if err := c.service.guard.check(ctx, method, req); err != nil {
+		audit{log: c.service.opts.Logger}.refusal(ctx, a.call.Method.String(), by.address(ctx), req, err)
+		a.fail(err)
+		return
+	}
+	resp, err := c.service.perform(ctx, by, a.call, req)
 	if err != nil {
 		a.fail(err)
 		return

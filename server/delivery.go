@@ -36,7 +36,7 @@ type place struct {
 const fragmentsMax = 1 << 16
 
 // newDelivery validates the destinations of a request and returns its delivery.
-func (s *cacheService) newDelivery(by caller, req *pb.ReadRequest) (*delivery, error) {
+func (s *cacheService) newDelivery(ctx context.Context, by caller, req *pb.ReadRequest) (*delivery, error) {
 	d := &delivery{server: s.Server, imm: rdma.ImmOf(req.GetImm()), dsts: make([]rdma.Desc, 1+len(req.GetMoreDestinations())), places: make([][]place, len(req.GetPieces()))}
 	for i := range d.dsts {
 		desc := req.GetDestination()
@@ -45,6 +45,9 @@ func (s *cacheService) newDelivery(by caller, req *pb.ReadRequest) (*delivery, e
 		}
 		if err := d.dsts[i].UnmarshalBinary(desc); err != nil {
 			return nil, invalid(fmt.Errorf("destination %d: %w", i, err))
+		}
+		if err := s.sessions.own(ctx, d.dsts[i].Engine); err != nil {
+			return nil, err
 		}
 		if by.transport == transportMessage && d.dsts[i].Engine != by.peer {
 			return nil, invalid(fmt.Errorf("destination %d is memory of %v, but a read by message is written to its sender, %v", i, d.dsts[i].Engine, by.peer))

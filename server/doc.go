@@ -31,9 +31,16 @@
 // session; the node copies them into the reservation and verifies the copy.
 //
 // Trust: a gRPC call carries the bearer token, or comes over mutual TLS, or the node listens on
-// loopback only. The data plane has its own token, which is random for each run of the node.
-// Describe returns that token, so exactly the callers that may use gRPC may open a data-plane
-// session. Such a session may make the same calls as gRPC, and the node writes blocks only to the
+// loopback only. With a roles file (package access), the map rules declares the role and the namespace
+// that each call needs; the guard decides by it, for gRPC before the message is read and again with
+// the message, for messages of the data plane with the message, and for HTTP by the path. Calls with
+// the id of a lease or a reservation are decided by its namespace, and to other callers the id does
+// not exist.
+//
+// The data plane has its own token, which is random for each run of the node. Describe returns that
+// token, so exactly the callers that may use gRPC may open a data-plane session. With a roles file the
+// token differs for each credential, so a session has the principal of its client (Sessions). Such a
+// session may make the same calls as its client over gRPC, and the node writes blocks only to the
 // session's own memory. If the data plane is not encrypted, names and block ids in these calls, and
 // the blocks, can be read in transit. Processes of the node's own user may read and write over the
 // unix socket without a token, because they can read and write the node's files too.

@@ -69,8 +69,9 @@ func healthz(w http.ResponseWriter, _ *http.Request) {
 }
 
 // readyz responds 200 if clients should send traffic to the node, and 503 otherwise
-// (storage.Node.Ready). The body has the reason and the state of each volume.
-func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
+// (storage.Node.Ready). The body has the reason and the state of each volume. With a
+// roles file only callers with the role operate get these, because they have paths of the node.
+func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	state, reason := s.node.WriteState()
 	w.Header().Set("Content-Type", "application/json")
 	if err := s.node.Ready(); err != nil {
@@ -87,6 +88,10 @@ func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
 		Reason  string        `json:"reason"`
 		Volumes []volumeState `json:"volumes"`
 	}{State: state, Reason: clip(reason)}
+	if !operates(r.Context()) {
+		_ = json.NewEncoder(w).Encode(map[string]string{"state": state}) // an error means that the caller has disconnected
+		return
+	}
 	for _, v := range s.node.Stats().Store.Volumes {
 		vs := volumeState{Path: v.Path, State: v.Health.State.String()}
 		if v.Health.Cause != nil {

@@ -18,8 +18,9 @@ import (
 // PlannerOptions are the options of a PlannerNode. The PlannerNode owns Service and closes it.
 type PlannerOptions struct {
 	Service *planner.Service
-	// Tokens and TLS have the same meaning as in Options.
+	// Tokens, Roles and TLS have the same meaning as in Options.
 	Tokens   Tokens
+	Roles    Roles
 	TLS      *tls.Config
 	Registry *prometheus.Registry
 	// Logger receives a line for each operator call (audit). Nil disables the audit.
@@ -40,11 +41,15 @@ const plannerMessageBytes = 288 << 20
 
 // NewPlannerNode makes the servers. Serve starts them.
 func NewPlannerNode(opts PlannerOptions) *PlannerNode {
-	n := &PlannerNode{service: opts.Service, grpc: grpc.NewServer(append(grpcOptions(opts.Tokens, opts.TLS, opts.Logger), grpc.MaxRecvMsgSize(plannerMessageBytes))...)}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	guard := guard{roles: opts.Roles}
+	n := &PlannerNode{service: opts.Service, grpc: grpc.NewServer(append(grpcOptions(opts.Tokens, guard, opts.TLS, opts.Logger), grpc.MaxRecvMsgSize(plannerMessageBytes))...)}
 	pb.RegisterPlannerServer(n.grpc, opts.Service)
 	mux := commonRoutes(opts.Registry)
 	mux.HandleFunc("GET /readyz", n.readyz)
-	n.http = httpServer(mux)
+	n.http = httpServer(guard.web(mux, audit{log: opts.Logger}))
 	return n
 }
 

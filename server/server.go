@@ -63,10 +63,10 @@ type Options struct {
 	Storage       *storage.Node
 	Arena         *arena.Arena
 	Data          rdma.Engine
-	// DataToken is the token that peers present to Data. Describe returns it. DataPort is the TCP
-	// port of Data, 0 if Data does not listen on TCP.
-	DataToken rdma.Token
-	DataPort  int
+	// Sessions decides which peers Data admits. Describe returns its tokens. DataPort is the TCP port
+	// of Data, 0 if Data does not listen on TCP.
+	Sessions *Sessions
+	DataPort int
 	// Local lends the arena to engines on this host. Nil disables that.
 	Local   *handoff.Listener
 	Limits  Limits
@@ -81,6 +81,8 @@ type Options struct {
 	// is the configuration of the gRPC listener. If TLS has ClientCAs, clients need certificates.
 	Tokens Tokens
 	TLS    *tls.Config
+	// Roles returns the policy of the roles file. While it returns one, Tokens is not used.
+	Roles Roles
 	// Config compares and reloads the configuration. If it is nil, the calls DiffConfig and
 	// ReloadConfig are refused.
 	Config Reloader
@@ -93,14 +95,16 @@ type Options struct {
 
 // Server is a storage node on the network.
 type Server struct {
-	opts   Options
-	node   *storage.Node
-	data   rdma.Engine
-	region rdma.Region
-	grpc   *grpc.Server
-	cache  *cacheService
-	calls  *calls
-	http   *http.Server
+	opts     Options
+	node     *storage.Node
+	data     rdma.Engine
+	sessions *Sessions
+	guard    guard
+	region   rdma.Region
+	grpc     *grpc.Server
+	cache    *cacheService
+	calls    *calls
+	http     *http.Server
 	// messages reports whether the data plane accepts calls.
 	messages atomic.Bool
 	windows  sync.Map // storage.ReservationID → *openWindow
@@ -141,32 +145,35 @@ func New(opts Options) (*Server, error) {
 		opts:     opts,
 		node:     opts.Storage,
 		data:     opts.Data,
+		sessions: opts.Sessions,
+		guard:    guard{roles: opts.Roles, held: opts.Storage},
 		region:   region,
 		started:  opts.Now(),
 		stopping: make(chan struct{}),
 	}
 	s.SetLandWithin(opts.Limits.LandWithin)
-	s.grpc = grpc.NewServer(grpcOptions(opts.Tokens, opts.TLS, opts.Logger)...)
+	opts.Sessions.watch(opts.Data.Peers)
+	s.grpc = grpc.NewServer(grpcOptions(opts.Tokens, s.guard, opts.TLS, opts.Logger)...)
 	s.cache = &cacheService{Server: s}
 	s.calls = newCalls(s.cache)
 	pb.RegisterCacheServer(s.grpc, s.cache)
 	pb.RegisterAdminServer(s.grpc, &adminService{Server: s})
 	opts.Registry.MustRegister(&collector{server: s})
-	s.http = httpServer(s.routes())
+	s.http = httpServer(s.guard.web(s.routes(), audit{log: opts.Logger}))
 	return s, nil
 }
 
 // SetLandWithin replaces Limits.LandWithin for the Commits that begin afterwards.
 func (s *Server) SetLandWithin(d time.Duration) { s.landWithin.Store(int64(d)) }
 
-// grpcOptions are the options of every gRPC server: bounds, spans, the audit of admin calls, the
-// bearer token and TLS if they are configured.
-func grpcOptions(tokens Tokens, secure *tls.Config, log *slog.Logger) []grpc.ServerOption {
+// grpcOptions are the options of every gRPC server: bounds, spans, the audit of admin calls, and
+// the bearer token, the roles and TLS if they are configured.
+func grpcOptions(tokens Tokens, guard guard, secure *tls.Config, log *slog.Logger) []grpc.ServerOption {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
 	audit := audit{log: log}
-	auth := authenticator{tokens: tokens, audit: audit}
+	auth := authenticator{tokens: tokens, guard: guard, audit: audit}
 	o := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxMessageBytes),
 		grpc.MaxSendMsgSize(maxMessageBytes),
@@ -177,8 +184,8 @@ func grpcOptions(tokens Tokens, secure *tls.Config, log *slog.Logger) []grpc.Ser
 		grpc.InitialConnWindowSize(connWindowBytes),
 		grpc.StatsHandler(otelgrpc.NewServerHandler()),
 		grpc.InTapHandle(auth.tap),
-		grpc.UnaryInterceptor(audit.unary),
-		grpc.StreamInterceptor(audit.stream),
+		grpc.ChainUnaryInterceptor(audit.unary, guard.unary),
+		grpc.ChainStreamInterceptor(audit.stream, guard.stream),
 		grpc.MaxConcurrentStreams(streamsMax),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),

@@ -47,6 +47,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 	"github.com/penstock-kv/penstock/server"
+	"github.com/penstock-kv/penstock/server/access"
 	"github.com/penstock-kv/penstock/server/metrics"
 	"github.com/penstock-kv/penstock/server/storage"
 	"github.com/penstock-kv/penstock/trie"
@@ -104,10 +105,18 @@ func newHost(t testing.TB, edit func(*server.Options), creds credentials.Transpo
 	node, err := storage.Open(ctx, storage.Options{Index: index, Store: store, Arena: mem, Metrics: counters, LoadBytesMax: 1 << 20, WriteBytesMax: 1 << 20, ChainBlocksMax: 64})
 	must(err)
 	token := rdma.Token("sixteen bytes at least")
-	data, err := tcp.New(ctx, tcp.Options{Listen: "127.0.0.1:0", Token: token})
+	var opts server.Options
+	sessions, err := server.NewSessions(token, func() *access.Policy {
+		if opts.Roles == nil {
+			return nil
+		}
+		return opts.Roles()
+	})
 	must(err)
-	opts := server.Options{
-		Node: "test", Version: "v0", Storage: node, Arena: mem, Data: data, DataToken: token,
+	data, err := tcp.New(ctx, tcp.Options{Listen: "127.0.0.1:0", Admission: sessions.Admission()})
+	must(err)
+	opts = server.Options{
+		Node: "test", Version: "v0", Storage: node, Arena: mem, Data: data, Sessions: sessions,
 		Limits:  server.Limits{ReadBytes: 1 << 20, WriteBytes: 1 << 20, ChainBlocks: 64, LandWithin: time.Minute},
 		Volumes: []server.Volume{{Device: device, Reason: "a test"}}, Durability: "batch", CapacityBytes: 16 << 20,
 		Metrics: counters, Registry: registry, Logger: slog.New(slog.DiscardHandler),
@@ -168,7 +177,16 @@ func (h *host) namespace() kv.Namespace {
 // connect opens the client's data-plane session.
 func (h *host) connect() {
 	h.t.Helper()
-	d, err := h.cache.Describe(h.t.Context(), &pb.DescribeRequest{})
+	if err := h.connectAs(h.t.Context(), h.engine); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// connectAs opens a data-plane session of an engine, with the token that Describe returns to the
+// principal of ctx.
+func (h *host) connectAs(ctx context.Context, e rdma.Engine) error {
+	h.t.Helper()
+	d, err := h.cache.Describe(ctx, &pb.DescribeRequest{})
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -176,9 +194,8 @@ func (h *host) connect() {
 	if err := addr.UnmarshalBinary(d.GetDataAddress()); err != nil {
 		h.t.Fatal(err)
 	}
-	if _, err := h.engine.Connect(h.t.Context(), addr, d.GetDataToken()); err != nil {
-		h.t.Fatal(err)
-	}
+	_, err = e.Connect(ctx, addr, d.GetDataToken())
+	return err
 }
 
 func chain(ns kv.Namespace, blocks int) []byte {

@@ -108,8 +108,8 @@ func newRegistry() *prometheus.Registry {
 }
 
 // listenBoth opens the listener at addr and, unless httpAddr is empty, the HTTP listener. It logs a
-// warning if other machines can reach the HTTP address.
-func listenBoth(ctx context.Context, addr, httpAddr string, log *slog.Logger) (api, web net.Listener, err error) {
+// warning if other machines can reach the HTTP address. roles is set if there is a roles file.
+func listenBoth(ctx context.Context, addr, httpAddr string, roles bool, log *slog.Logger) (api, web net.Listener, err error) {
 	var lc net.ListenConfig
 	if api, err = lc.Listen(ctx, "tcp", addr); err != nil {
 		return nil, nil, fmt.Errorf("listen: %w", err)
@@ -120,7 +120,7 @@ func listenBoth(ctx context.Context, addr, httpAddr string, log *slog.Logger) (a
 	if web, err = lc.Listen(ctx, "tcp", httpAddr); err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("http: %w", err), api.Close())
 	}
-	warnOfMetrics(log, httpAddr)
+	warnOfMetrics(log, httpAddr, roles)
 	return api, web, nil
 }
 

@@ -169,6 +169,8 @@ func (c *connection) controlHint(err error) string {
 	switch status.Code(err) {
 	case codes.Unauthenticated:
 		return "give the node's bearer token with --token-file"
+	case codes.PermissionDenied:
+		return "give the token of a principal that has the role with --token-file"
 	case codes.Unavailable:
 		return "is `penstock serve` running? Compare its --listen with --server"
 	case codes.DeadlineExceeded:

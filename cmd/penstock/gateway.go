@@ -195,7 +195,7 @@ func runGateway(ctx context.Context, from source[config.Gateway], planner front.
 		return err
 	}
 	opts.Tokens = live.credentials.Tokens
-	api, web, err := listenBoth(ctx, cfg.Listen, cfg.HTTP, log)
+	api, web, err := listenBoth(ctx, cfg.Listen, cfg.HTTP, false, log)
 	if err != nil {
 		return err
 	}
@@ -209,7 +209,7 @@ func runGateway(ctx context.Context, from source[config.Gateway], planner front.
 	live.follow(cfg.Keys(), from.path, func() (reload.Candidate, error) {
 		next, err := from.read()
 		return reload.Candidate{Keys: next.Keys(), Auth: next.Auth, Apply: func() { live.apply(next.Log, next.DrainWithin) }}, err
-	}, metrics.NewReloads(registry), log)
+	}, nil, metrics.NewReloads(registry), log)
 	defer live.run(ctx, from.hangups)()
 	return serveUntil(ctx, log, live.drain, func() error { return node.Serve(api, web) }, node.Shutdown)
 }

@@ -412,14 +412,19 @@ func (n *node) listen() (err error) {
 	if n.web, err = lc.Listen(context.Background(), "tcp", n.cfg.HTTP); err != nil {
 		return fmt.Errorf("metrics and health (http): %w", err)
 	}
-	warnOfMetrics(n.log, n.cfg.HTTP)
+	warnOfMetrics(n.log, n.cfg.HTTP, n.cfg.Auth.RolesFile != "")
 	n.onClose(closeListener(n.web))
 	return nil
 }
 
-// warnOfMetrics logs what other machines can read without a token.
-func warnOfMetrics(log *slog.Logger, http string) {
-	if !config.Loopback(http) {
+// warnOfMetrics logs what other machines can read without a token or, if there is a roles file, that
+// tokens go over the network in plain text.
+func warnOfMetrics(log *slog.Logger, http string, roles bool) {
+	switch {
+	case config.Loopback(http):
+	case roles:
+		log.Warn("/metrics is served to other machines without TLS, so the tokens of scrapers go over the network in plain text; let only the monitoring network reach this port, or listen on 127.0.0.1", "http", http)
+	default:
 		log.Warn("/metrics and health are served to other machines without a token or TLS: they show the names of namespaces, volumes and NICs, and traffic; let only the monitoring network reach this port, or listen on 127.0.0.1", "http", http)
 	}
 }
@@ -439,10 +444,14 @@ func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *me
 	if n.live, err = newLive(n.cfg.Auth, level, n.cfg.DrainWithin); err != nil {
 		return err
 	}
-	n.live.follow(n.from.cfg.Keys(), n.from.path, n.candidate, counters.Reloads, n.log)
+	n.live.follow(n.from.cfg.Keys(), n.from.path, n.candidate, func() { n.server.EndRemovedSessions() }, counters.Reloads, n.log)
 	tlsConfig := n.live.credentials.ServerTLS()
-	token := make(rdma.Token, 32)
-	if _, err := rand.Read(token); err != nil {
+	secret := make(rdma.Token, 32)
+	if _, err := rand.Read(secret); err != nil {
+		return err
+	}
+	sessions, err := server.NewSessions(secret, n.live.credentials.Roles)
+	if err != nil {
 		return err
 	}
 	advertise, err := advertised(n.cfg)
@@ -456,7 +465,7 @@ func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *me
 	n.data, err = n.plane.open(ctx, planeOptions{
 		listen:     n.cfg.DataListen,
 		advertise:  advertise,
-		token:      token,
+		admission:  sessions.Admission(),
 		tls:        dataTLS,
 		congestion: congestion(n.cfg.DataPlane.Congestion),
 		memory:     memory,
@@ -471,14 +480,14 @@ func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *me
 		return err
 	}
 	n.server, err = server.New(server.Options{
-		Node:      n.cfg.Node,
-		Version:   readBuildInfo().String(),
-		Storage:   n.storage,
-		Arena:     memory,
-		Data:      n.data,
-		DataToken: token,
-		DataPort:  portOf(n.dataAddr()),
-		Local:     local,
+		Node:     n.cfg.Node,
+		Version:  readBuildInfo().String(),
+		Storage:  n.storage,
+		Arena:    memory,
+		Data:     n.data,
+		Sessions: sessions,
+		DataPort: portOf(n.dataAddr()),
+		Local:    local,
 		Limits: server.Limits{
 			ReadBytes:   int64(n.cfg.Limits.ReadBytes),
 			WriteBytes:  int64(n.cfg.Limits.WriteBytes),
@@ -490,6 +499,7 @@ func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *me
 		CapacityBytes: n.share.capacityBytes,
 		MemoryBudget:  n.budget.parts,
 		Tokens:        n.live.credentials.Tokens,
+		Roles:         n.live.credentials.Roles,
 		TLS:           tlsConfig,
 		Config:        n.live.reloader,
 		Metrics:       counters,

@@ -273,7 +273,7 @@ func fabricNIC(name string) fabric.NIC {
 // address.
 type planeOptions struct {
 	listen, advertise, congestion string
-	token                         rdma.Token
+	admission                     *rdma.Admission
 	tls                           *tls.Config
 	memory                        *arena.Arena
 	log                           *slog.Logger
@@ -285,14 +285,14 @@ func (p *plane) open(ctx context.Context, o planeOptions) (rdma.Engine, error) {
 	case providerTCP:
 		t := tcp.Options{
 			Listen: o.listen, Advertise: o.advertise, NICs: p.tcpNICs, QoS: p.marks,
-			Token: o.token, TLS: o.tls, Congestion: o.congestion, Logger: o.log, ZeroCopy: true,
+			Admission: o.admission, TLS: o.tls, Congestion: o.congestion, Logger: o.log, ZeroCopy: true,
 		}
 		if len(t.NICs) > 0 {
 			t.Listen, t.Advertise = "", ""
 		}
 		return started(tcp.New(ctx, t))
 	case providerSHM:
-		s := shm.Options{Listen: o.listen, Group: group.Options{Token: o.token, Logger: o.log}}
+		s := shm.Options{Listen: o.listen, Group: group.Options{Admission: o.admission, Logger: o.log}}
 		if o.memory != nil {
 			s.Arenas = []*arena.Arena{o.memory}
 		}
@@ -301,7 +301,7 @@ func (p *plane) open(ctx context.Context, o planeOptions) (rdma.Engine, error) {
 		}
 		return started(shm.New(ctx, s))
 	}
-	g := group.Options{Token: o.token, Logger: o.log}
+	g := group.Options{Admission: o.admission, Logger: o.log}
 	var err error
 	if g.Control, err = group.TCP(ctx, o.listen, o.advertise, o.tls); err != nil {
 		return nil, err

@@ -43,9 +43,10 @@ func (l *live) apply(log config.Log, drainWithin config.Duration) {
 func (l *live) drain() time.Duration { return time.Duration(l.drainWithin.Load()) }
 
 // follow makes the reloader of a process. keys is the configuration with which the process runs,
-// and read returns the configuration to change to.
-func (l *live) follow(keys []config.Key, path string, read func() (reload.Candidate, error), counters *metrics.Reloads, log *slog.Logger) {
-	l.reloader = reload.New(keys, reload.Options{Read: read, Path: path, Credentials: l.credentials, Metrics: counters, Logger: log})
+// and read returns the configuration to change to. changed, if not nil, is called after the
+// credentials have changed.
+func (l *live) follow(keys []config.Key, path string, read func() (reload.Candidate, error), changed func(), counters *metrics.Reloads, log *slog.Logger) {
+	l.reloader = reload.New(keys, reload.Options{Read: read, Path: path, Credentials: l.credentials, Changed: changed, Metrics: counters, Logger: log})
 }
 
 // run starts a goroutine that reloads the configuration at each hangup, and the credentials when

@@ -568,7 +568,7 @@ func TestWarnOfMetrics(t *testing.T) {
 		"127.0.0.1:7422": false, "[::1]:7422": false, "localhost:7422": false,
 	} {
 		var log bytes.Buffer
-		warnOfMetrics(slog.New(slog.NewTextHandler(&log, nil)), addr)
+		warnOfMetrics(slog.New(slog.NewTextHandler(&log, nil)), addr, false)
 		if got := strings.Contains(log.String(), "level=WARN") && strings.Contains(log.String(), "http="); got != want {
 			t.Errorf("%s: %q; want a warning: %v", addr, log.String(), want)
 		}

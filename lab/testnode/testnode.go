@@ -92,7 +92,11 @@ func (n *Node) open(ctx context.Context, o Options) error {
 	}
 	n.closers = append(n.closers, engine.Close)
 	token := rdma.Token("the data plane's token of a test")
-	plane := tcp.Options{Listen: "127.0.0.1:0", Token: token}
+	sessions, err := server.NewSessions(token, nil)
+	if err != nil {
+		return err
+	}
+	plane := tcp.Options{Listen: "127.0.0.1:0", Admission: sessions.Admission()}
 	if o.OtherVersion {
 		plane.Wrap = func(nc net.Conn) net.Conn { return &otherVersion{Conn: nc} }
 	}
@@ -105,7 +109,7 @@ func (n *Node) open(ctx context.Context, o Options) error {
 		volumes[i] = server.Volume{Device: d, Reason: "a test"}
 	}
 	s, err := server.New(server.Options{
-		Node: cmp.Or(o.Name, "test"), Version: "v0", Storage: engine.Node, Arena: engine.memory, Data: data, DataToken: token, Tokens: o.tokens,
+		Node: cmp.Or(o.Name, "test"), Version: "v0", Storage: engine.Node, Arena: engine.memory, Data: data, Sessions: sessions, Tokens: o.tokens,
 		Limits:  server.Limits{ReadBytes: 4 << 20, WriteBytes: 4 << 20, ChainBlocks: 131072, LandWithin: time.Minute},
 		Volumes: volumes, Durability: o.Durability.String(), CapacityBytes: engine.capacityBytes,
 		Metrics: engine.counters, Registry: engine.registry, Logger: engine.log,

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/server/access"
 )
 
@@ -246,4 +247,26 @@ func FuzzHeader(f *testing.F) {
 			t.Fatalf("%q is %v", header, id.Principal)
 		}
 	})
+}
+
+// TestDocumentation: the examples of docs/access.md and of the package's documentation are valid.
+func TestDocumentation(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join(testkit.RepositoryRoot(t), "docs", "access.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, example, ok := strings.Cut(string(page), "```yaml\n")
+	example, _, end := strings.Cut(example, "```")
+	if p := parse(t, example); !ok || !end || p.Principals() != 2 {
+		t.Errorf("docs/access.md: %d principals", p.Principals())
+	}
+	doc, err := os.ReadFile("doc.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ := strings.Cut(string(doc), "// The file is YAML:\n//\n")
+	text, _, ok = strings.Cut(text, "\n//\n// The format differs")
+	if p := parse(t, strings.ReplaceAll(text, "//\t", "")); !ok || p.Principals() != 2 {
+		t.Errorf("doc.go: %d principals", p.Principals())
+	}
 }

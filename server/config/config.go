@@ -21,7 +21,7 @@ type Config struct {
 
 	Listen      string `yaml:"listen" doc:"address of the gRPC control plane" restart:"the listener is open"`
 	DataListen  string `yaml:"data_listen" doc:"address of the data plane; with data_plane.nics only its port is used; with provider shm it is the path of a unix socket" restart:"the listener is open"`
-	HTTP        string `yaml:"http" doc:"address of /metrics, /healthz, /readyz and /debug/pprof, without token or TLS; empty turns it off" restart:"the listener is open"`
+	HTTP        string `yaml:"http" doc:"address of /metrics, /healthz, /readyz and /debug/pprof, without TLS; without a token too unless auth.roles_file is set; empty turns it off" restart:"the listener is open"`
 	LocalSocket string `yaml:"local_socket" doc:"unix socket for engines of the same user on this host, e.g. /run/penstock/local.sock: they detect it, map the arena, copy blocks from the arena or read them in place, and write blocks in one call; empty turns it off. It is fastest with hugetlb" restart:"the listener is open"`
 	Advertise   string `yaml:"advertise" doc:"host under which clients reach this node; empty means the one they dialled" restart:"clients have the node's address"`
 	Node        string `yaml:"node" doc:"name of this node in status, metrics and logs; empty means the host name" restart:"metrics, spans and clients have the node's name"`
@@ -64,7 +64,8 @@ func (c *Config) Encrypted() bool { return c.Auth.TLSCert != "" && c.DataPlane.T
 
 // Auth protects the control plane, over which the data plane's token is sent.
 type Auth struct {
-	TokenFile string `yaml:"token_file" doc:"file with the bearer tokens, one a line, one of which every call must carry" reload:"live"`
+	TokenFile string `yaml:"token_file" doc:"file with the bearer tokens, one a line, one of which every call must carry; every caller may do everything" reload:"live"`
+	RolesFile string `yaml:"roles_file" doc:"file with the principals, by the SHA-256 of their bearer tokens or the subjects of their certificates, and their roles on namespaces (docs/access.md); replaces auth.token_file" reload:"live"`
 	TLSCert   string `yaml:"tls_cert" doc:"certificate (PEM) of the listener and, unless data_plane.tls is off, of the data plane" reload:"live" toggle:"a listener that is open cannot change between plain text and TLS"`
 	TLSKey    string `yaml:"tls_key" doc:"private key (PEM) of auth.tls_cert" reload:"live" toggle:"a listener that is open cannot change between plain text and TLS"`
 	ClientCA  string `yaml:"client_ca" doc:"CA (PEM) that client certificates must be signed by: mutual TLS" reload:"live"`

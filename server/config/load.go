@@ -101,6 +101,9 @@ func (a Auth) check(bad complaint) {
 	if (a.TLSCert == "") != (a.TLSKey == "") {
 		bad("auth.tls_cert, auth.tls_key", "give both or neither")
 	}
+	if a.RolesFile != "" && a.TokenFile != "" {
+		bad("auth.roles_file", "is set together with auth.token_file, whose tokens may do everything; list the SHA-256 of these tokens in the roles file, and leave auth.token_file empty")
+	}
 	if a.ClientCA != "" && a.TLSCert == "" {
 		bad("auth.client_ca", "needs auth.tls_cert and auth.tls_key")
 	}
@@ -111,12 +114,12 @@ func (a Auth) check(bad complaint) {
 // scrapers on other machines need (serve logs a warning), and it restricts pprof to callers on
 // loopback.
 func (a Auth) checkExposure(bad complaint, addrs map[string]string) {
-	if a.TokenFile != "" || a.ClientCA != "" {
+	if a.TokenFile != "" || a.RolesFile != "" || a.ClientCA != "" {
 		return
 	}
 	for key, addr := range addrs {
 		if _, _, err := net.SplitHostPort(addr); err == nil && !Loopback(addr) {
-			bad(key, "%s is reachable from other machines and neither auth.token_file nor auth.client_ca is set; set one, or say --insecure", addr)
+			bad(key, "%s is reachable from other machines and none of auth.roles_file, auth.token_file and auth.client_ca is set; set one, or say --insecure", addr)
 		}
 	}
 }

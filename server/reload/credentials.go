@@ -11,10 +11,11 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/internal/bearer"
+	"github.com/penstock-kv/penstock/server/access"
 	"github.com/penstock-kv/penstock/server/config"
 )
 
-// Credentials are the bearer tokens and the certificates with which a process serves. All methods
+// Credentials are the bearer tokens, the roles and the certificates with which a process serves. All methods
 // may be called concurrently.
 type Credentials struct{ current atomic.Pointer[contents] }
 
@@ -22,6 +23,8 @@ type Credentials struct{ current atomic.Pointer[contents] }
 type contents struct {
 	auth   config.Auth
 	tokens []string
+	// roles is nil without auth.RolesFile.
+	roles *access.Policy
 	// tls is nil without auth.TLSCert.
 	tls *tls.Config
 	// leaf describes the certificate and ca the client CA, for people. Each is "" if there is no
@@ -44,6 +47,9 @@ func OpenCredentials(auth config.Auth) (*Credentials, error) {
 // required.
 func (c *Credentials) Tokens() []string { return c.current.Load().tokens }
 
+// Roles returns the policy of the roles file, nil if there is none.
+func (c *Credentials) Roles() *access.Policy { return c.current.Load().roles }
+
 // ServerTLS returns the configuration of listeners, or nil if they serve plain text. Each handshake
 // uses the certificates that are current when it begins.
 func (c *Credentials) ServerTLS() *tls.Config {
@@ -64,6 +70,9 @@ func readContents(auth config.Auth) (*contents, error) {
 	}
 	slices.Sort(c.tokens) // their order has no meaning
 	c.tokens = slices.Compact(c.tokens)
+	if c.roles, err = access.ReadFile(auth.RolesFile); err != nil {
+		return nil, fmt.Errorf("config: auth.roles_file: %w", err)
+	}
 	if auth.TLSCert == "" {
 		return c, nil
 	}
@@ -99,10 +108,10 @@ func fingerprint(public []byte) []byte {
 	return sum[:8]
 }
 
-// equal reports whether both hold the same tokens and certificates. The private keys are not
+// equal reports whether both hold the same tokens, roles and certificates. The private keys are not
 // compared, because a certificate determines its private key.
 func (c *contents) equal(d *contents) bool {
-	return c.leaf == d.leaf && c.ca == d.ca && slices.Equal(c.tokens, d.tokens)
+	return c.leaf == d.leaf && c.ca == d.ca && c.roles.Equal(d.roles) && slices.Equal(c.tokens, d.tokens)
 }
 
 // changes returns a Change for each file that has another content in next but the same path.
@@ -121,9 +130,18 @@ func (c *contents) changes(next *contents) []config.Change {
 			all = append(all, config.Change{Key: key, Old: fmt.Sprintf("%s (%s)", path, was), New: fmt.Sprintf("%s (%s)", path, is)})
 		}
 	}
+	content("auth.roles_file", c.auth.RolesFile, next.auth.RolesFile, describeRoles(c.roles), describeRoles(next.roles))
 	content("auth.tls_cert", c.auth.TLSCert, next.auth.TLSCert, c.leaf, next.leaf)
 	content("auth.client_ca", c.auth.ClientCA, next.auth.ClientCA, c.ca, next.ca)
 	return all
+}
+
+// describeRoles describes a policy for people, "" for none.
+func describeRoles(p *access.Policy) string {
+	if p == nil {
+		return ""
+	}
+	return fmt.Sprintf("%d principals, SHA-256 %x", p.Principals(), p.Digest())
 }
 
 // without counts the tokens that are not in others.
@@ -146,6 +164,6 @@ func tokenCount(tokens []string) string {
 
 // paths returns the paths of the files that auth names.
 func paths(auth config.Auth) []string {
-	all := []string{auth.TokenFile, auth.TLSCert, auth.TLSKey, auth.ClientCA}
+	all := []string{auth.TokenFile, auth.RolesFile, auth.TLSCert, auth.TLSKey, auth.ClientCA}
 	return slices.DeleteFunc(all, func(path string) bool { return path == "" })
 }

@@ -1,4 +1,4 @@
-// Package reload changes the settings, bearer tokens and certificates of a process while it runs.
+// Package reload changes the settings, bearer tokens, roles and certificates of a process while it runs.
 // It reads no setting itself, and it does not restart or re-open a part of the process: a setting
 // for which that would be necessary needs a restart of the whole process.
 //
@@ -12,11 +12,12 @@
 //	             │                                             │
 //	             ▼ nothing below can fail                      ▼
 //	exchange tokens and certificates ◄─────────────────────────┘
-//	apply the settings
+//	apply the settings, then report changed credentials (Options.Changed)
 //
 // Settings of a storage node that a reload applies:
 //
-//	auth.token_file auth.tls_cert auth.tls_key auth.client_ca    the paths, and the content of the files
+//	auth.token_file auth.roles_file
+//	auth.tls_cert auth.tls_key auth.client_ca                    the paths, and the content of the files
 //	limits.reads limits.writes limits.leases limits.lease_ttl limits.reservation_ttl
 //	limits.loan_bytes limits.queue_wait limits.read_wait         calls that begin afterwards have the new limits
 //	free_floor scrub_rate                                        the next write, the next step of the scrubber
@@ -41,8 +42,10 @@
 // No connection is closed. A TLS connection keeps the certificates of its handshake. A gRPC call is
 // accepted if its token is in the file when the call begins. To replace a token, list the new and the
 // old one in the file (one a line), reload, give the new one to the clients, then remove the old one
-// and reload. Sessions of the data plane authenticate with a token of the node's own, so they stay
-// open when the bearer token of their client is removed; only a restart of the node ends them. A TLS
+// and reload. Tokens of auth.roles_file are replaced in the same way. A session of the data plane
+// belongs to the credential of its client in auth.roles_file, and Options.Changed ends the session when
+// that credential is removed. With auth.token_file a session has no credential: it stays open when the
+// bearer token of its client is removed, and only a restart of the node ends it. A TLS
 // session that is resumed after a reload of auth.client_ca is verified with the new CA (crypto/tls).
 //
 // Watch: the directories of the files, and of the symbolic links to them, are watched (inotify), so
@@ -51,7 +54,7 @@
 // (NFS) reports no changes of other machines: send SIGHUP there.
 //
 // Secrets: a Change and a log line have paths, the number of tokens, and the fingerprints of
-// certificates. They never have a token or a key.
+// certificates and of roles files. They never have a token or a key.
 //
 // Lock: Reloader.mu, which is held while files are read. Nothing that serves calls takes it.
 package reload

@@ -5,6 +5,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -46,6 +47,7 @@ type process struct {
 	next     config.Config // what the next Read returns
 	readErr  error
 	applied  atomic.Int32
+	changed  atomic.Int32
 	creds    *reload.Credentials
 	reloader *reload.Reloader
 	registry *prometheus.Registry
@@ -80,7 +82,7 @@ func (p *process) start() {
 			next := p.next
 			return reload.Candidate{Keys: next.Keys(), Auth: next.Auth, Apply: func() { p.applied.Add(1) }}, p.readErr
 		},
-		Path: "the file", Credentials: p.creds, Metrics: metrics.NewReloads(p.registry), Settle: time.Millisecond,
+		Path: "the file", Credentials: p.creds, Changed: func() { p.changed.Add(1) }, Metrics: metrics.NewReloads(p.registry), Settle: time.Millisecond,
 		Logger: slog.New(slog.NewTextHandler(logTo(p.log), &slog.HandlerOptions{Level: slog.LevelInfo})),
 	})
 }
@@ -300,6 +302,68 @@ func TestRefusedReloadAppliesNothing(t *testing.T) {
 			}
 			p.counted(0, map[string]int{c.result: 1})
 		})
+	}
+}
+
+// TestRoles: a reload and a change of the file exchange the roles. A damaged file changes nothing, and
+// its error has no token. Changed is called after each exchange.
+func TestRoles(t *testing.T) {
+	p := newProcess(t)
+	roles := func(principals ...string) string {
+		text := "principals:\n"
+		for _, name := range principals {
+			text += fmt.Sprintf("  - {name: %s, tokens: [sha256:%x], grants: [{roles: [read], namespaces: [m]}]}\n", name, sha256.Sum256([]byte(newToken+name)))
+		}
+		return text
+	}
+	names := func() (found []string) {
+		for _, name := range []string{"a", "b", "c"} {
+			if policy := p.creds.Roles(); policy != nil {
+				if _, ok := policy.ByHeader("Bearer " + newToken + name); ok {
+					found = append(found, name)
+				}
+			}
+		}
+		return found
+	}
+	if p.creds.Roles() != nil {
+		t.Fatal("there are roles without a file")
+	}
+	p.write("roles", roles("a"))
+	p.next.Auth.RolesFile, p.next.Auth.TokenFile = p.path("roles"), ""
+	changes, err := p.reloader.Reload()
+	if err != nil || len(changes) != 2 || p.changed.Load() != 1 || !slices.Equal(names(), []string{"a"}) || len(p.creds.Tokens()) != 0 {
+		t.Fatalf("%v, %v; Changed was called %d times; principals %q", changes, err, p.changed.Load(), names())
+	}
+	for damage, says := range map[string]string{
+		strings.Replace(roles("a", "b"), "sha256:", oldToken, 1): "principals.0.tokens.0",
+		"principals: []\n": "the file has no principal",
+	} {
+		p.write("roles", damage)
+		if _, err := p.reloader.Reload(); err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), "auth.roles_file") || strings.Contains(err.Error(), oldToken) {
+			t.Errorf("a damaged file: %v", err)
+		}
+		if p.changed.Load() != 1 || !slices.Equal(names(), []string{"a"}) {
+			t.Errorf("a damaged file has changed the principals to %q", names())
+		}
+	}
+	p.write("roles", roles("a", "b"))
+	changes, err = p.reloader.Reload()
+	if err != nil || len(changes) != 1 || changes[0].Key != "auth.roles_file" || !strings.Contains(changes[0].String(), "1 principals, SHA-256") || !strings.Contains(changes[0].New, "2 principals") {
+		t.Errorf("%v, %v", changes, err)
+	}
+	for _, line := range p.logged("2 principals") {
+		if strings.Contains(line, oldToken) || strings.Contains(line, newToken) {
+			t.Errorf("a token is in the log: %s", line)
+		}
+	}
+	p.run(nil)
+	p.write("roles", roles("b", "c"))
+	for !slices.Equal(names(), []string{"b", "c"}) {
+		p.logged("configuration reloaded")
+	}
+	if p.changed.Load() != 3 {
+		t.Errorf("Changed was called %d times, want 3", p.changed.Load())
 	}
 }
 

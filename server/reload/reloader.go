@@ -36,6 +36,9 @@ type Options struct {
 	// Credentials are the ones that the process uses. The Reloader replaces their content.
 	Credentials *Credentials
 	Metrics     *metrics.Reloads
+	// Changed, if not nil, is called after the content of Credentials was replaced, before the next
+	// reload begins.
+	Changed func()
 	// Settle is the time between two reads of changed files, which are used if both reads return
 	// the same content. Default 250 ms.
 	Settle time.Duration
@@ -87,6 +90,7 @@ func (r *Reloader) Reload() ([]config.Change, error) {
 	r.opts.Credentials.current.Store(files)
 	candidate.Apply()
 	r.keys = candidate.Keys
+	r.changed()
 	r.done(changes)
 	return changes, nil
 }
@@ -162,7 +166,15 @@ func (r *Reloader) adopt(files *contents, repaired bool) {
 	}
 	changes := was.changes(files)
 	r.opts.Credentials.current.Store(files)
+	r.changed()
 	r.done(changes)
+}
+
+// changed reports new credentials to the process.
+func (r *Reloader) changed() {
+	if r.opts.Changed != nil {
+		r.opts.Changed()
+	}
 }
 
 // Run reloads at each signal from hangups, and uses changed files of credentials. It returns when

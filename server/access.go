@@ -1,0 +1,426 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/server/access"
+	"github.com/penstock-kv/penstock/server/storage"
+	"github.com/penstock-kv/penstock/trie"
+)
+
+// Roles returns the policy in use, or nil if there is no roles file. Then access is decided by
+// tokens and certificates alone, and every caller may make every call.
+type Roles func() *access.Policy
+
+// current returns the policy in use, nil if there is none.
+func (r Roles) current() *access.Policy {
+	if r == nil {
+		return nil
+	}
+	return r()
+}
+
+// rule is the condition on which a call is allowed.
+type rule struct {
+	// roles: the caller needs one of these roles.
+	roles access.Role
+	// where returns for a request the roles and the namespace on which the caller needs one of them.
+	// If where is nil, the caller needs one of roles on any namespace. The handler of a call
+	// without a namespace shows the caller only the namespaces on which it has one of roles.
+	where func(held holdings, req any) (demand, error)
+}
+
+// demand is one of several roles on one namespace. The zero demand is met by every caller.
+type demand struct {
+	roles     access.Role
+	namespace string
+	// and, if not 0, is a role that is needed in addition.
+	and access.Role
+	// every is set if the roles are needed on all namespaces. namespace is then not used.
+	every bool
+	// unknown, if not nil, is the error for callers without any role on the namespace. It is the
+	// error for an id that does not exist, so that it does not reveal that the id exists.
+	unknown error
+}
+
+// holdings finds the namespaces of leases and reservations. *storage.Node implements it.
+type holdings interface {
+	Leased(id trie.LeaseID) (trie.Pin, error)
+	Reserved(id storage.ReservationID) (string, error)
+}
+
+// named is implemented by requests whose field name is the namespace, and inNamespace by requests
+// with the field namespace.
+type (
+	named       interface{ GetName() string }
+	inNamespace interface{ GetNamespace() string }
+)
+
+// on makes a rule for requests that name one namespace.
+func on(roles access.Role) rule {
+	return rule{roles: roles, where: func(_ holdings, req any) (demand, error) {
+		return demand{roles: roles, namespace: namespaceOf(req)}, nil
+	}}
+}
+
+// onEach makes a rule for requests that may leave the namespace empty. Then the caller needs one of
+// roles on any namespace, and the handler leaves out the other namespaces.
+func onEach(roles access.Role) rule {
+	return rule{roles: roles, where: func(_ holdings, req any) (demand, error) {
+		if namespaceOf(req) == "" {
+			return demand{}, nil
+		}
+		return demand{roles: roles, namespace: namespaceOf(req)}, nil
+	}}
+}
+
+// anywhere makes a rule for calls that concern no namespace.
+func anywhere(roles access.Role) rule { return rule{roles: roles} }
+
+// everywhere makes a rule for calls that concern all namespaces.
+func everywhere(roles access.Role) rule {
+	return rule{roles: roles, where: func(holdings, any) (demand, error) { return demand{roles: roles, every: true}, nil }}
+}
+
+func namespaceOf(req any) string {
+	switch r := req.(type) {
+	case inNamespace:
+		return r.GetNamespace()
+	case named:
+		return r.GetName()
+	}
+	return ""
+}
+
+// rules has the rule of every method of the services. A method without a rule is refused.
+var rules = map[string]rule{
+	pb.Cache_Describe_FullMethodName:     anywhere(access.Any),
+	pb.Cache_Match_FullMethodName:        {roles: access.Read, where: ofMatch},
+	pb.Cache_RenewLease_FullMethodName:   {roles: access.Read | access.Admin, where: ofLease},
+	pb.Cache_ReleaseLease_FullMethodName: {roles: access.Read | access.Admin, where: ofLease},
+	pb.Cache_Read_FullMethodName:         on(access.Read),
+	// The id of the local session is a secret of its engine.
+	pb.Cache_ReturnLoans_FullMethodName: anywhere(access.Read),
+	pb.Cache_Reserve_FullMethodName:     on(access.Write),
+	pb.Cache_Commit_FullMethodName:      {roles: access.Write, where: ofReservation},
+	pb.Cache_Abort_FullMethodName:       {roles: access.Write, where: ofReservation},
+	pb.Cache_PinEpoch_FullMethodName:    on(access.Read),
+	pb.Cache_Delivered_FullMethodName:   on(access.Write),
+	pb.Cache_Exists_FullMethodName:      on(access.Read),
+	pb.Cache_Delete_FullMethodName:      on(access.Write),
+	pb.Cache_Events_FullMethodName:      onEach(access.Read),
+
+	pb.Admin_CreateNamespace_FullMethodName: {roles: access.Admin, where: ofNewNamespace},
+	pb.Admin_GetNamespace_FullMethodName:    on(access.Any),
+	pb.Admin_ListNamespaces_FullMethodName:  anywhere(access.Any),
+	pb.Admin_DeleteNamespace_FullMethodName: on(access.Admin),
+	pb.Admin_BumpEpoch_FullMethodName:       on(access.Admin),
+	pb.Admin_RetireEpoch_FullMethodName:     on(access.Admin),
+	pb.Admin_SetQuota_FullMethodName:        on(access.Admin),
+	pb.Admin_DeleteBlocks_FullMethodName:    on(access.Admin),
+	pb.Admin_Evict_FullMethodName:           {roles: access.Admin | access.Operate, where: ofEvict},
+	pb.Admin_Status_FullMethodName:          anywhere(access.Operate),
+	pb.Admin_StatBlock_FullMethodName:       on(access.Admin),
+	pb.Admin_ListBlocks_FullMethodName:      on(access.Admin),
+	pb.Admin_VerifyBlocks_FullMethodName:    on(access.Admin),
+	pb.Admin_ListPins_FullMethodName:        onEach(access.Admin),
+	pb.Admin_Scrub_FullMethodName:           anywhere(access.Operate),
+	pb.Admin_ListVolumes_FullMethodName:     anywhere(access.Operate),
+	pb.Admin_DrainVolume_FullMethodName:     anywhere(access.Operate),
+	pb.Admin_RemoveVolume_FullMethodName:    anywhere(access.Operate),
+	pb.Admin_DiffConfig_FullMethodName:      anywhere(access.Operate),
+	pb.Admin_ReloadConfig_FullMethodName:    anywhere(access.Operate),
+
+	pb.Planner_Submit_FullMethodName: on(access.Read),
+	// The engines of a group get the requests of every namespace, and store their blocks.
+	pb.Planner_Lead_FullMethodName:        everywhere(access.Write),
+	pb.Planner_BumpWeights_FullMethodName: on(access.Admin),
+	pb.Planner_SwitchRole_FullMethodName:  anywhere(access.Operate),
+	pb.Planner_Roles_FullMethodName:       anywhere(access.Operate),
+	pb.Planner_Explain_FullMethodName:     anywhere(access.Operate),
+	pb.Planner_Top_FullMethodName:         anywhere(access.Operate),
+}
+
+// ofMatch: a pin without an expiry holds space until an administrator ends it, so it needs the role
+// admin in addition.
+func ofMatch(_ holdings, req any) (demand, error) {
+	r, _ := req.(*pb.MatchRequest)
+	if r.GetPin() {
+		return demand{roles: access.Read, and: access.Admin, namespace: r.GetNamespace()}, nil
+	}
+	return demand{roles: access.Read, namespace: r.GetNamespace()}, nil
+}
+
+// ofLease: a lease concerns the namespace of its blocks. A pin without an expiry needs the role
+// admin, as in ofMatch.
+func ofLease(held holdings, req any) (demand, error) {
+	r, _ := req.(interface{ GetLease() uint64 })
+	unknown := status.Errorf(codes.NotFound, "lease %d: %v", r.GetLease(), trie.ErrLeaseUnknown)
+	pin, err := held.Leased(trie.LeaseID(r.GetLease()))
+	if err != nil {
+		return demand{}, unknown
+	}
+	d := demand{roles: access.Read | access.Admin, namespace: pin.Namespace, unknown: unknown}
+	if pin.Expires.IsZero() {
+		d.roles = access.Admin
+	}
+	return d, nil
+}
+
+// ofReservation: a reservation concerns the namespace of its blocks.
+func ofReservation(held holdings, req any) (demand, error) {
+	r, _ := req.(interface{ GetReservation() uint64 })
+	unknown := status.Errorf(codes.NotFound, "reservation %d: %v", r.GetReservation(), storage.ErrReservation)
+	namespace, err := held.Reserved(storage.ReservationID(r.GetReservation()))
+	if err != nil {
+		return demand{}, unknown
+	}
+	return demand{roles: access.Write, namespace: namespace, unknown: unknown}, nil
+}
+
+func ofNewNamespace(_ holdings, req any) (demand, error) {
+	r, _ := req.(*pb.CreateNamespaceRequest)
+	return demand{roles: access.Admin, namespace: r.GetNamespace().GetName()}, nil
+}
+
+// ofEvict: an eviction without a namespace takes blocks of every namespace.
+func ofEvict(_ holdings, req any) (demand, error) {
+	r, _ := req.(*pb.EvictRequest)
+	if r.GetNamespace() == "" {
+		return demand{roles: access.Operate, every: true}, nil
+	}
+	return demand{roles: access.Admin, namespace: r.GetNamespace()}, nil
+}
+
+// guard decides calls by the rules. The zero guard allows every call.
+type guard struct {
+	roles Roles
+	held  holdings
+}
+
+// identityKey is the key of the access.Identity in the context of a call.
+type identityKey struct{}
+
+// withIdentity returns a context that carries the caller's identity.
+func withIdentity(ctx context.Context, id access.Identity) context.Context {
+	return context.WithValue(ctx, identityKey{}, id)
+}
+
+// identityOf returns the caller's identity. ok is false if the node had no roles file when the call
+// began, and for the node's own calls and those over the unix socket.
+func identityOf(ctx context.Context) (id access.Identity, ok bool) {
+	id, ok = ctx.Value(identityKey{}).(access.Identity)
+	return id, ok
+}
+
+// sees reports whether a call may show a namespace to its caller, by one of roles.
+func sees(ctx context.Context, roles access.Role, namespace string) bool {
+	id, ok := identityOf(ctx)
+	return !ok || id.Principal.Has(roles, namespace)
+}
+
+// operates reports whether a call may show the node's own state to its caller.
+func operates(ctx context.Context) bool {
+	id, ok := identityOf(ctx)
+	return !ok || id.Principal.HasAnywhere(access.Operate)
+}
+
+// refusal is the error of a call that the guard refuses.
+type refusal struct {
+	// shown is the status that the caller receives. logged is the reason for the audit log, which
+	// may name what the caller must not learn.
+	shown  *status.Status
+	logged string
+}
+
+func (r *refusal) Error() string { return r.shown.Message() }
+
+// GRPCStatus makes gRPC send shown.
+func (r *refusal) GRPCStatus() *status.Status { return r.shown }
+
+func refuse(code codes.Code, format string, args ...any) error {
+	st := status.Newf(code, format, args...)
+	return &refusal{shown: st, logged: st.Message()}
+}
+
+// identify returns the identity of a caller over gRPC or HTTP by its Authorization headers or, if
+// it has none, by the subject of its certificate.
+func identify(policy *access.Policy, headers []string, subject string) (access.Identity, error) {
+	if len(headers) > 0 {
+		if id, ok := policy.ByHeader(headers...); ok {
+			return id, nil
+		}
+		return access.Identity{}, refuse(codes.Unauthenticated, "the bearer token is of no principal of this node; compare the SHA-256 of the client's token (--token-file) with auth.roles_file of the node")
+	}
+	if subject == "" {
+		return access.Identity{}, refuse(codes.Unauthenticated, "this node requires a bearer token or a certificate of a principal of its auth.roles_file; give the client its token file (--token-file)")
+	}
+	if id, ok := policy.BySubject(subject); ok {
+		return id, nil
+	}
+	return access.Identity{}, refuse(codes.Unauthenticated, "the certificate's subject %q is of no principal of this node; compare it with auth.roles_file of the node", shorten(subject))
+}
+
+// subjectOf returns the subject of the caller's certificate, "" if the caller has none.
+func subjectOf(ctx context.Context) string {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return ""
+	}
+	t, ok := p.AuthInfo.(credentials.TLSInfo)
+	if !ok || len(t.State.VerifiedChains) == 0 {
+		return ""
+	}
+	return t.State.PeerCertificates[0].Subject.String()
+}
+
+// admit identifies a caller over gRPC by the headers of its call, and refuses the call if the caller
+// has the role for the method on no namespace. The returned context carries the identity. A method
+// without a rule is left to gRPC, which answers Unimplemented if no service has it.
+func (g guard) admit(ctx context.Context, method string, md metadata.MD) (context.Context, error) {
+	policy := g.roles.current()
+	if policy == nil {
+		return ctx, nil
+	}
+	id, err := identify(policy, md.Get("authorization"), subjectOf(ctx))
+	if err != nil {
+		return ctx, err
+	}
+	ctx = withIdentity(ctx, id)
+	if r, ok := rules[method]; ok && !id.Principal.HasAnywhere(r.roles) {
+		return ctx, lacks(id, r.roles, "on any namespace")
+	}
+	return ctx, nil
+}
+
+// lacks is the error of a caller without a role.
+func lacks(id access.Identity, roles access.Role, where string) error {
+	what := fmt.Sprintf("lacks the role %v %s", roles, where)
+	switch roles {
+	case access.Any:
+		what = "has no role " + where
+	case access.Operate: // it concerns the node
+		what = "lacks the role operate"
+	}
+	return refuse(codes.PermissionDenied, "principal %q %s; an administrator grants it in auth.roles_file of the node", id.Principal.Name(), what)
+}
+
+// check decides a request. It uses the policy that is in use at the time of the call, so that a
+// removed credential ends the streams of its principal.
+func (g guard) check(ctx context.Context, method string, req any) error {
+	policy := g.roles.current()
+	if policy == nil {
+		return nil
+	}
+	id, ok := identityOf(ctx)
+	if !ok {
+		return refuse(codes.Unauthenticated, "this node requires a principal of its auth.roles_file, which the caller was not when it connected; connect again")
+	}
+	if id, ok = policy.ByCredential(id.Credential); !ok {
+		return refuse(codes.Unauthenticated, "the caller's token or certificate is not in auth.roles_file of the node")
+	}
+	r, ok := rules[method]
+	if !ok || !id.Principal.HasAnywhere(r.roles) {
+		return lacks(id, r.roles, "on any namespace")
+	}
+	if r.where == nil {
+		return nil
+	}
+	d, err := r.where(g.held, req)
+	if err != nil {
+		return err
+	}
+	return d.of(id)
+}
+
+// of returns an error if a caller does not meet the demand.
+func (d demand) of(id access.Identity) error {
+	p := id.Principal
+	where := fmt.Sprintf("on namespace %q", shorten(d.namespace))
+	switch {
+	case d.every && !p.HasEverywhere(d.roles):
+		return lacks(id, d.roles, "on every namespace")
+	case d.every || d.roles == 0:
+		return nil
+	case d.unknown != nil && !p.Has(access.Any, d.namespace):
+		return &refusal{shown: status.Convert(d.unknown), logged: lacks(id, d.roles, where).Error()}
+	case !p.Has(d.roles, d.namespace):
+		return lacks(id, d.roles, where)
+	case d.and != 0 && !p.Has(d.and, d.namespace):
+		return lacks(id, d.and, where)
+	}
+	return nil
+}
+
+// refresh returns a context with the caller's identity by the policy in use, for calls that last. A
+// caller whose credential was removed gets an identity without roles.
+func (g guard) refresh(ctx context.Context) context.Context {
+	id, ok := identityOf(ctx)
+	policy := g.roles.current()
+	if !ok || policy == nil {
+		return ctx
+	}
+	if id, ok = policy.ByCredential(id.Credential); !ok {
+		id.Principal = new(access.Principal)
+	}
+	return withIdentity(ctx, id)
+}
+
+// unary is a grpc.UnaryServerInterceptor.
+func (g guard) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	if err := g.check(ctx, info.FullMethod, req); err != nil {
+		return nil, err
+	}
+	return next(ctx, req)
+}
+
+// stream is a grpc.StreamServerInterceptor.
+func (g guard) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	if g.roles.current() == nil {
+		return next(srv, s)
+	}
+	return next(srv, &guardedStream{ServerStream: s, guard: g, method: info.FullMethod})
+}
+
+// guardedStream decides each message of a stream: those of the caller by themselves, and those of
+// the node by the last message of the caller.
+type guardedStream struct {
+	grpc.ServerStream
+	guard  guard
+	method string
+
+	mu      sync.Mutex
+	request any
+}
+
+// RecvMsg implements grpc.ServerStream.
+func (s *guardedStream) RecvMsg(m any) error {
+	if err := s.ServerStream.RecvMsg(m); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.request = m
+	s.mu.Unlock()
+	return s.guard.check(s.Context(), s.method, m)
+}
+
+// SendMsg implements grpc.ServerStream.
+func (s *guardedStream) SendMsg(m any) error {
+	s.mu.Lock()
+	req := s.request
+	s.mu.Unlock()
+	if err := s.guard.check(s.Context(), s.method, req); err != nil {
+		return err
+	}
+	return s.ServerStream.SendMsg(m)
+}

@@ -1,0 +1,243 @@
+package server
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"sync"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/server/access"
+)
+
+// Sessions decides which peers may open sessions of the data plane, and keeps the credential of
+// each session's client. It is opened before the data plane, which asks it (Admission), and is then
+// passed to New.
+//
+//	client ── gRPC Describe, with its credential ──► token of the credential
+//	client ── handshake: proves that token ────────► Sessions: engine ↦ credential
+//	client ── message from the engine ─────────────► calls: the roles of the credential
+//
+// Without a roles file there is one token, and a session has no credential. The id of an engine is
+// the dialer's choice, so an id belongs to the principal that used it first until the node restarts:
+// no other principal can take over the sessions of that engine or receive its reads. Ids without a
+// session are forgotten when there are more than enginesMax.
+type Sessions struct {
+	base  rdma.Token
+	roles Roles
+
+	mu sync.Mutex
+	// engines has the credential of each engine that had a session.
+	engines map[rdma.EngineID]*owner
+	// policy is the policy of tokens and owners. tokens are those of its credentials, and owners the
+	// credential of each token.
+	policy *access.Policy
+	tokens []rdma.Token
+	owners map[string]access.Credential
+	// peers returns the live sessions; nil before New.
+	peers func() []rdma.Peer
+}
+
+// owner is the client of an engine.
+type owner struct {
+	credential access.Credential
+	// principal is the client's name, "" if the node had no roles file.
+	principal string
+	// idle is set if the engine had no session when the ids were last counted.
+	idle bool
+}
+
+// enginesMax is the number of engines above which those without a session are forgotten.
+const enginesMax = 8192
+
+// NewSessions returns Sessions. base is a secret of at least rdma.MinToken bytes. It is the token of
+// the data plane while roles returns nil; the tokens of credentials are derived from it.
+func NewSessions(base rdma.Token, roles Roles) (*Sessions, error) {
+	if err := base.Validate(); err != nil {
+		return nil, err
+	}
+	return &Sessions{base: base, roles: roles, engines: make(map[rdma.EngineID]*owner)}, nil
+}
+
+// Admission returns the Admission of the data plane.
+func (s *Sessions) Admission() *rdma.Admission {
+	return &rdma.Admission{Tokens: s.accepted, Admit: s.admit}
+}
+
+// watch sets the function that returns the live sessions of the data plane.
+func (s *Sessions) watch(peers func() []rdma.Peer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.peers = peers
+}
+
+// token returns the data plane's token for a caller of Describe.
+func (s *Sessions) token(ctx context.Context) rdma.Token {
+	if id, ok := identityOf(ctx); ok {
+		return s.derive(id.Credential)
+	}
+	return s.base
+}
+
+// derive returns the token of a credential.
+func (s *Sessions) derive(c access.Credential) rdma.Token {
+	m := hmac.New(sha256.New, s.base)
+	m.Write([]byte("penstock data plane of a credential"))
+	m.Write(c[:])
+	return m.Sum(nil)
+}
+
+// accepted returns the tokens of the policy in use.
+func (s *Sessions) accepted() []rdma.Token {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.refreshLocked()
+	return s.tokens
+}
+
+// refreshLocked derives the tokens anew if the policy has changed.
+func (s *Sessions) refreshLocked() {
+	policy := s.roles.current()
+	if s.tokens != nil && s.policy == policy {
+		return
+	}
+	s.policy, s.tokens, s.owners = policy, []rdma.Token{s.base}, nil
+	if policy == nil {
+		return
+	}
+	s.tokens, s.owners = make([]rdma.Token, 0, access.CredentialsMax), make(map[string]access.Credential)
+	for _, c := range policy.Credentials() {
+		token := s.derive(c)
+		s.tokens = append(s.tokens, token)
+		s.owners[string(token)] = c
+	}
+}
+
+var (
+	errRemoved = errors.New("the credential of the token was removed from auth.roles_file")
+	errTaken   = errors.New("the engine's id belongs to another principal")
+)
+
+// admit records the client of an engine that has proved a token.
+func (s *Sessions) admit(engine rdma.EngineID, proved rdma.Token) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.refreshLocked()
+	now := &owner{}
+	if s.policy != nil {
+		credential, ok := s.owners[string(proved)]
+		id, known := s.policy.ByCredential(credential)
+		if !ok || !known {
+			return errRemoved
+		}
+		now.credential, now.principal = credential, id.Principal.Name()
+	}
+	if was := s.engines[engine]; was != nil && was.principal != "" && was.principal != now.principal {
+		return fmt.Errorf("%w: engine %v", errTaken, engine)
+	}
+	s.engines[engine] = now
+	if len(s.engines) > enginesMax {
+		s.forgetLocked()
+	}
+	return nil
+}
+
+// forgetLocked forgets the engines that have no session and had none at the previous call. An
+// engine whose session is being opened is kept.
+func (s *Sessions) forgetLocked() {
+	if s.peers == nil {
+		return
+	}
+	live := make(map[rdma.EngineID]bool)
+	for _, p := range s.peers() {
+		live[p.ID] = true
+	}
+	for id, o := range s.engines {
+		if o.idle && !live[id] {
+			delete(s.engines, id)
+		}
+		o.idle = !live[id]
+	}
+}
+
+// identity returns the identity of an engine's client by the policy. ok is false if the engine has
+// no credential, or one that was removed.
+func (s *Sessions) identity(policy *access.Policy, engine rdma.EngineID) (id access.Identity, ok bool) {
+	s.mu.Lock()
+	o := s.engines[engine]
+	s.mu.Unlock()
+	if o == nil || o.principal == "" {
+		return access.Identity{}, false
+	}
+	return policy.ByCredential(o.credential)
+}
+
+// caller returns a context with the identity of an engine's client, for a call of that engine.
+func (s *Sessions) caller(ctx context.Context, engine rdma.EngineID) context.Context {
+	policy := s.roles.current()
+	if policy == nil {
+		return ctx
+	}
+	if id, ok := s.identity(policy, engine); ok {
+		return withIdentity(ctx, id)
+	}
+	return ctx
+}
+
+// own returns an error unless an engine belongs to the caller, so that a caller can neither send its
+// reads to another principal's engine nor open windows to it.
+func (s *Sessions) own(ctx context.Context, engine rdma.EngineID) error {
+	id, ok := identityOf(ctx)
+	if !ok {
+		return nil
+	}
+	s.mu.Lock()
+	o := s.engines[engine]
+	s.mu.Unlock()
+	if o == nil || o.principal != id.Principal.Name() {
+		return refuse(codes.PermissionDenied, "engine %v has no data-plane session of principal %q; connect it with the token that Describe returns to this principal", engine, id.Principal.Name())
+	}
+	return nil
+}
+
+// ownAll returns the engines of the caller that have a session, for a window that names no engine.
+// all is true if the caller has no identity: then the window is open to every engine.
+func (s *Sessions) ownAll(ctx context.Context, peers func() []rdma.Peer) (engines []rdma.EngineID, all bool) {
+	if _, ok := identityOf(ctx); !ok {
+		return nil, true
+	}
+	for _, p := range peers() {
+		if s.own(ctx, p.ID) == nil {
+			engines = append(engines, p.ID)
+		}
+	}
+	return engines, false
+}
+
+// removed returns the engines among peers whose clients have no credential of the policy in use.
+func (s *Sessions) removed(peers []rdma.Peer) (engines []rdma.EngineID) {
+	policy := s.roles.current()
+	if policy == nil {
+		return nil
+	}
+	for _, p := range peers {
+		if _, ok := s.identity(policy, p.ID); !ok {
+			engines = append(engines, p.ID)
+		}
+	}
+	return engines
+}
+
+// EndRemovedSessions ends the data-plane sessions of clients whose token or certificate is not in
+// the roles file. It is called after the roles file has changed. A session that opens at the same
+// moment may remain; its calls are refused.
+func (s *Server) EndRemovedSessions() {
+	for _, engine := range s.sessions.removed(s.data.Peers()) {
+		s.opts.Logger.Info("data-plane session ended: its client is not in auth.roles_file", "peer", engine.String())
+		s.data.Disconnect(engine)
+	}
+}

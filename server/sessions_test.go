@@ -1,0 +1,118 @@
+package server
+
+import (
+	"encoding/binary"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/server/access"
+)
+
+// sessionsOf returns Sessions with a policy that the test may replace. The subject of a principal is
+// CN= and its name.
+func sessionsOf(t *testing.T) (s *Sessions, set func(principals ...string), token func(principal string) rdma.Token) {
+	t.Helper()
+	var policy *access.Policy
+	s, err := NewSessions(rdma.Token("a secret of sixteen bytes or more"), func() *access.Policy { return policy })
+	if err != nil {
+		t.Fatal(err)
+	}
+	set = func(principals ...string) {
+		t.Helper()
+		if policy = nil; len(principals) == 0 {
+			return
+		}
+		text := "principals:\n"
+		for _, name := range principals {
+			text += "  - {name: " + strings.ToLower(name) + ", subjects: [CN=" + name + "], grants: [{roles: [read], namespaces: [m]}]}\n"
+		}
+		if policy, err = access.Parse("roles.yaml", []byte(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	token = func(principal string) rdma.Token {
+		t.Helper()
+		id, ok := policy.BySubject("CN=" + principal)
+		if !ok {
+			t.Fatalf("no principal %s", principal)
+		}
+		return s.token(withIdentity(t.Context(), id))
+	}
+	return s, set, token
+}
+
+// TestEngineBelongsToItsPrincipal: the id of an engine can be used again by the same principal, and by
+// no other one, also while the engine has no session.
+func TestEngineBelongsToItsPrincipal(t *testing.T) {
+	s, set, token := sessionsOf(t)
+	engine, before := rdma.EngineID{1}, rdma.EngineID{2}
+	if err := s.admit(before, s.token(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	set("a", "b")
+	a, b := token("a"), token("b")
+	for i, c := range []struct {
+		engine rdma.EngineID
+		token  rdma.Token
+		want   error
+	}{
+		{engine, a, nil},
+		{engine, a, nil},
+		{engine, b, errTaken},
+		{engine, s.base, errRemoved},
+		{engine, rdma.Token("a token of nobody at all"), errRemoved},
+		{before, b, nil}, // its session was opened before there were principals
+		{before, a, errTaken},
+	} {
+		if err := s.admit(c.engine, c.token); !errors.Is(err, c.want) {
+			t.Errorf("attempt %d: %v, want %v", i, err, c.want)
+		}
+	}
+	if id, ok := s.identity(s.policy, engine); !ok || id.Principal.Name() != "a" {
+		t.Errorf("the engine belongs to %v", id.Principal)
+	}
+	set("b")
+	if err := s.admit(engine, a); !errors.Is(err, errRemoved) {
+		t.Errorf("the token of a removed principal: %v", err)
+	}
+	if got := s.removed([]rdma.Peer{{ID: engine}, {ID: before}, {ID: rdma.EngineID{3}}}); len(got) != 2 || got[0] != engine {
+		t.Errorf("engines without a principal: %v; want the one of a and the unknown one", got)
+	}
+	set()
+	if err := s.admit(rdma.EngineID{4}, s.token(t.Context())); err != nil {
+		t.Errorf("without a roles file: %v", err)
+	}
+	if got := s.removed([]rdma.Peer{{ID: engine}}); got != nil {
+		t.Errorf("without a roles file the sessions of %v would end", got)
+	}
+}
+
+// TestEnginesAreForgotten: the number of engines that are kept is limited. Engines with a session stay.
+func TestEnginesAreForgotten(t *testing.T) {
+	s, set, token := sessionsOf(t)
+	set("a")
+	live := []rdma.Peer{{ID: rdma.EngineID{15: 1}}, {ID: rdma.EngineID{15: 2}}}
+	s.watch(func() []rdma.Peer { return live })
+	for _, p := range live {
+		if err := s.admit(p.ID, token("a")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 3 * enginesMax {
+		var id rdma.EngineID
+		binary.LittleEndian.PutUint64(id[:], uint64(i)+1)
+		if err := s.admit(id, token("a")); err != nil {
+			t.Fatal(err)
+		}
+		if len(s.engines) > enginesMax+2 {
+			t.Fatalf("%d engines are kept", len(s.engines))
+		}
+	}
+	for _, p := range live {
+		if _, ok := s.identity(s.policy, p.ID); !ok {
+			t.Errorf("engine %v, which has a session, was forgotten", p.ID)
+		}
+	}
+}
