@@ -30,6 +30,8 @@ type Cluster interface {
 	// Admit returns nil if the node may serve a call on the namespace; an empty name asks for the
 	// node in general.
 	Admit(namespace string) error
+	// Refused returns the number of namespaces that the node may not serve although it has a lease.
+	Refused() int
 	Members(ctx context.Context) ([]membership.Member, error)
 	// Drain makes the node's state draining in the list of members.
 	Drain(ctx context.Context) error

@@ -150,6 +150,14 @@ func (c *Cluster) Admit(namespace string) error {
 	return nil
 }
 
+// Refused returns the number of namespaces that Admit refuses because a change could not be applied.
+func (c *Cluster) Refused() int {
+	if b := c.blocked.Load(); b != nil {
+		return len(*b)
+	}
+	return 0
+}
+
 // block makes Admit refuse a namespace; a nil error ends that.
 func (c *Cluster) block(name string, err error) {
 	if err == nil && c.blocked.Load() == nil {

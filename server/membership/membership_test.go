@@ -543,6 +543,9 @@ func TestBlocked(t *testing.T) {
 		return status.Code(err) == codes.Unavailable && strings.Contains(err.Error(), "version 7")
 	})
 	r.await("the other namespace is served", func() bool { return a.Admit("n") == nil && a.Admit("m") != nil })
+	if n := a.Refused(); n != 1 {
+		t.Errorf("%d namespaces are refused", n)
+	}
 	_, err = etcd.Put(r.ctx, key, string(was.Kvs[0].Value))
 	r.must(err)
 	r.await("the namespace is served", func() bool { return a.Admit("m") == nil })
