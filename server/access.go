@@ -134,12 +134,14 @@ var rules = map[string]rule{
 	pb.Admin_ListBlocks_FullMethodName:      on(access.Admin),
 	pb.Admin_VerifyBlocks_FullMethodName:    on(access.Admin),
 	pb.Admin_ListPins_FullMethodName:        onEach(access.Admin),
-	pb.Admin_Scrub_FullMethodName:           anywhere(access.Operate),
-	pb.Admin_ListVolumes_FullMethodName:     anywhere(access.Operate),
-	pb.Admin_DrainVolume_FullMethodName:     anywhere(access.Operate),
-	pb.Admin_RemoveVolume_FullMethodName:    anywhere(access.Operate),
-	pb.Admin_DiffConfig_FullMethodName:      anywhere(access.Operate),
-	pb.Admin_ReloadConfig_FullMethodName:    anywhere(access.Operate),
+	// Clients place blocks by the members of the cluster.
+	pb.Admin_ListMembers_FullMethodName:  anywhere(access.Any),
+	pb.Admin_Scrub_FullMethodName:        anywhere(access.Operate),
+	pb.Admin_ListVolumes_FullMethodName:  anywhere(access.Operate),
+	pb.Admin_DrainVolume_FullMethodName:  anywhere(access.Operate),
+	pb.Admin_RemoveVolume_FullMethodName: anywhere(access.Operate),
+	pb.Admin_DiffConfig_FullMethodName:   anywhere(access.Operate),
+	pb.Admin_ReloadConfig_FullMethodName: anywhere(access.Operate),
 
 	pb.Planner_Submit_FullMethodName: on(access.Read),
 	// The engines of a group get the requests of every namespace, and store their blocks.

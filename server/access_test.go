@@ -214,6 +214,7 @@ func (h *host) rows(t *testing.T, ids []byte, digest []byte) []row {
 		h.unary(pb.Admin_VerifyBlocks_FullMethodName, "its namespace", fixed(&pb.VerifyBlocksRequest{Namespace: "m", BlockIds: ids[:16]})),
 		h.unary(pb.Admin_ListPins_FullMethodName, "its namespace", fixed(&pb.ListPinsRequest{Namespace: "m"})),
 		h.unary(pb.Admin_ListPins_FullMethodName, "all namespaces", fixed(&pb.ListPinsRequest{})),
+		h.unary(pb.Admin_ListMembers_FullMethodName, "", fixed(&pb.ListMembersRequest{})),
 		streamed(h.conn, pb.Admin_Scrub_FullMethodName, "", &pb.ScrubRequest{BytesPerSecond: -1}, nil),
 		h.unary(pb.Admin_ListVolumes_FullMethodName, "", fixed(&pb.ListVolumesRequest{})),
 		h.unary(pb.Admin_DrainVolume_FullMethodName, "", fixed(&pb.DrainVolumeRequest{Volume: "0", DryRun: true})),

@@ -40,6 +40,7 @@ var adminReads = map[string]bool{
 	"ListBlocks":     true,
 	"ListPins":       true,
 	"ListVolumes":    true,
+	"ListMembers":    true,
 	"DiffConfig":     true,
 }
 

@@ -69,12 +69,18 @@ func healthz(w http.ResponseWriter, _ *http.Request) {
 }
 
 // readyz responds 200 if clients should send traffic to the node, and 503 otherwise
-// (storage.Node.Ready). The body has the reason and the state of each volume. With a
+// (storage.Node.Ready, Cluster.Admit). The body has the reason and the state of each volume. With a
 // roles file only callers with the role operate get these, because they have paths of the node.
 func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	state, reason := s.node.WriteState()
 	w.Header().Set("Content-Type", "application/json")
-	if err := s.node.Ready(); err != nil {
+	err := s.node.Ready()
+	if err == nil && s.opts.Cluster != nil {
+		if err = s.opts.Cluster.Admit(""); err != nil {
+			state = "no_lease"
+		}
+	}
+	if err != nil {
 		reason = err.Error()
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
