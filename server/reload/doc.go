@@ -23,10 +23,10 @@
 //	free_floor scrub_rate                                        the next write, the next step of the scrubber
 //	log.level drain_timeout insecure
 //
-// A planner and a gateway apply auth, log.level, drain_timeout and insecure. The quota of a namespace
-// is no setting: penstock ns quota changes it at once. Every other setting needs a restart. Package
-// config has the reason for each one in the tag restart of its field, and the error of a refused
-// reload contains the reason. The reasons are of four kinds:
+// A planner and a gateway apply auth (a gateway has no auth.roles_file), log.level, drain_timeout and
+// insecure. The quota of a namespace is no setting: penstock ns quota changes it at once. Every other
+// setting needs a restart. Package config has the reason for each one in the tag restart of its
+// field, and the error of a refused reload contains the reason. The reasons are of four kinds:
 //
 //   - a part was opened or sized with the setting: listeners, volumes, arena, index, queues
 //   - clients have the value from the node and rely on it: limits of calls, durability, name, address
