@@ -255,6 +255,9 @@ func refuse(code codes.Code, format string, args ...any) error {
 	return &refusal{shown: st, logged: st.Message()}
 }
 
+// hide returns a refusal that is logged as why and shown to the caller as shown.
+func hide(why, shown error) error { return &refusal{shown: status.Convert(shown), logged: why.Error()} }
+
 // identify returns the identity of a caller over gRPC or HTTP by its Authorization headers or, if
 // it has none, by the subject of its certificate.
 func identify(policy *access.Policy, headers []string, subject string) (access.Identity, error) {
@@ -318,7 +321,8 @@ func lacks(id access.Identity, roles access.Role, where string) error {
 }
 
 // check decides a request. It uses the policy that is in use at the time of the call, so that a
-// removed credential ends the streams of its principal.
+// removed credential ends the streams of its principal, and a new roles file the streams of callers
+// without an identity.
 func (g guard) check(ctx context.Context, method string, req any) error {
 	policy := g.roles.current()
 	if policy == nil {
@@ -326,7 +330,7 @@ func (g guard) check(ctx context.Context, method string, req any) error {
 	}
 	id, ok := identityOf(ctx)
 	if !ok {
-		return refuse(codes.Unauthenticated, "this node requires a principal of its auth.roles_file, which the caller was not when it connected; connect again")
+		return refuse(codes.Unauthenticated, "the caller connected before the node had an auth.roles_file; connect again, with the token or the certificate of a principal")
 	}
 	if id, ok = policy.ByCredential(id.Credential); !ok {
 		return refuse(codes.Unauthenticated, "the caller's token or certificate is not in auth.roles_file of the node")
@@ -348,18 +352,20 @@ func (g guard) check(ctx context.Context, method string, req any) error {
 // of returns an error if a caller does not meet the demand.
 func (d demand) of(id access.Identity) error {
 	p := id.Principal
-	where := fmt.Sprintf("on namespace %q", shorten(d.namespace))
+	refusal := func(roles access.Role) error {
+		return lacks(id, roles, fmt.Sprintf("on namespace %q", shorten(d.namespace)))
+	}
 	switch {
 	case d.every && !p.HasEverywhere(d.roles):
 		return lacks(id, d.roles, "on every namespace")
 	case d.every || d.roles == 0:
 		return nil
 	case d.unknown != nil && !p.Has(access.Any, d.namespace):
-		return &refusal{shown: status.Convert(d.unknown), logged: lacks(id, d.roles, where).Error()}
+		return hide(refusal(d.roles), d.unknown)
 	case !p.Has(d.roles, d.namespace):
-		return lacks(id, d.roles, where)
+		return refusal(d.roles)
 	case d.and != 0 && !p.Has(d.and, d.namespace):
-		return lacks(id, d.and, where)
+		return refusal(d.and)
 	}
 	return nil
 }
@@ -388,9 +394,6 @@ func (g guard) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, n
 
 // stream is a grpc.StreamServerInterceptor.
 func (g guard) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-	if g.roles.current() == nil {
-		return next(srv, s)
-	}
 	return next(srv, &guardedStream{ServerStream: s, guard: g, method: info.FullMethod})
 }
 

@@ -813,3 +813,33 @@ func TestRefusedBeforeTheMessage(t *testing.T) {
 		}
 	}
 }
+
+// TestRolesEndOlderStreams: a stream of a caller that began before the node had a roles file ends with
+// the next event.
+func TestRolesEndOlderStreams(t *testing.T) {
+	var policy roles
+	h := newHost(t, func(o *server.Options) { o.Roles = policy.current }, nil)
+	h.namespace()
+	s, err := h.cache.Events(t.Context(), &pb.EventsRequest{After: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bump := func(ctx context.Context) {
+		if _, err := h.admin.BumpEpoch(ctx, &pb.BumpEpochRequest{Name: "m"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bump(t.Context())
+	bump(t.Context())
+	if _, err := s.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	policy.set(t, everyRole...)
+	bump(as(t.Context(), "root"))
+	for err == nil {
+		_, err = s.Recv()
+	}
+	if status.Code(err) != codes.Unauthenticated {
+		t.Errorf("the stream ends with %v", err)
+	}
+}

@@ -593,12 +593,13 @@ func (s *cacheService) Events(req *pb.EventsRequest, stream pb.Cache_EventsServe
 		if err := s.guard.check(ctx, pb.Cache_Events_FullMethodName, req); err != nil {
 			return err
 		}
+		viewer := s.guard.refresh(stream.Context())
 		for _, e := range batch {
 			after = e.Sequence
 			if e.Kind == storage.Gap {
 				e.Time = time.Now() // a Gap has no time, so it gets the time at which it was detected
 				s.opts.Metrics.EventsDropped.Inc()
-			} else if req.GetNamespace() != "" && e.Namespace != req.GetNamespace() || !s.showsEvent(stream.Context(), e) {
+			} else if req.GetNamespace() != "" && e.Namespace != req.GetNamespace() || !showsEvent(viewer, e) {
 				continue
 			}
 			if err := stream.Send(eventProto(e)); err != nil {
@@ -610,8 +611,7 @@ func (s *cacheService) Events(req *pb.EventsRequest, stream pb.Cache_EventsServe
 
 // showsEvent reports whether a call may show an event to its caller: an event of a namespace if the
 // caller has the role read there, and an event of a volume if it operates the node.
-func (s *cacheService) showsEvent(ctx context.Context, e storage.Event) bool {
-	ctx = s.guard.refresh(ctx)
+func showsEvent(ctx context.Context, e storage.Event) bool {
 	if e.Volume != nil {
 		return operates(ctx)
 	}

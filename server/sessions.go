@@ -15,8 +15,7 @@ import (
 )
 
 // Sessions decides which peers may open sessions of the data plane, and keeps the credential of
-// each session's client. It is opened before the data plane, which asks it (Admission), and is then
-// passed to New.
+// each session's client. The data plane is opened with its Admission, and New gets both.
 //
 //	client ── gRPC Describe, with its credential ──► token of the credential
 //	client ── handshake: proves that token ────────► Sessions: engine ↦ credential

@@ -62,7 +62,7 @@ func TestEngineBelongsToItsPrincipal(t *testing.T) {
 		{engine, a, nil},
 		{engine, b, errTaken},
 		{engine, s.base, errRemoved},
-		{engine, rdma.Token("a token of nobody at all"), errRemoved},
+		{engine, rdma.Token("a token of no credential"), errRemoved},
 		{before, b, nil}, // its session was opened before there were principals
 		{before, a, errTaken},
 	} {

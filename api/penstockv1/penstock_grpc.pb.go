@@ -7,8 +7,8 @@
 //
 // Miss and Busy are results, not errors. The gRPC codes are INVALID_ARGUMENT (fix the call),
 // NOT_FOUND (no such namespace, lease or reservation), ALREADY_EXISTS, FAILED_PRECONDITION
-// (geometry or epoch differs), UNAUTHENTICATED, DEADLINE_EXCEEDED, UNAVAILABLE (draining or down:
-// try another node, or recompute).
+// (geometry or epoch differs), UNAUTHENTICATED, PERMISSION_DENIED (the caller's principal lacks the
+// role), DEADLINE_EXCEEDED, UNAVAILABLE (draining or down: try another node, or recompute).
 //
 // Lists of block ids are concatenated in one bytes field, 16 bytes per id.
 

@@ -102,8 +102,8 @@ func TestHandshake(t *testing.T) {
 	}
 }
 
-// TestAdmission: an engine with an Admission accepts each of its tokens, asks Admit with the engine and
-// the token of each connection, and refuses a peer that Admit or the present set of tokens refuses.
+// TestAdmission: an engine with an Admission accepts each of its tokens, passes the engine and the
+// token of each connection to Admit, and refuses a peer that Admit or the present set of tokens refuses.
 func TestAdmission(t *testing.T) {
 	testkit.VerifyNone(t)
 	tokens := []rdma.Token{rdma.Token("the token of client a"), rdma.Token("the token of client b")}
