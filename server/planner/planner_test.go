@@ -255,12 +255,14 @@ func TestRequest(t *testing.T) {
 }
 
 // TestRestart: a new planner gets its state from the leaders, and a gateway gets its request back
-// by the id.
+// by the id, but no request of another namespace.
 func TestRestart(t *testing.T) {
 	h := newHost(t, Options{})
 	held := &pb.HeldRequest{Request: &pb.SubmitRequest{Id: "r1", Namespace: "m", PromptTokens: 100}, Engine: "P/1", Attempt: 7}
 	h.lead("P", pb.Side_SIDE_PREFILL, held)
 	de := h.lead("D", pb.Side_SIDE_DECODE, &pb.HeldRequest{Request: held.Request, Engine: "D/0", Attempt: 7})
+	other := h.ask(&pb.SubmitRequest{Id: "r1", Namespace: "of another tenant", PromptTokens: 100})
+	wantCode(t, func() error { _, err := other.stream.Recv(); return err }, codes.AlreadyExists, "in another namespace")
 	gw := h.submit("r1")
 	second := h.ask(held.Request)
 	wantCode(t, func() error { _, err := second.stream.Recv(); return err }, codes.AlreadyExists, "on another stream")
