@@ -49,5 +49,7 @@
 // finish for the drain timeout, ends the sessions on the unix socket, and then closes the data
 // plane, the store and the index, in this order.
 //
-// Lock: calls.mu guards the counts of calls by message. No other lock is taken while it is held.
+// Locks: calls.mu guards the counts of calls by message. No other lock is taken while it is held.
+// Sessions.mu guards the credentials of engines. Locks of the transfer engine are taken while it is
+// held, and it is taken under none of them.
 package server

@@ -141,7 +141,11 @@ func describeRoles(p *access.Policy) string {
 	if p == nil {
 		return ""
 	}
-	return fmt.Sprintf("%d principals, SHA-256 %x", p.Principals(), p.Digest())
+	count := fmt.Sprintf("%d principals", p.Principals())
+	if p.Principals() == 1 {
+		count = "1 principal"
+	}
+	return fmt.Sprintf("%s, SHA-256 %x", count, p.Digest())
 }
 
 // without counts the tokens that are not in others.

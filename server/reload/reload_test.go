@@ -349,7 +349,7 @@ func TestRoles(t *testing.T) {
 	}
 	p.write("roles", roles("a", "b"))
 	changes, err = p.reloader.Reload()
-	if err != nil || len(changes) != 1 || changes[0].Key != "auth.roles_file" || !strings.Contains(changes[0].String(), "1 principals, SHA-256") || !strings.Contains(changes[0].New, "2 principals") {
+	if err != nil || len(changes) != 1 || changes[0].Key != "auth.roles_file" || !strings.Contains(changes[0].String(), "1 principal, SHA-256") || !strings.Contains(changes[0].New, "2 principals") {
 		t.Errorf("%v, %v", changes, err)
 	}
 	for _, line := range p.logged("2 principals") {
