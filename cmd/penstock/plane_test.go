@@ -221,7 +221,7 @@ func TestServeProviders(t *testing.T) {
 		{[]string{"--data-plane-provider", "verbs"}, "-tags verbs", verbs.Built},
 		{[]string{"--data-plane-provider", "shm"}, "the absolute path of a unix socket", false},
 		{[]string{"--data-plane-nics", "none7", "--insecure"}, "no interface none7", false},
-		{[]string{"--data-plane-nics", "eth0"}, "neither auth.token_file", false},
+		{[]string{"--data-plane-nics", "eth0"}, "none of auth.token_file", false},
 		{[]string{"--data-plane-qos", "loud"}, "data_plane.qos", false},
 	} {
 		if c.skip {

@@ -119,7 +119,7 @@ func (a Auth) checkExposure(bad complaint, addrs map[string]string) {
 	}
 	for key, addr := range addrs {
 		if _, _, err := net.SplitHostPort(addr); err == nil && !Loopback(addr) {
-			bad(key, "%s is reachable from other machines and none of auth.roles_file, auth.token_file and auth.client_ca is set; set one, or say --insecure", addr)
+			bad(key, "%s is reachable from other machines and none of auth.token_file, auth.client_ca and (nodes and planners) auth.roles_file is set; set one, or say --insecure", addr)
 		}
 	}
 }
