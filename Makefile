@@ -29,15 +29,25 @@ DISKS_TIMEOUT ?= 40m
 # system also those of the bounds on what is in flight, which no file system has a part in and which take minutes on emulated CPUs.
 NO_GO = TestDefectLinkname
 NO_BOUNDS = $(NO_GO)|TestConformance/(few|small)
-# The output directory of lib.
+# The output directory of lib, and the output of static.
 LIB ?= bin
+STATIC ?= bin/static/penstock
+# The version of a build without git's history: make build VERSION=1.2.3. With it, Go stamps the program with tag and commit.
+VERSION ?=
+STAMP = $(if $(VERSION),-X=main.release=$(VERSION))
 REF ?= main
 PREFIX ?= /usr/local
 
 .PHONY: build lib wheel test-python test-engines demo demo-node test memory-budget test-rdma test-disks bench-verbs race fuzz bench bench-compare reproduce reproduce-quick lint ci proto install clean print-goflags-uring
 
 build: ## bin/penstock, with io_uring
-	go build $(GOFLAGS_URING) -o bin/penstock ./cmd/penstock
+	go build $(GOFLAGS_URING) $(if $(VERSION),-ldflags='-checklinkname=0 $(STAMP)') -o bin/penstock ./cmd/penstock
+
+# No path and no symbol of the building machine is in the program, so that two builds of one commit are equal. It does not have the tags nvml and cuda:
+# the bindings of the GPU driver need cgo.
+.PHONY: static
+static: ## bin/static/penstock: with io_uring and without cgo, for packages; runs on any Linux, and needs no library
+	CGO_ENABLED=0 go build -trimpath -tags=uring -ldflags='-checklinkname=0 -s -w $(STAMP)' -o $(STATIC) ./cmd/penstock
 
 # The linker's version script hides all symbols but those of penstock.h. Go also writes a header, which is removed because penstock.h replaces it.
 lib: ## bin/libpenstock.so and bin/penstock.h: the client for programs in C, and for Python; needs gcc
