@@ -1,0 +1,204 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/lab/cluster"
+)
+
+// TestPackages builds the program as packages have it, runs the commands of docs/install.md, and
+// uses what they installed.
+func TestPackages(t *testing.T) {
+	testkit.Long(t, "builds the program and packages of it")
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for chroot and mounts")
+	}
+	program := filepath.Join(t.TempDir(), "penstock")
+	root := testkit.RepositoryRoot(t)
+	build := exec.Command("make", "-s", "-C", root, "static", "STATIC="+program, "VERSION="+testVersion)
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("make static: %v\n%s", err, out)
+	}
+	commands := blocks(t, "install.md", "sh")
+	if len(commands) != 1 {
+		t.Fatalf("docs/install.md has %d blocks of commands", len(commands))
+	}
+	t.Run("units", func(t *testing.T) { testInstalledUnits(t, program, commands[0]) })
+}
+
+// testVersion is the version of the packages in the tests.
+const testVersion = "9.8.7"
+
+// machine is a directory that a process sees as its root.
+type machine struct {
+	t    *testing.T
+	root string
+}
+
+// copyOfThisMachine returns a machine that has the files of the root file system of this one, and
+// that keeps its own changes to them. It has the repository's deploy directory in /src, and does
+// not have a user penstock.
+func copyOfThisMachine(t *testing.T) *machine {
+	t.Helper()
+	dir := t.TempDir()
+	m := &machine{t: t, root: filepath.Join(dir, "root")}
+	m.mount("tmpfs", dir, "tmpfs", 0, "")
+	for _, name := range []string{"changes", "work", "root"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.mount("overlay", m.root, "overlay", 0, fmt.Sprintf("lowerdir=/,upperdir=%[1]s/changes,workdir=%[1]s/work", dir))
+	m.mount("/dev", m.root+"/dev", "", syscall.MS_BIND, "")
+	m.mount("proc", m.root+"/proc", "proc", 0, "")
+	m.mount("tmpfs", m.root+"/tmp", "tmpfs", 0, "")
+	if err := os.CopyFS(m.root+"/src/deploy", os.DirFS(filepath.Join(testkit.RepositoryRoot(t), "deploy"))); err != nil {
+		t.Fatal(err)
+	}
+	m.sh("! getent passwd penstock")
+	return m
+}
+
+// mount mounts until the test ends.
+func (m *machine) mount(source, target, kind string, flags uintptr, data string) {
+	m.t.Helper()
+	if err := syscall.Mount(source, target, kind, flags, data); err != nil {
+		if kind == "overlay" && os.Getenv("CI") != "true" {
+			m.t.Skipf("needs overlayfs over the root file system: %v", err)
+		}
+		m.t.Fatalf("mount %s: %v", target, err)
+	}
+	m.t.Cleanup(func() {
+		if err := syscall.Unmount(target, syscall.MNT_DETACH); err != nil {
+			m.t.Errorf("umount %s: %v", target, err)
+		}
+	})
+}
+
+// put writes a file. Its directory is made.
+func (m *machine) put(path, text string, mode fs.FileMode) {
+	m.t.Helper()
+	path = filepath.Join(m.root, path)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), mode)); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// sh runs commands in /src as root, in a shell that stops at the first failure, and returns the
+// output. systemctl changes files only, because systemd does not run on the machine.
+func (m *machine) sh(commands string) string {
+	m.t.Helper()
+	cmd := exec.CommandContext(m.t.Context(), "/bin/sh", "-e", "-c", commands)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: m.root}
+	cmd.Dir = "/src"
+	cmd.Env = []string{"PATH=/src/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", "SYSTEMD_OFFLINE=1", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C.UTF-8"}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		m.t.Fatalf("%v\n%s\nof\n%s", err, out, commands)
+	}
+	return string(out)
+}
+
+// smallEnv has the settings of small for a process whose arguments are those of a unit or an image.
+func smallEnv(command string) []string {
+	environ := []string{"PENSTOCK_LISTEN=127.0.0.1:0", "PENSTOCK_HTTP=127.0.0.1:0", "PENSTOCK_LOG_FORMAT=json"}
+	if command == "serve" {
+		environ = append(environ, "PENSTOCK_DATA_LISTEN=127.0.0.1:0", "PENSTOCK_CAPACITY=64MiB", "PENSTOCK_ARENA=32MiB",
+			"PENSTOCK_INDEX_CACHE=4MiB", "PENSTOCK_FREE_FLOOR=1MiB", "PENSTOCK_SCRUB_RATE=0B")
+	}
+	return environ
+}
+
+// start runs a program on the machine as another user, until the test stops it.
+func (m *machine) start(user *syscall.Credential, environ []string, args ...string) *cluster.Process {
+	m.t.Helper()
+	p, err := cluster.StartProcess(m.t.Context(), cluster.ProcessOptions{Name: args[0], Env: environ, Start: func(cmd *exec.Cmd) error {
+		cmd.Path, cmd.Args, cmd.Dir = args[0], args, "/"
+		cmd.SysProcAttr.Chroot, cmd.SysProcAttr.Credential = m.root, user
+		return cmd.Start()
+	}})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return p
+}
+
+// seal makes the file system read-only except for a directory of the user, which is empty, as
+// ProtectSystem=strict and StateDirectory= of a unit do.
+func (m *machine) seal(state string, user *syscall.Credential) {
+	m.t.Helper()
+	m.mount(m.root, m.root, "", syscall.MS_BIND|syscall.MS_REC, "")
+	if err := os.MkdirAll(m.root+state, 0o755); err != nil {
+		m.t.Fatal(err)
+	}
+	m.mount("tmpfs", m.root+state, "tmpfs", 0, fmt.Sprintf("mode=0700,uid=%d,gid=%d", user.Uid, user.Gid))
+	if err := syscall.Mount("", m.root, "", syscall.MS_REMOUNT|syscall.MS_BIND|syscall.MS_RDONLY, ""); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// stores fails unless a node stores a prompt and returns it.
+func stores(t *testing.T, p *cluster.Process) {
+	t.Helper()
+	node, dir := &served{t: t, ready: p.Ready}, t.TempDir()
+	tokensFile, dataFile := prompt(t, node, dir, 4)
+	node.run("block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile).must(t)
+	fetchSame(t, node, dir, tokensFile, dataFile)
+}
+
+// runUnits starts the command of each unit that is installed in dir as its user would, on a
+// read-only file system, and waits for the messages that systemd gets.
+func (m *machine) runUnits(dir string) {
+	m.t.Helper()
+	fields := strings.Split(strings.TrimSpace(m.sh("getent passwd penstock")), ":")
+	user := &syscall.Credential{Uid: uint32(number(m.t, fields[2])), Gid: uint32(number(m.t, fields[3]))}
+	if got := strings.Join(fields[4:], ":"); got != "Penstock:/var/lib/penstock:/usr/sbin/nologin" {
+		m.t.Errorf("the user penstock is %q", got)
+	}
+	m.seal("/var/lib/penstock", user)
+	for _, s := range services() {
+		unit := string(readAll(m.t, filepath.Join(m.root, dir, s.unit)))
+		words := exampleWords(directives(unit, "ExecStart")[0])
+		words[0] = strings.TrimSpace(m.sh("command -v " + words[0]))
+		manager := newServiceManager(m.t, "@"+m.root+"/"+s.unit)
+		p := m.start(user, append(smallEnv(s.command), "NOTIFY_SOCKET="+manager.socket), words...)
+		manager.want("READY=1")
+		if s.command == "serve" {
+			stores(m.t, p)
+		}
+		if err := p.Stop(); err != nil {
+			m.t.Error(err)
+		}
+		manager.want("STOPPING=1\nSTATUS=draining")
+	}
+}
+
+func number(t *testing.T, text string) (n int) {
+	t.Helper()
+	if _, err := fmt.Sscan(text, &n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// testInstalledUnits runs the commands that install the units.
+func testInstalledUnits(t *testing.T, program, commands string) {
+	m := copyOfThisMachine(t)
+	m.put("src/penstock", string(readAll(t, program)), 0o755)
+	m.put("src/bin/make", "#!/bin/sh\ntest \"$*\" = install && exec install -D -m 0755 penstock /usr/local/bin/penstock\n", 0o755)
+	m.sh(commands)
+	m.sh("test -L /etc/systemd/system/multi-user.target.wants/penstock.service")
+	if out := m.sh("penstock version"); !strings.Contains(out, "v"+testVersion+"\n") {
+		t.Errorf("penstock version prints\n%s", out)
+	}
+	m.runUnits("etc/systemd/system")
+}
