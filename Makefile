@@ -29,9 +29,10 @@ DISKS_TIMEOUT ?= 40m
 # system also those of the bounds on what is in flight, which no file system has a part in and which take minutes on emulated CPUs.
 NO_GO = TestDefectLinkname
 NO_BOUNDS = $(NO_GO)|TestConformance/(few|small)
-# The output directory of lib, and the output of static.
+# The outputs of lib, static and image.
 LIB ?= bin
 STATIC ?= bin/static/penstock
+IMAGE ?= bin/image
 # The version of a build without git's history: make build VERSION=1.2.3. With it, Go stamps the program with tag and commit.
 VERSION ?=
 STAMP = $(if $(VERSION),-X=main.release=$(VERSION))
@@ -48,6 +49,13 @@ build: ## bin/penstock, with io_uring
 .PHONY: static
 static: ## bin/static/penstock: with io_uring and without cgo, for packages; runs on any Linux, and needs no library
 	CGO_ENABLED=0 go build -trimpath -tags=uring -ldflags='-checklinkname=0 -s -w $(STAMP)' -o $(STATIC) ./cmd/penstock
+
+.PHONY: image
+image: static ## bin/image: what buildah, podman or docker build an OCI image of (docs/install.md)
+	rm -rf $(IMAGE)
+	install -D -m 0755 $(STATIC) $(IMAGE)/usr/bin/penstock
+	install -d -m 0755 $(IMAGE)/var/lib/penstock
+	install -m 0644 deploy/Dockerfile $(IMAGE)
 
 # The linker's version script hides all symbols but those of penstock.h. Go also writes a header, which is removed because penstock.h replaces it.
 lib: ## bin/libpenstock.so and bin/penstock.h: the client for programs in C, and for Python; needs gcc

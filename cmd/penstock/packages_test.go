@@ -1,12 +1,14 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -22,17 +24,32 @@ func TestPackages(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for chroot and mounts")
 	}
-	program := filepath.Join(t.TempDir(), "penstock")
-	root := testkit.RepositoryRoot(t)
-	build := exec.Command("make", "-s", "-C", root, "static", "STATIC="+program, "VERSION="+testVersion)
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("make static: %v\n%s", err, out)
+	dir := t.TempDir()
+	made := packages{program: dir + "/static/penstock", image: dir + "/image"}
+	if out, err := made.make(t, "image").CombinedOutput(); err != nil {
+		t.Fatalf("make image: %v\n%s", err, out)
 	}
 	commands := blocks(t, "install.md", "sh")
-	if len(commands) != 1 {
+	if len(commands) != 2 {
 		t.Fatalf("docs/install.md has %d blocks of commands", len(commands))
 	}
-	t.Run("units", func(t *testing.T) { testInstalledUnits(t, program, commands[0]) })
+	t.Run("image", func(t *testing.T) { testImage(t, made, commands[0]) })
+	t.Run("units", func(t *testing.T) { testInstalledUnits(t, made, commands[1]) })
+}
+
+// packages are the outputs of the Makefile.
+type packages struct{ program, image string }
+
+// make returns a make command that writes the packages, to be run in the repository.
+func (p packages) make(t *testing.T, target string) *exec.Cmd {
+	cmd := exec.CommandContext(t.Context(), "make", "-s", target)
+	cmd.Dir = testkit.RepositoryRoot(t)
+	cmd.Env = append(os.Environ(), p.environ()...)
+	return cmd
+}
+
+func (p packages) environ() []string {
+	return []string{"STATIC=" + p.program, "IMAGE=" + p.image, "VERSION=" + testVersion}
 }
 
 // testVersion is the version of the packages in the tests.
@@ -82,6 +99,15 @@ func (m *machine) mount(source, target, kind string, flags uintptr, data string)
 			m.t.Errorf("umount %s: %v", target, err)
 		}
 	})
+}
+
+// makeDir makes a directory unless it exists, and returns its path on this machine.
+func (m *machine) makeDir(path string) string {
+	m.t.Helper()
+	if err := os.MkdirAll(m.root+path, 0o755); err != nil {
+		m.t.Fatal(err)
+	}
+	return m.root + path
 }
 
 // put writes a file. Its directory is made.
@@ -137,10 +163,7 @@ func (m *machine) start(user *syscall.Credential, environ []string, args ...stri
 func (m *machine) seal(state string, user *syscall.Credential) {
 	m.t.Helper()
 	m.mount(m.root, m.root, "", syscall.MS_BIND|syscall.MS_REC, "")
-	if err := os.MkdirAll(m.root+state, 0o755); err != nil {
-		m.t.Fatal(err)
-	}
-	m.mount("tmpfs", m.root+state, "tmpfs", 0, fmt.Sprintf("mode=0700,uid=%d,gid=%d", user.Uid, user.Gid))
+	m.mount("tmpfs", m.makeDir(state), "tmpfs", 0, fmt.Sprintf("mode=0700,uid=%d,gid=%d", user.Uid, user.Gid))
 	if err := syscall.Mount("", m.root, "", syscall.MS_REMOUNT|syscall.MS_BIND|syscall.MS_RDONLY, ""); err != nil {
 		m.t.Fatal(err)
 	}
@@ -191,9 +214,9 @@ func number(t *testing.T, text string) (n int) {
 }
 
 // testInstalledUnits runs the commands that install the units.
-func testInstalledUnits(t *testing.T, program, commands string) {
+func testInstalledUnits(t *testing.T, made packages, commands string) {
 	m := copyOfThisMachine(t)
-	m.put("src/penstock", string(readAll(t, program)), 0o755)
+	m.put("src/penstock", string(readAll(t, made.program)), 0o755)
 	m.put("src/bin/make", "#!/bin/sh\ntest \"$*\" = install && exec install -D -m 0755 penstock /usr/local/bin/penstock\n", 0o755)
 	m.sh(commands)
 	m.sh("test -L /etc/systemd/system/multi-user.target.wants/penstock.service")
@@ -201,4 +224,100 @@ func testInstalledUnits(t *testing.T, program, commands string) {
 		t.Errorf("penstock version prints\n%s", out)
 	}
 	m.runUnits("etc/systemd/system")
+}
+
+// testImage runs the commands that build the image, with a container storage of its own, and serves
+// a node of the image in a chroot of its file system.
+func testImage(t *testing.T, made packages, commands string) {
+	testkit.Program(t, "buildah", "buildah")
+	dir := t.TempDir()
+	archive := dir + "/penstock.oci.tar"
+	if !strings.Contains(commands, " bin/image ") || !strings.Contains(commands, ":bin/penstock.oci.tar ") {
+		t.Fatalf("the commands have other files:\n%s", commands)
+	}
+	commands = strings.ReplaceAll(strings.ReplaceAll(commands, "bin/image ", made.image+" "), "bin/penstock.oci.tar", archive)
+	storage := writeFile(t, dir, "storage.conf", fmt.Appendf(nil, "[storage]\ndriver = \"vfs\"\ngraphroot = %q\nrunroot = %q\n", dir+"/graph", dir+"/run"))
+	cmd := exec.CommandContext(t.Context(), "sh", "-e", "-c", commands)
+	cmd.Dir = testkit.RepositoryRoot(t)
+	cmd.Env = append(append(os.Environ(), made.environ()...), "CONTAINERS_STORAGE_CONF="+storage, "BUILDAH_ISOLATION=chroot")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+
+	// The archive is an OCI image layout: an index of manifests, each with a configuration and layers.
+	layout := dir + "/layout"
+	unpack(t, archive, layout)
+	type descriptor struct{ Digest string }
+	var index struct{ Manifests []descriptor }
+	var manifest struct {
+		Config descriptor
+		Layers []descriptor
+	}
+	var image struct {
+		Architecture, OS string
+		Config           struct {
+			User            string
+			Entrypoint, Cmd []string
+			Volumes         map[string]struct{}
+			Labels          map[string]string
+		}
+	}
+	blob := func(d descriptor) string { return layout + "/blobs/" + strings.Replace(d.Digest, ":", "/", 1) }
+	parse := func(path string, v any) {
+		t.Helper()
+		if err := json.Unmarshal(readAll(t, path), v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	parse(layout+"/index.json", &index)
+	if len(index.Manifests) != 1 {
+		t.Fatalf("the archive has %d images", len(index.Manifests))
+	}
+	parse(blob(index.Manifests[0]), &manifest)
+	parse(blob(manifest.Config), &image)
+	c := image.Config
+	if image.OS != "linux" || image.Architecture != runtime.GOARCH || c.User != "65532:65532" || len(c.Volumes) != 1 || c.Labels["org.opencontainers.image.title"] != "penstock" {
+		t.Errorf("the image's configuration is %+v", image)
+	}
+	m := &machine{t: t, root: dir + "/root"}
+	for _, layer := range manifest.Layers {
+		unpack(t, blob(layer), m.root)
+	}
+	user := &syscall.Credential{Uid: 65532, Gid: 65532}
+	for _, path := range []string{"/usr/bin/penstock", "/var/lib/penstock"} {
+		info, err := os.Stat(m.root + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		owner := info.Sys().(*syscall.Stat_t).Uid
+		if owned := owner == user.Uid; owned != info.IsDir() || info.Mode().Perm()&0o755 != 0o755 {
+			t.Errorf("%s belongs to user %d and has the mode %v", path, owner, info.Mode())
+		}
+	}
+	m.mount("proc", m.makeDir("/proc"), "proc", 0, "")
+	m.seal("/var/lib/penstock", user)
+	version := exec.CommandContext(t.Context(), c.Entrypoint[0], "version")
+	version.Dir, version.SysProcAttr = "/", &syscall.SysProcAttr{Chroot: m.root, Credential: user}
+	if out, err := version.CombinedOutput(); err != nil || !strings.Contains(string(out), " v"+testVersion+"\n") {
+		t.Errorf("penstock version: %v\n%s", err, out)
+	}
+	p := m.start(user, smallEnv("serve"), append(c.Entrypoint, c.Cmd...)...)
+	stores(t, p)
+	if err := p.Stop(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(m.root + "/var/lib/penstock/volume"); err != nil {
+		t.Errorf("the node has no volume in the directory of the image: %v", err)
+	}
+}
+
+// unpack extracts an archive, which may be compressed, into a new directory.
+func unpack(t *testing.T, archive, dir string) {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("tar", "-x", "-p", "--numeric-owner", "-C", dir, "-f", archive).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", archive, err, out)
+	}
 }
