@@ -29,10 +29,11 @@ DISKS_TIMEOUT ?= 40m
 # system also those of the bounds on what is in flight, which no file system has a part in and which take minutes on emulated CPUs.
 NO_GO = TestDefectLinkname
 NO_BOUNDS = $(NO_GO)|TestConformance/(few|small)
-# The outputs of lib, static and image.
+# The outputs of lib, static, image and deb.
 LIB ?= bin
 STATIC ?= bin/static/penstock
 IMAGE ?= bin/image
+DEB ?= bin
 # The version of a build without git's history: make build VERSION=1.2.3. With it, Go stamps the program with tag and commit.
 VERSION ?=
 STAMP = $(if $(VERSION),-X=main.release=$(VERSION))
@@ -56,6 +57,11 @@ image: static ## bin/image: what buildah, podman or docker build an OCI image of
 	install -D -m 0755 $(STATIC) $(IMAGE)/usr/bin/penstock
 	install -d -m 0755 $(IMAGE)/var/lib/penstock
 	install -m 0644 deploy/Dockerfile $(IMAGE)
+
+.PHONY: deb
+deb: static ## bin/penstock_*.deb: a Debian package with program, units, configurations and shell completions; fetches nfpm
+	go -C deploy/deb build -o $(CURDIR)/bin/deb .
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null) bin/deb -program $(STATIC) -out $(DEB)
 
 # The linker's version script hides all symbols but those of penstock.h. Go also writes a header, which is removed because penstock.h replaces it.
 lib: ## bin/libpenstock.so and bin/penstock.h: the client for programs in C, and for Python; needs gcc

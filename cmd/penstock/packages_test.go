@@ -25,31 +25,27 @@ func TestPackages(t *testing.T) {
 		t.Skip("needs root for chroot and mounts")
 	}
 	dir := t.TempDir()
-	made := packages{program: dir + "/static/penstock", image: dir + "/image"}
-	if out, err := made.make(t, "image").CombinedOutput(); err != nil {
-		t.Fatalf("make image: %v\n%s", err, out)
+	made := packages{program: dir + "/static/penstock", image: dir + "/image", deb: dir}
+	make := exec.CommandContext(t.Context(), "make", "-s", "image", "deb")
+	make.Dir, make.Env = testkit.RepositoryRoot(t), append(os.Environ(), made.environ()...)
+	if out, err := make.CombinedOutput(); err != nil {
+		t.Fatalf("make image deb: %v\n%s", err, out)
 	}
 	commands := blocks(t, "install.md", "sh")
-	if len(commands) != 2 {
+	if len(commands) != 3 {
 		t.Fatalf("docs/install.md has %d blocks of commands", len(commands))
 	}
-	t.Run("image", func(t *testing.T) { testImage(t, made, commands[0]) })
-	t.Run("units", func(t *testing.T) { testInstalledUnits(t, made, commands[1]) })
+	t.Run("deb", func(t *testing.T) { testDebianPackage(t, made, commands[0]) })
+	t.Run("image", func(t *testing.T) { testImage(t, made, commands[1]) })
+	t.Run("units", func(t *testing.T) { testInstalledUnits(t, made, commands[2]) })
 }
 
 // packages are the outputs of the Makefile.
-type packages struct{ program, image string }
+type packages struct{ program, image, deb string }
 
-// make returns a make command that writes the packages, to be run in the repository.
-func (p packages) make(t *testing.T, target string) *exec.Cmd {
-	cmd := exec.CommandContext(t.Context(), "make", "-s", target)
-	cmd.Dir = testkit.RepositoryRoot(t)
-	cmd.Env = append(os.Environ(), p.environ()...)
-	return cmd
-}
-
+// environ makes a make command write the packages.
 func (p packages) environ() []string {
-	return []string{"STATIC=" + p.program, "IMAGE=" + p.image, "VERSION=" + testVersion}
+	return []string{"STATIC=" + p.program, "IMAGE=" + p.image, "DEB=" + p.deb, "VERSION=" + testVersion}
 }
 
 // testVersion is the version of the packages in the tests.
@@ -224,6 +220,50 @@ func testInstalledUnits(t *testing.T, made packages, commands string) {
 		t.Errorf("penstock version prints\n%s", out)
 	}
 	m.runUnits("etc/systemd/system")
+}
+
+// testDebianPackage runs the commands that install the package, and then an upgrade, a removal and a
+// purge.
+func testDebianPackage(t *testing.T, made packages, commands string) {
+	testkit.Program(t, "apt", "apt")
+	vet := exec.CommandContext(t.Context(), "go", "-C", filepath.Join(testkit.RepositoryRoot(t), "deploy", "deb"), "vet", ".") // a module of its own
+	if out, err := vet.CombinedOutput(); err != nil {
+		t.Errorf("go vet: %v\n%s", err, out)
+	}
+	name := fmt.Sprintf("penstock_%s_%s.deb", testVersion, runtime.GOARCH)
+	deb := string(readAll(t, filepath.Join(made.deb, name)))
+	prepare := func(m *machine) {
+		m.put("src/built.deb", deb, 0o644)
+		m.put("src/bin/make", "#!/bin/sh\ntest \"$*\" = deb && exec install -D -m 0644 built.deb bin/"+name+"\n", 0o755)
+	}
+
+	m := copyOfThisMachine(t)
+	prepare(m)
+	m.sh(commands)
+	if out := m.sh("penstock version"); !strings.Contains(out, " v"+testVersion+"\n") {
+		t.Errorf("penstock version prints\n%s", out)
+	}
+	for _, s := range services() {
+		if out := m.sh("dpkg-query -S /etc/penstock/" + s.file + " /usr/lib/systemd/system/" + s.unit); strings.Count(out, "penstock: ") != 2 {
+			t.Errorf("dpkg does not own the files of %s:\n%s", s.unit, out)
+		}
+	}
+	m.runUnits("usr/lib/systemd/system")
+
+	m = copyOfThisMachine(t)
+	prepare(m)
+	m.sh(commands)
+	wanted := "/etc/systemd/system/multi-user.target.wants/penstock.service"
+	m.sh("test -L " + wanted + "; test ! -e /etc/systemd/system/multi-user.target.wants/penstock-planner.service")
+	m.sh("echo '# changed' >> /etc/penstock/penstock.yaml; mkdir /var/lib/penstock; echo block > /var/lib/penstock/volume")
+	m.sh("dpkg -i built.deb")
+	m.sh("test -L " + wanted + "; tail -n 1 /etc/penstock/penstock.yaml | grep changed")
+	m.sh("apt-get remove -qy penstock")
+	m.sh("test ! -e /usr/bin/penstock; test ! -e /usr/lib/systemd/system/penstock.service; test ! -L " + wanted)
+	m.sh("test -e /etc/penstock/penstock.yaml; test -e /var/lib/penstock/volume; getent passwd penstock")
+	m.sh("apt-get purge -qy penstock")
+	m.sh("test ! -e /etc/penstock; test -e /var/lib/penstock/volume")
+	m.sh("! dpkg-query -s penstock")
 }
 
 // testImage runs the commands that build the image, with a container storage of its own, and serves
