@@ -29,13 +29,14 @@ DISKS_TIMEOUT ?= 40m
 # system also those of the bounds on what is in flight, which no file system has a part in and which take minutes on emulated CPUs.
 NO_GO = TestDefectLinkname
 NO_BOUNDS = $(NO_GO)|TestConformance/(few|small)
-# The outputs of lib, static, image and deb.
+# The output directory of lib.
 LIB ?= bin
-STATIC ?= bin/static/penstock
-IMAGE ?= bin/image
-DEB ?= bin
-# The version of a build without git's history: make build VERSION=1.2.3. With it, Go stamps the program with tag and commit.
-VERSION ?=
+# The outputs of static, image and deb.
+STATIC = bin/static/penstock
+IMAGE = bin/image
+DEB = bin
+# The version of a build without git's history: make build VERSION=1.2.3. In a build with the history the go command stamps tag and commit.
+VERSION =
 STAMP = $(if $(VERSION),-X=main.release=$(VERSION))
 REF ?= main
 PREFIX ?= /usr/local

@@ -27,7 +27,7 @@ func TestPackages(t *testing.T) {
 	dir := t.TempDir()
 	made := packages{program: dir + "/static/penstock", image: dir + "/image", deb: dir}
 	make := exec.CommandContext(t.Context(), "make", "-s", "image", "deb")
-	make.Dir, make.Env = testkit.RepositoryRoot(t), append(os.Environ(), made.environ()...)
+	make.Dir, make.Env = testkit.RepositoryRoot(t), made.environ()
 	if out, err := make.CombinedOutput(); err != nil {
 		t.Fatalf("make image deb: %v\n%s", err, out)
 	}
@@ -45,7 +45,7 @@ type packages struct{ program, image, deb string }
 
 // environ makes a make command write the packages.
 func (p packages) environ() []string {
-	return []string{"STATIC=" + p.program, "IMAGE=" + p.image, "DEB=" + p.deb, "VERSION=" + testVersion}
+	return append(os.Environ(), fmt.Sprintf("MAKEFLAGS=-- STATIC=%s IMAGE=%s DEB=%s VERSION=%s", p.program, p.image, p.deb, testVersion))
 }
 
 // testVersion is the version of the packages in the tests.
@@ -279,7 +279,7 @@ func testImage(t *testing.T, made packages, commands string) {
 	storage := writeFile(t, dir, "storage.conf", fmt.Appendf(nil, "[storage]\ndriver = \"vfs\"\ngraphroot = %q\nrunroot = %q\n", dir+"/graph", dir+"/run"))
 	cmd := exec.CommandContext(t.Context(), "sh", "-e", "-c", commands)
 	cmd.Dir = testkit.RepositoryRoot(t)
-	cmd.Env = append(append(os.Environ(), made.environ()...), "CONTAINERS_STORAGE_CONF="+storage, "BUILDAH_ISOLATION=chroot")
+	cmd.Env = append(made.environ(), "CONTAINERS_STORAGE_CONF="+storage, "BUILDAH_ISOLATION=chroot")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
