@@ -8,11 +8,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"syscall"
 	"testing"
 
+	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/lab/cluster"
 )
@@ -359,5 +361,30 @@ func unpack(t *testing.T, archive, dir string) {
 	}
 	if out, err := exec.Command("tar", "-x", "-p", "--numeric-owner", "-C", dir, "-f", archive).CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v\n%s", archive, err, out)
+	}
+}
+
+// TestChangelog: the newest release in CHANGELOG.md is the version of the Python package, and the
+// interfaces of the unreleased version are those of this build.
+func TestChangelog(t *testing.T) {
+	root := testkit.RepositoryRoot(t)
+	changes := string(readAll(t, filepath.Join(root, "CHANGELOG.md")))
+	newest := regexp.MustCompile(`(?m)^## (\d+\.\d+\.\d+), \d{4}-\d\d-\d\d$`).FindStringSubmatch(changes)
+	project := regexp.MustCompile(`(?m)^version = "(.*)"$`).FindStringSubmatch(string(readAll(t, filepath.Join(root, "python", "pyproject.toml"))))
+	if newest == nil || project == nil || newest[1] != project[1] {
+		t.Errorf("CHANGELOG.md has the release %q, and python/pyproject.toml %q", newest, project)
+	}
+	abi := regexp.MustCompile(`(?m)^#define PENSTOCK_ABI_VERSION 0x(\w{4})(\w{4})u$`).FindStringSubmatch(string(readAll(t, filepath.Join(root, "client", "capi", "penstock.h"))))
+	if abi == nil {
+		t.Fatal("penstock.h has no version of the ABI")
+	}
+	var major, minor int
+	if _, err := fmt.Sscanf(abi[1]+" "+abi[2], "%x %x", &major, &minor); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{fmt.Sprintf("disk format %d,", ondisk.Version), fmt.Sprintf("ABI of libpenstock is %d.%d.", major, minor)} {
+		if first, _, _ := strings.Cut(changes, "\n## "+newest[1]); !strings.Contains(first, want) {
+			t.Errorf("the newest part of CHANGELOG.md does not have %q", want)
+		}
 	}
 }
