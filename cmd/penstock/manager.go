@@ -48,7 +48,8 @@ func (m *manager) reloading() {
 func (m *manager) reloaded(err error) {
 	status := "the configuration was reloaded"
 	if err != nil {
-		status = "the configuration was not reloaded: " + strings.ReplaceAll(err.Error(), "\n", "; ")
+		lines := strings.NewReplacer(":\n", ": ", "\n", "; ").Replace(err.Error()) // a status is one line
+		status = "the configuration was not reloaded: " + lines
 	}
 	m.send("READY=1\nSTATUS=" + status)
 }

@@ -129,7 +129,7 @@ func TestServiceManagerIsNotified(t *testing.T) {
 
 			for _, r := range []struct{ settings, status string }{
 				{c.applied, "STATUS=the configuration was reloaded"},
-				{c.refused, "STATUS=the configuration was not reloaded: a restart is necessary, and nothing was applied:; " + c.refusal},
+				{c.refused, "STATUS=the configuration was not reloaded: a restart is necessary, and nothing was applied: " + c.refusal},
 				{c.applied, "STATUS=the configuration was reloaded"},
 			} {
 				writeFile(t, dir, "settings.yaml", []byte(r.settings))
