@@ -162,7 +162,7 @@ func (b *booted) property(unit, name string) string {
 }
 
 // testUnderSystemd installs the package, boots systemd, and starts, reloads, restarts and stops the
-// services. The node stores and returns blocks under its unit's restrictions.
+// services. The package's removal stops services too. The node stores and returns blocks under its unit's restrictions.
 func testUnderSystemd(t *testing.T, made packages, commands string) {
 	testkit.Program(t, "systemctl", "systemd")
 	m := copyOfThisMachine(t)
@@ -219,12 +219,20 @@ func testUnderSystemd(t *testing.T, made packages, commands string) {
 	if !strings.Contains(out, `"m"`) {
 		t.Errorf("after a restart the node does not have its namespace: %s", out)
 	}
-	for _, s := range services() {
-		b.systemctl("stop", s.unit)
-		if got := b.property(s.unit, "ActiveState") + " " + b.property(s.unit, "Result"); got != "inactive success" {
-			t.Errorf("%s has ended and is %s", s.unit, got)
+	ended := func(unit string) {
+		t.Helper()
+		if got := b.property(unit, "ActiveState") + " " + b.property(unit, "Result"); got != "inactive success" {
+			t.Errorf("%s has ended and is %s", unit, got)
 		}
 	}
+	b.systemctl("stop", "penstock-gateway.service")
+	ended("penstock-gateway.service")
+	// The removal of the package stops the others.
+	if out, err := b.run("apt-get", "remove", "-qy", "penstock"); err != nil {
+		t.Fatalf("apt-get remove: %v\n%s", err, out)
+	}
+	ended("penstock-planner.service")
+	ended("penstock.service")
 	if _, err := os.Stat(m.root + "/var/lib/penstock/volume"); err != nil {
 		t.Error(err)
 	}
