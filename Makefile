@@ -46,7 +46,7 @@ PREFIX ?= /usr/local
 build: ## bin/penstock, with io_uring
 	go build $(GOFLAGS_URING) $(if $(VERSION),-ldflags='-checklinkname=0 $(STAMP)') -o bin/penstock ./cmd/penstock
 
-# No path and no symbol of the building machine is in the program, so that two builds of one commit are equal. It does not have the tags nvml and cuda:
+# No path of the building machine and no symbols are in the program. It does not have the tags nvml and cuda:
 # the bindings of the GPU driver need cgo.
 .PHONY: static
 static: ## bin/static/penstock: with io_uring and without cgo, for packages; runs on any Linux, and needs no library
