@@ -179,15 +179,16 @@ class Engine:
         self.before_layer: Callable[[int], None] = lambda layer: None
         self.ends_of_reads: Counter[str] = Counter()  # by attempt, over all shards
         given: dict[str, Any] = {
-            "namespace": "dual", "buffer_mib": 8, "connect_timeout": BUSY, "start_timeout": BUSY, "job_timeout": BUSY,
-            "layer_timeout": BUSY, "append_timeout": BUSY, **options,
+            "namespace": "dual", "buffer_mib": 8, "connect_timeout": BUSY, "start_timeout": BUSY, "request_timeout": BUSY,
+            "job_timeout": BUSY, "layer_timeout": BUSY, "append_timeout": BUSY, **options,
         }  # fmt: skip
         o = Options(servers=node.address, planner=planner, engine=name, machine=f"machine of {name}", **given)
         self.counters = _adapter.Counters(name)
         self.broadcasts = Broadcasts()
         self.ranks = [Rank(o, self.counters, role, i, ranks, self.broadcasts, latent=latent) for i in range(ranks)]
         self.workers = [rank.worker for rank in self.ranks]
-        self.side = Scheduler(o, self.counters, role=role)
+        self.late = 0.0  # seconds that the scheduler's clock is ahead
+        self.side = Scheduler(o, self.counters, role=role, clock=lambda: time.monotonic() + self.late)
         self.side.attach([d for worker in self.workers for d in worker.definitions], ranks)
 
     def __enter__(self) -> Engine:
@@ -197,6 +198,10 @@ class Engine:
         self.side.close()
         for worker in self.workers:
             worker.close()  # a second call does nothing
+
+    def add(self, request: Request) -> None:
+        self.side.arrived(request)
+        self.waiting.append(request)
 
     def abort(self, request_id: str) -> None:
         for request in [*self.waiting, *self.running]:
@@ -396,6 +401,7 @@ class Cluster:
         self.gateway = Gateway(self.ns, planner.address)
         self.courses: dict[Any, Course] = {}
         self.send = True
+        self.lose: set[Role] = set()  # requests to engines of these roles do not arrive
 
     def close(self) -> None:
         self.gateway.close()
@@ -421,7 +427,8 @@ class Cluster:
         course.prefill = pe, Request(f"{event.attempt} at {pe.name}", list(course.prompt), params, 1)
         course.decode = de, Request(f"{event.attempt} at {de.name}", list(course.prompt), params, OUTPUT)
         for engine, request in (course.prefill, course.decode):
-            engine.waiting.append(request)
+            if engine.role not in self.lose:
+                engine.add(request)
 
     def until(self, condition: Callable[[], Any]) -> None:
         end = time.monotonic() + BUSY
@@ -680,6 +687,65 @@ def test_cancelled_requests(make: Callable[..., Cluster]) -> None:
     c.check()
 
 
+@pytest.mark.parametrize("lost", [{Role.PREFILL}, {Role.DECODE}, {Role.PREFILL, Role.DECODE}], ids=["prefill", "decode", "both"])
+def test_request_that_does_not_arrive(make: Callable[..., Cluster], lost: set[Role]) -> None:
+    """The planner plans a request again when one of its engines has not got it in time. The other engine ends its part."""
+    c = make(request_timeout=0.2)
+    prompt = list(range(37))
+    c.lose = lost
+    course = c.submit(prompt)
+    c.until(lambda: EventKind.STARTED in course.kinds())
+    c.lose = set()
+    c.until_over(course)
+    c.idle()
+    assert course.tokens == expected(prompt)
+    assert course.kinds().count(EventKind.REPLANNED) >= 1
+    assert sum(e.counters["attempts_failed"] for e in c.engines.values() if e.role in lost) >= 1
+    c.stored(prompt, 9)
+    c.check()
+
+
+@pytest.mark.parametrize("make", [(1, 1)], indirect=True, ids=["1 rank"])
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+def test_request_in_the_engines_queue(make: Callable[..., Cluster], role: Role) -> None:
+    """A request that an engine has put in its queue keeps its attempt. A request that leaves the queue does not."""
+    c = make()
+    prompt = list(range(37))
+    c.lose = {role}
+    course = c.submit(prompt)
+    c.until(lambda: EventKind.STARTED in course.kinds())
+    sent = course.prefill if role == Role.PREFILL else course.decode
+    assert sent is not None
+    engine, request = sent
+    c.until(lambda: engine.side._turns)
+
+    def pass_by() -> None:
+        engine.late += BUSY + 1
+        engine.side.expire()
+
+    engine.side.arrived(request)
+    again = dataclasses.replace(request, request_id="sent again")
+    engine.side.arrived(again)
+    pass_by()
+    engine.side.finished(again)
+    pass_by()
+    assert len(engine.side._turns) == 1
+    engine.side.finished(request)
+    engine.side.arrived(request)
+    pass_by()
+    assert len(engine.side._turns) == 1
+    engine.side.finished(request)
+    assert len(engine.side._turns) == 1
+    c.lose = set()
+    pass_by()
+    assert not engine.side._turns
+    c.until_over(course)
+    c.idle()
+    assert course.tokens == expected(prompt)
+    assert course.kinds().count(EventKind.REPLANNED) == 1
+    c.check()
+
+
 def test_lost_engine(make: Callable[..., Cluster]) -> None:
     """A prefill engine ends during a prompt. The other one serves it."""
     c = make(prefill=2, chunk=5)
@@ -753,7 +819,7 @@ def test_requests_without_an_attempt(make: Callable[..., Cluster], params: dict[
     c = make(start_timeout=0.01)
     for engine in c.engines.values():
         request = Request("r", list(range(21)), params, OUTPUT)
-        engine.waiting.append(request)
+        engine.add(request)
         while not request.done:
             c.step()
         assert request.all_token_ids[21:] == expected(list(range(21)))
@@ -1060,6 +1126,7 @@ class Reports:
     """An attempt that records the reports of its reads."""
 
     def __init__(self) -> None:
+        self.name = "a"
         self.made: list[tuple[Any, ...]] = []
 
     def progress(self, part: tuple[int, int], upto: int, read: int) -> None:
@@ -1092,6 +1159,25 @@ def test_reads_of_shards(reads: list[tuple[int, int, int | bool]], reports: list
         side._read(turn, shard, Stopped(part, upto, what) if isinstance(what, bool) else Progress(part, upto, what))
     assert attempt.made == reports
     assert not turn.reads
+
+
+def test_request_before_its_order() -> None:
+    """A request that arrives before the planner's order does not count as late, and neither does one that has ended when its
+    transfers go on."""
+    now = 0.0
+    side = Scheduler(Options(), _adapter.Counters("x"), role=Role.PREFILL, clock=lambda: now)
+    request = Request("r", [1], {"penstock": {"attempt": "a", "epoch": 1}}, OUTPUT)
+    side.arrived(request)
+    attempt: Any = Reports()
+    side._take(Action(ActionKind.START, attempt))
+    now = Options.request_timeout + 1
+    side.expire()
+    assert side._turns["a"].attempt is attempt
+    side._turns["a"].request = "r"
+    side.finished(request)
+    now *= 2
+    side.expire()
+    assert side._turns["a"].attempt is attempt
 
 
 def test_members_of_shards() -> None:

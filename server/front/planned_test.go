@@ -499,6 +499,104 @@ func TestDecodeConnectionLost(t *testing.T) {
 	}
 }
 
+// TestPrefillLost: the request to the prefill engine fails and its leader does not notice, so that the
+// decode engine would wait for the prompt. The front waits for the planner, responds, and both engines
+// end the request.
+func TestPrefillLost(t *testing.T) {
+	for name, answer := range map[string]http.HandlerFunc{
+		"dropped": reset,
+		"404":     func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusNotFound) },
+		"429":     func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusTooManyRequests) },
+		"500":     func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusInternalServerError) },
+		"503":     func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) },
+		"refused": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t, Options{ReplanWait: time.Millisecond}, dualpath.Options{})
+			c.d.does(silent)
+			if answer == nil {
+				c.must(c.p.Listener.Close())
+				c.p.CloseClientConnections()
+			} else {
+				c.p.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) { answer(w, r) })
+			}
+			resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":[1,2,3]}`)
+			if err != nil || resp.StatusCode != http.StatusBadGateway || !strings.Contains(text, "prefill engine p0") {
+				t.Fatalf("%v, %s, %v", resp, text, err)
+			}
+			checkError(t, text, "engine_failed")
+			c.checkAborted()
+			if c.value("planned_requests_total", outcomeFailed) != 1 || c.value("engine_failures_total", prefillSide) != 1 {
+				t.Error("the request that failed is not counted")
+			}
+		})
+	}
+}
+
+// TestPrefillLostAfterDelivery: the request to the prefill engine fails when the decode engine has the
+// prompt. The client gets the decode engine's response, however long that takes.
+func TestPrefillLostAfterDelivery(t *testing.T) {
+	for _, first := range []string{"the report", "the failure"} {
+		t.Run(first, func(t *testing.T) {
+			var log testkit.Log
+			o := Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})), ReplanWait: time.Hour}
+			delivered := func() bool { return strings.Contains(log.String(), "the decode engine has the prompt") }
+			if first == "the report" {
+				o.ReplanWait = time.Nanosecond
+			}
+			c := newCluster(t, o, dualpath.Options{})
+			failed := func() bool { return c.value("engine_failures_total", prefillSide) == 1 }
+			held := make(chan *leader.Request, 1)
+			c.p.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+				if first == "the report" {
+					q.Done(nil)
+					c.await(delivered)
+				} else {
+					held <- q
+				}
+				w.WriteHeader(http.StatusServiceUnavailable)
+			})
+			c.d.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+				c.await(failed)
+				if first == "the failure" {
+					receive(t, held).Done(nil)
+					c.await(delivered)
+				}
+				q.Done(nil)
+				fmt.Fprint(w, "an answer")
+			})
+			resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":"x"}`)
+			if err != nil || resp.StatusCode != http.StatusOK || text != "an answer" {
+				t.Fatalf("%v, %s, %v", resp, text, err)
+			}
+			c.ended(outcomeDone, 1)
+		})
+	}
+}
+
+// TestPrefillLostTimer: the end of prefill or of the request ends the wait of a request whose prefill
+// engine has failed. An engine that accepts no connection fails the request at once.
+func TestPrefillLostTimer(t *testing.T) {
+	c := newCluster(t, Options{}, dualpath.Options{})
+	lost := func(why error) *session {
+		s := &session{router: c.front.planned, timer: time.NewTimer(time.Hour), reply: make(chan reply, 1)}
+		s.withoutPrefill(why)
+		return s
+	}
+	for _, kind := range []gateway.Kind{gateway.Prefilled, gateway.Done} {
+		s := lost(errLost)
+		if s.waits != forPrefill || s.ended {
+			t.Fatalf("waits for %d, ended %v", s.waits, s.ended)
+		}
+		if s.on(gateway.Event{Kind: kind}); s.waits != forNothing || s.ended {
+			t.Errorf("%v: waits for %d, ended %v", kind, s.waits, s.ended)
+		}
+	}
+	if s := lost(&net.OpError{Op: "dial", Err: errLost}); !s.ended {
+		t.Error("the request goes on without a prefill engine")
+	}
+}
+
 // TestReplannedAfterTheFirstByte: the leader of the decode engine fails the attempt during the
 // stream. The client's stream ends, and the request is not started again.
 func TestReplannedAfterTheFirstByte(t *testing.T) {

@@ -101,6 +101,8 @@ class Options(_adapter.Connection):
     """The verification of KV between the engines: see ``penstock.Traffic``."""
     start_timeout: float = 10.0
     """Time for which a request waits for the planner's order. After that the engine computes the request alone."""
+    request_timeout: float = 10.0
+    """Time for which an attempt waits until its request arrives in the engine's queue. After that the attempt fails."""
     job_timeout: float = 120.0
     """Time limit of one request's transfers, from its order to the end of its prefill."""
     layer_timeout: float = 10.0

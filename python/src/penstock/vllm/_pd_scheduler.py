@@ -7,6 +7,9 @@
 A request names its attempt in kv_transfer_params, {"penstock": {"attempt": NAME, "epoch": N}}. The planner's order and the
 request arrive separately, in either order.
 
+If no request has named an attempt after request_timeout, because the gateway has ended or the engine's HTTP server has not passed the
+request on, the attempt fails. A request arrives when vLLM puts it in its queue: the time in the queue does not count.
+
 A prefill engine's job begins when both have arrived, and the request is scheduled when storage has been read: no step waits for
 storage. A decode engine's job begins when the engine has blocks for the prompt. A request that names no attempt is computed
 without the cache. So is a request whose attempt has failed; the gateway is
@@ -53,6 +56,8 @@ _log = logging.getLogger("penstock.vllm")
 
 _ID = _adapter.Chain.SIZE
 
+_EXPIRE_EVERY = 1.0  # the longest time in seconds between two checks for attempts whose request has not arrived
+
 
 @dataclass
 class _Open:
@@ -78,6 +83,7 @@ class _Turn:
     recomputed: int | None = None  # prefill: the first block that the planner has the engine compute
     scheduled: bool = False  # prefill: the engine has begun to compute
     served: bool = False  # decode: the engine has completed the output
+    until: float | None = None  # the attempt fails then, unless its request has arrived; None: it has
 
 
 class _Read(NamedTuple):
@@ -144,6 +150,7 @@ class Scheduler:
         self._requests: dict[str, _Request] = {}
         self._lock = threading.Lock()
         self._turns: dict[str, _Turn] = {}
+        self._named: dict[str, str] = {}  # by request of the engine that has not ended: the attempt that it names
         self._jobs: list[Job] = []
         self._orders: list[Order] = []
         self._cancels: list[str] = []
@@ -205,16 +212,20 @@ class Scheduler:
     def _lead(self, leader: Leader) -> None:
         with contextlib.suppress(errors.ClosedError):
             while True:
-                for action in leader.wait():
+                actions = leader.wait(min(_EXPIRE_EVERY, self._options.request_timeout))
+                for action in actions:
                     with self._lock:
                         self._take(action)
+                self.expire()
 
     def _take(self, action: Action) -> None:
         """Handle an action of the planner. The lock is held."""
         attempt = action.attempt
         turn = self._turns.get(attempt.name)
         if action.kind == ActionKind.START:
-            self._turns[attempt.name] = _Turn(attempt)
+            turn = self._turns[attempt.name] = _Turn(attempt)
+            if attempt.name not in self._named.values():
+                turn.until = self._clock() + self._options.request_timeout
             self._counters.add("attempts")
         elif turn is None:
             return  # the attempt has already ended here
@@ -230,6 +241,14 @@ class Scheduler:
             order = Order(attempt.name, action.kind, action.part)
             (self._orders if turn.job else turn.early).append(order)
 
+    def expire(self) -> None:
+        """End the attempts whose request has not arrived in time. Without it the other engine would wait for job_timeout."""
+        now = self._clock()
+        with self._lock:
+            for turn in list(self._turns.values()):
+                if turn.until is not None and turn.until <= now:
+                    self._done(turn, f"no request has named attempt {turn.attempt.name} within {self._options.request_timeout:g} s")
+
     def _done(self, turn: _Turn, failure: str = "", intact: int = 0) -> None:
         """End an attempt. The lock is held."""
         self._turns.pop(turn.attempt.name, None)
@@ -239,6 +258,24 @@ class Scheduler:
             self._counters.warn(f"attempt {self._role}", f"an attempt has failed, and the planner plans its request again: {failure}")
 
     # -- requests
+
+    def arrived(self, request: Any) -> None:
+        """Take note of a new request of the engine, which may wait in the engine's queue before its first lookup."""
+        named = (request.kv_transfer_params or {}).get("penstock")
+        name = named.get("attempt") if isinstance(named, dict) else None
+        if not isinstance(name, str):
+            return
+        with self._lock:
+            self._named[request.request_id] = name
+            if (turn := self._turns.get(name)) is not None:
+                turn.until = None
+
+    def _left(self, request: Any) -> None:
+        """Remove a request that has ended. Its attempt waits for another request if it has not begun. The lock is held."""
+        name = self._named.pop(request.request_id, None)
+        turn = self._turns.get(name) if name is not None else None
+        if turn is not None and not turn.request and name not in self._named.values():
+            turn.until = self._clock() + self._options.request_timeout
 
     def lookup(self, request: Any) -> tuple[int | None, bool]:
         """Return how many tokens a load brings, and whether the load runs between steps.
@@ -338,7 +375,7 @@ class Scheduler:
                 f"{attempt.hit} cached blocks of {self._block} tokens cover all of a prompt of {request.num_tokens}; the engine"
                 " computes one token at least"
             )
-        turn.request = request.request_id
+        turn.request, turn.until = request.request_id, None
         state.appended = full
         if self._role == Role.PREFILL:
             self._begin(state, turn, ())
@@ -517,9 +554,10 @@ class Scheduler:
     def finished(self, request: Any) -> bool:
         """Remove a request. Return whether its blocks are held until the worker reports the end of its job."""
         state = self._requests.pop(request.request_id, None)
-        if state is None:
-            return False
         with self._lock:
+            self._left(request)
+            if state is None:
+                return False
             turn = self._turns.get(state.name)
             if turn is None or turn.request != request.request_id:
                 return False
