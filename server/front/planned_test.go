@@ -52,6 +52,8 @@ type member struct {
 	gone   chan *leader.Request // requests whose context has ended
 	asked  chan string          // bodies of requests
 	open   atomic.Int32         // open completion requests
+	models atomic.Pointer[http.HandlerFunc]
+	listed atomic.Int32 // requests for the list of models
 	// work handles a request over HTTP. The leader has the attempt.
 	work    atomic.Pointer[func(w http.ResponseWriter, r *http.Request, q *leader.Request)]
 	current atomic.Pointer[leader.Request] // the last request that the leader started
@@ -72,6 +74,7 @@ func (e *member) Recompute(string, traffic.Part) {}
 // newMember returns an engine that answers completions with its work.
 func newMember(t *testing.T, text string) *member {
 	e := &member{t: t, starts: make(chan *leader.Request, 64), gone: make(chan *leader.Request, 64), asked: make(chan string, 64)}
+	e.lists(`{"data":[{"id":"m","root":"/m","parent":null},{"id":"tuned","root":"/lora","parent":"m"}]}`)
 	e.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
 		readAll(q)
 		q.Done(nil)
@@ -82,8 +85,13 @@ func newMember(t *testing.T, text string) *member {
 		if err != nil {
 			return // the front has closed the request
 		}
-		if r.URL.Path == "/tokenize" {
+		switch r.URL.Path {
+		case "/tokenize":
 			tokenize(w, body)
+			return
+		case "/v1/models":
+			e.listed.Add(1)
+			(*e.models.Load())(w, r)
 			return
 		}
 		e.open.Add(1)
@@ -119,6 +127,12 @@ func newMember(t *testing.T, text string) *member {
 // does sets the engine's work.
 func (e *member) does(work func(w http.ResponseWriter, r *http.Request, q *leader.Request)) {
 	e.work.Store(&work)
+}
+
+// lists sets the engine's list of models.
+func (e *member) lists(text string) {
+	handler := say(text)
+	e.models.Store(&handler)
 }
 
 // tokenize responds like vLLM's POST /tokenize.
@@ -835,6 +849,87 @@ func TestUnsupported(t *testing.T) {
 	}
 	if len(c.p.asked)+len(c.d.asked) > 0 {
 		t.Error("an engine got a request")
+	}
+}
+
+// TestAdapters: a request for a LoRA adapter, or for a model that the engines do not list, goes to one
+// engine, with the client's body, and the planner does not get it.
+func TestAdapters(t *testing.T) {
+	c := newCluster(t, Options{}, dualpath.Options{})
+	got := make(chan string, 2)
+	for _, e := range []*member{c.p, c.d} {
+		inner := *e.answer.Load()
+		handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			var body bytes.Buffer
+			_, _ = body.ReadFrom(r.Body)
+			if !strings.Contains(body.String(), "penstock") && strings.HasSuffix(r.URL.Path, "completions") {
+				got <- body.String()
+				fmt.Fprint(w, "alone")
+				return
+			}
+			r.Body = io.NopCloser(&body)
+			inner(w, r)
+		})
+		e.answer.Store(&handler)
+	}
+	lists := func() int { return int(c.p.listed.Load() + c.d.listed.Load()) }
+	for i, s := range []struct {
+		model, reason, text string
+		lists               int // so far
+	}{
+		{`"m"`, "", "an answer", 1},
+		{`"tuned"`, unplannedAdapter, "alone", 1},
+		{`"t\u0075ned"`, unplannedAdapter, "alone", 1},
+		{`"other"`, unplannedUnlisted, "alone", 2},
+		{`"other"`, unplannedUnlisted, "alone", 3},
+		{`"m"`, "", "an answer", 3},
+		{`null`, "", "an answer", 3},
+		{`""`, "", "an answer", 3},
+	} {
+		body := `{"prompt":[1,2,3],"model":` + s.model + `}`
+		before := map[string]float64{s.reason: c.value("unplanned_requests_total", s.reason)}
+		attempts := c.value("attempts_total")
+		resp, text, err := c.call(t.Context(), "/v1/completions", body)
+		if err != nil || resp.StatusCode != http.StatusOK || text != s.text {
+			t.Fatalf("%d: %v, %s, %v", i, resp, text, err)
+		}
+		if s.reason != "" {
+			if sent := receive(t, got); sent != body {
+				t.Errorf("%d: the engine got %s", i, sent)
+			}
+			if c.value("unplanned_requests_total", s.reason) != before[s.reason]+1 || c.value("attempts_total") != attempts {
+				t.Errorf("%d: the request is not counted, or was planned", i)
+			}
+		}
+		if n := lists(); n != s.lists {
+			t.Errorf("%d: %d requests for the list of models; want %d", i, n, s.lists)
+		}
+	}
+	c.ended(outcomeDone, 4)
+
+	// The list is renewed after a time.
+	for _, e := range []*member{c.p, c.d} {
+		e.lists(`{"data":[{"id":"tuned","parent":null}]}`)
+	}
+	c.front.planned.models.mu.Lock()
+	c.front.planned.models.until = time.Now().Add(-time.Second)
+	c.front.planned.models.mu.Unlock()
+	if resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":[1,2,3],"model":"tuned"}`); err != nil || resp.StatusCode != http.StatusOK || text != "an answer" {
+		t.Errorf("%v, %s, %v", resp, text, err)
+	}
+
+	// Without a list all requests are planned.
+	for i, list := range []http.HandlerFunc{say("nothing"), say(`{"data":[]}`), reset, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusUnauthorized) }, say(strings.Repeat(" ", modelsBytes) + `{"data":[{"id":"x"}]}`)} {
+		for _, e := range []*member{c.p, c.d} {
+			e.models.Store(&list)
+		}
+		c.await(func() bool { return c.value("engine_healthy") == 2 })
+		if resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":[1,2,3],"model":"x"}`); err != nil || resp.StatusCode != http.StatusOK || text != "an answer" {
+			t.Errorf("%v, %s, %v", resp, text, err)
+		}
+		if n := c.value("models_errors_total"); n != float64(i+1) {
+			t.Errorf("%v errors are counted; want %d", n, i+1)
+		}
 	}
 }
 
