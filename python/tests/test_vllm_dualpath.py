@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import certificate
 
 from penstock import Event, EventKind, Gateway, Role, Store, _adapter, errors, testing
 from penstock._cluster import Action, ActionKind, Member, Part
@@ -583,6 +584,25 @@ def test_both_sides_read(make: Callable[..., Cluster]) -> None:
 
 
 @any_ranks
+def test_tls_between_engines(make: Callable[..., Cluster], tmp_path: Path) -> None:
+    """Engines whose compute NICs have TLS serve a session. An engine has TLS only if it has all three options."""
+    files = {f"listen_{name}": str(path) for name, path in certificate(tmp_path, name="engine").items()}
+    c = make(**files)
+    prompt = list(range(37))
+    for turn in range(2):
+        (course,) = c.serve(prompt)
+        assert course.tokens == expected(prompt)
+        assert course.event(EventKind.MATCHED).hit == (0, 36)[turn]
+        c.stored(prompt, 9)
+    for engine in c.engines.values():
+        for worker in engine.workers:
+            assert all(d.member.address.startswith(b"tls://127.0.0.1:") for d in worker.definitions)
+    c.check()
+    del files["listen_key_file"]
+    with pytest.raises(errors.InvalidError, match="key_file"):
+        make(**files)
+
+
 def test_requests_at_once(make: Callable[..., Cluster]) -> None:
     """Requests share engines, steps and prefixes, in chunks."""
     c = make(prefill=2, chunk=7)
@@ -1183,11 +1203,12 @@ def test_request_before_its_order() -> None:
 def test_members_of_shards() -> None:
     """An engine has one address and one token for the planner, and the other side gets those of each shard."""
     shards = [(b"10.0.0.1:7000", b"a" * 32), (b"10.0.0.1:7001", b"b" * 32), (b"[::1]:80", b"c" * 32)]
-    for n in (1, 2, 3):
-        definitions: list[Any] = [Shard(Member("e", 9 - i, *shard)) for i, shard in enumerate(shards[:n])]
+    shards += [(b"tls://" + address, token) for address, token in shards]
+    for n in range(1, 7):
+        definitions: list[Any] = [Shard(Member("e", 20 - i, *shard)) for i, shard in enumerate(shards[:n])]
         member = join_members(definitions)
         assert split_peer(member.address, member.token) == tuple(shards[:n])
-        assert member.device_blocks == 10 - n
+        assert member.device_blocks == 21 - n
     assert join_members([Shard(Member("e", 9, *shards[0]))]) == Member("e", 9, *shards[0])  # type: ignore[list-item]
 
 
