@@ -53,7 +53,7 @@
 // The planner chooses both engines of a request, by the load of the cluster, and keeps the queue.
 // It orders the queue by priority and tenant, and refuses requests whose first token would be late.
 // A completion whose model is a LoRA adapter is not planned: models.go requests the list of models
-// from an engine.
+// from an engine. The ids of a prompt with a cache salt are those of the vLLM connector (salt.go).
 // class.go takes priority, tenant and time limit from the request. The health of engines matters
 // only for /tokenize and GET. A session has one goroutine that owns the state of a request, one
 // that receives the planner's events, and one for each request to an engine.

@@ -135,6 +135,9 @@ func (r *planned) serve(out *http.Request, req *request, params fields) (*http.R
 	if err := r.class(&ask, out.Header, req); err != nil {
 		return nil, err
 	}
+	if ask.Salts, err = saltsOf(req.fields); err != nil {
+		return nil, err
+	}
 	tokens, resp, err := r.tokensOf(out, req)
 	if resp != nil {
 		r.front.metrics.planned.WithLabelValues(outcomeEngine).Inc()

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 from penstock import _adapter, errors
 from penstock._cluster import Action, ActionKind, Attempt, Leader, Part, Role
 from penstock._store import Namespace, Store
+from penstock.vllm._extra import Extra, Extras
 from penstock.vllm._pd_plan import (
     Append,
     Definition,
@@ -122,6 +123,7 @@ class _Request:
         self.epoch = epoch
         self.since = since
         self.chain: _adapter.Chain | None = None
+        self.extra: Extra | None = None  # of the chain's blocks
         self.alone = False  # the engine computes it without the other side
         self.pages = 0  # prefill: blocks that the worker knows
         self.appended = 0  # decode: blocks that are stored, or are being stored
@@ -133,8 +135,17 @@ class Scheduler:
     The lock guards the attempts, which the leader's thread and the engine's thread use.
     """
 
-    def __init__(self, options: Options, counters: _adapter.Counters, *, role: Role, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        options: Options,
+        counters: _adapter.Counters,
+        *,
+        role: Role,
+        extras: Extras,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._options = options
+        self._extras = extras
         self._counters = counters
         self._role = role
         self._clock = clock
@@ -359,17 +370,21 @@ class Scheduler:
                 f"the attempt is at epoch {attempt.epoch}, the request names epoch {state.epoch}, and the engine has the weights of"
                 f" epoch {self._epoch}"
             )
-        if request.lora_request is not None or request.cache_salt or request.mm_features or request.prompt_embeds is not None:
-            return "its KV depends on more than the tokens (LoRA, a cache salt, images); PenstockDualPath serves tokens only"
+        if request.lora_request is not None or request.mm_features or request.prompt_embeds is not None:
+            return "its KV depends on more than tokens and a cache salt (LoRA, images); PenstockDualPath does not serve that"
         if (shards := len(split_peer(attempt.peer_address, attempt.peer_token))) != self._shards:
             return (
                 f"engine {attempt.peer_engine} stores a block in {shards} shards, and this one in {self._shards}: set the option shards of"
                 " all engines to the greatest tensor_parallel_size"
             )
         state.chain = _adapter.Chain(ns, self._block)
-        full = state.chain.extend(request.all_token_ids)
+        state.extra = self._extras.of(request)
+        full = state.chain.extend(request.all_token_ids, state.extra)
         if attempt.prompt_tokens != request.num_tokens or bytes(attempt.ids.blob[: full * _ID]) != bytes(state.chain.ids):
-            return f"the gateway planned a prompt of {attempt.prompt_tokens} tokens and the engine has another one, of {request.num_tokens}"
+            return (
+                f"the gateway planned a prompt of {attempt.prompt_tokens} tokens and the engine has another one, of {request.num_tokens},"
+                " or another cache salt"
+            )
         if attempt.hit * self._block >= request.num_tokens:
             return (
                 f"{attempt.hit} cached blocks of {self._block} tokens cover all of a prompt of {request.num_tokens}; the engine"
@@ -471,7 +486,7 @@ class Scheduler:
             epoch = 0 if turn is None else turn.attempt.epoch
         if turn is None or end // self._block <= state.appended:
             return
-        state.chain.extend(state.request.all_token_ids)
+        state.chain.extend(state.request.all_token_ids, state.extra)
         while state.appended < min(end // self._block, len(state.chain)):
             block = state.appended
             plan.appends.append(Append(state.name, bytes(state.chain.ids[: (block + 1) * _ID]), epoch, blocks[block]))

@@ -96,7 +96,7 @@ class PenstockDualPath(KVConnectorBase_V1):
         self._worker: Worker | None = None
         if role == KVConnectorRole.SCHEDULER:
             _engine.check_policy(self._kv_transfer_config)
-            self._scheduler = Scheduler(options, self._counters, role=part)
+            self._scheduler = Scheduler(options, self._counters, role=part, extras=_engine.salts_of())
         else:
             self._worker = Worker(options, self._counters, role=part, broadcast=_broadcast)
         self._model = options.model or vllm_config.model_config.model
