@@ -275,6 +275,7 @@ def test_refused_ranks(vllm: Vllm, options: dict[str, Any], extra: dict[str, Any
         assert why in str(raised.value) + vllm.host.log.read_text()  # a rank in a process of its own logs the reason
 
 
+@pytest.mark.filterwarnings("ignore")  # those of vLLM's imports
 def test_keys_of_a_cache_salt() -> None:
     """The connector's salts of vLLM's own keys are those that the gateway computes (server/front/salt_test.go)."""
     from penstock.vllm import _engine

@@ -20,7 +20,7 @@ _TIMEOUT = 300
 # For a machine without GPU and with little memory, for a busy one, and for a model without a template for chats.
 _TEMPLATE = shlex.quote("{% for m in messages %}{{ m['content'] }}{% endfor %}")
 _FLAGS = " --host 127.0.0.1 --dtype float32 --max-model-len 1024 --distributed-executor-backend uni --enforce-eager --chat-template "
-_BOUNDS = {f"PENSTOCK_{name}_TIMEOUT": "120" for name in ("CONNECT", "START", "JOB", "LAYER", "APPEND")}
+_BOUNDS = {f"PENSTOCK_{name}_TIMEOUT": "120" for name in ("CONNECT", "START", "REQUEST", "JOB", "LAYER", "APPEND")}
 
 
 def _metric(port: int, event: str) -> float:
