@@ -6001,6 +6001,194 @@ func (x *ReloadConfigResponse) GetChanges() []*ConfigChange {
 	return nil
 }
 
+type Member struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Addr          string                 `protobuf:"bytes,2,opt,name=addr,proto3" json:"addr,omitempty"` // of the control plane, host:port
+	Zone          string                 `protobuf:"bytes,3,opt,name=zone,proto3" json:"zone,omitempty"`
+	State         string                 `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"` // joining, serving or draining
+	CapacityBytes int64                  `protobuf:"varint,5,opt,name=capacity_bytes,json=capacityBytes,proto3" json:"capacity_bytes,omitempty"`
+	UsedBytes     int64                  `protobuf:"varint,6,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`
+	Version       string                 `protobuf:"bytes,7,opt,name=version,proto3" json:"version,omitempty"`
+	SinceUnixMs   int64                  `protobuf:"varint,8,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"`
+	Applied       int64                  `protobuf:"varint,9,opt,name=applied,proto3" json:"applied,omitempty"` // etcd revision up to which the node has applied all changes of namespaces
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Member) Reset() {
+	*x = Member{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[82]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Member) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Member) ProtoMessage() {}
+
+func (x *Member) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[82]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Member.ProtoReflect.Descriptor instead.
+func (*Member) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{82}
+}
+
+func (x *Member) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Member) GetAddr() string {
+	if x != nil {
+		return x.Addr
+	}
+	return ""
+}
+
+func (x *Member) GetZone() string {
+	if x != nil {
+		return x.Zone
+	}
+	return ""
+}
+
+func (x *Member) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *Member) GetCapacityBytes() int64 {
+	if x != nil {
+		return x.CapacityBytes
+	}
+	return 0
+}
+
+func (x *Member) GetUsedBytes() int64 {
+	if x != nil {
+		return x.UsedBytes
+	}
+	return 0
+}
+
+func (x *Member) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *Member) GetSinceUnixMs() int64 {
+	if x != nil {
+		return x.SinceUnixMs
+	}
+	return 0
+}
+
+func (x *Member) GetApplied() int64 {
+	if x != nil {
+		return x.Applied
+	}
+	return 0
+}
+
+type ListMembersRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListMembersRequest) Reset() {
+	*x = ListMembersRequest{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[83]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListMembersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListMembersRequest) ProtoMessage() {}
+
+func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[83]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
+func (*ListMembersRequest) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{83}
+}
+
+type ListMembersResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Members       []*Member              `protobuf:"bytes,1,rep,name=members,proto3" json:"members,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListMembersResponse) Reset() {
+	*x = ListMembersResponse{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[84]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListMembersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListMembersResponse) ProtoMessage() {}
+
+func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[84]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
+func (*ListMembersResponse) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{84}
+}
+
+func (x *ListMembersResponse) GetMembers() []*Member {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
 var File_penstockv1_penstock_proto protoreflect.FileDescriptor
 
 const file_penstockv1_penstock_proto_rawDesc = "" +
@@ -6478,7 +6666,21 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x13ReloadConfigRequest\"_\n" +
 	"\x14ReloadConfigResponse\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x123\n" +
-	"\achanges\x18\x02 \x03(\v2\x19.penstock.v1.ConfigChangeR\achanges*W\n" +
+	"\achanges\x18\x02 \x03(\v2\x19.penstock.v1.ConfigChangeR\achanges\"\xf8\x01\n" +
+	"\x06Member\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04addr\x18\x02 \x01(\tR\x04addr\x12\x12\n" +
+	"\x04zone\x18\x03 \x01(\tR\x04zone\x12\x14\n" +
+	"\x05state\x18\x04 \x01(\tR\x05state\x12%\n" +
+	"\x0ecapacity_bytes\x18\x05 \x01(\x03R\rcapacityBytes\x12\x1d\n" +
+	"\n" +
+	"used_bytes\x18\x06 \x01(\x03R\tusedBytes\x12\x18\n" +
+	"\aversion\x18\a \x01(\tR\aversion\x12\"\n" +
+	"\rsince_unix_ms\x18\b \x01(\x03R\vsinceUnixMs\x12\x18\n" +
+	"\aapplied\x18\t \x01(\x03R\aapplied\"\x14\n" +
+	"\x12ListMembersRequest\"D\n" +
+	"\x13ListMembersResponse\x12-\n" +
+	"\amembers\x18\x01 \x03(\v2\x13.penstock.v1.MemberR\amembers*W\n" +
 	"\aOutcome\x12\x17\n" +
 	"\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vOUTCOME_HIT\x10\x01\x12\x10\n" +
@@ -6513,7 +6715,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\tDelivered\x12\x1d.penstock.v1.DeliveredRequest\x1a\x1e.penstock.v1.DeliveredResponse\x12A\n" +
 	"\x06Exists\x12\x1a.penstock.v1.ExistsRequest\x1a\x1b.penstock.v1.ExistsResponse\x12A\n" +
 	"\x06Delete\x12\x1a.penstock.v1.DeleteRequest\x1a\x1b.penstock.v1.DeleteResponse\x12:\n" +
-	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\x9e\f\n" +
+	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\xf0\f\n" +
 	"\x05Admin\x12N\n" +
 	"\x0fCreateNamespace\x12#.penstock.v1.CreateNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12H\n" +
 	"\fGetNamespace\x12 .penstock.v1.GetNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12Y\n" +
@@ -6536,7 +6738,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\fRemoveVolume\x12 .penstock.v1.RemoveVolumeRequest\x1a!.penstock.v1.RemoveVolumeResponse\x12M\n" +
 	"\n" +
 	"DiffConfig\x12\x1e.penstock.v1.DiffConfigRequest\x1a\x1f.penstock.v1.DiffConfigResponse\x12S\n" +
-	"\fReloadConfig\x12 .penstock.v1.ReloadConfigRequest\x1a!.penstock.v1.ReloadConfigResponseB;Z9github.com/penstock-kv/penstock/api/penstockv1;penstockv1b\x06proto3"
+	"\fReloadConfig\x12 .penstock.v1.ReloadConfigRequest\x1a!.penstock.v1.ReloadConfigResponse\x12P\n" +
+	"\vListMembers\x12\x1f.penstock.v1.ListMembersRequest\x1a .penstock.v1.ListMembersResponseB;Z9github.com/penstock-kv/penstock/api/penstockv1;penstockv1b\x06proto3"
 
 var (
 	file_penstockv1_penstock_proto_rawDescOnce sync.Once
@@ -6551,7 +6754,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 82)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 85)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -6641,6 +6844,9 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*DiffConfigResponse)(nil),      // 85: penstock.v1.DiffConfigResponse
 	(*ReloadConfigRequest)(nil),     // 86: penstock.v1.ReloadConfigRequest
 	(*ReloadConfigResponse)(nil),    // 87: penstock.v1.ReloadConfigResponse
+	(*Member)(nil),                  // 88: penstock.v1.Member
+	(*ListMembersRequest)(nil),      // 89: penstock.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),     // 90: penstock.v1.ListMembersResponse
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,  // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
@@ -6680,79 +6886,82 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	65, // 34: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
 	83, // 35: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
 	83, // 36: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	10, // 37: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	12, // 38: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	17, // 39: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	19, // 40: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	23, // 41: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	26, // 42: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	28, // 43: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	31, // 44: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	35, // 45: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	14, // 46: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
-	37, // 47: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	39, // 48: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
-	41, // 49: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
-	43, // 50: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	46, // 51: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	47, // 52: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	48, // 53: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	50, // 54: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	52, // 55: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	54, // 56: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
-	56, // 57: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	57, // 58: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	59, // 59: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	64, // 60: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	69, // 61: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	71, // 62: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	73, // 63: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	61, // 64: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	81, // 65: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	75, // 66: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
-	77, // 67: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
-	79, // 68: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
-	84, // 69: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
-	86, // 70: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
-	11, // 71: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	16, // 72: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	18, // 73: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	20, // 74: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	25, // 75: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	27, // 76: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	29, // 77: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	32, // 78: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	36, // 79: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	15, // 80: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
-	38, // 81: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	40, // 82: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
-	42, // 83: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
-	45, // 84: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	8,  // 85: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	8,  // 86: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	49, // 87: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	51, // 88: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	53, // 89: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	55, // 90: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
-	8,  // 91: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	58, // 92: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	60, // 93: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	66, // 94: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	70, // 95: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	72, // 96: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	74, // 97: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	62, // 98: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	82, // 99: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	76, // 100: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
-	78, // 101: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
-	80, // 102: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
-	85, // 103: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
-	87, // 104: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
-	71, // [71:105] is the sub-list for method output_type
-	37, // [37:71] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	88, // 37: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
+	10, // 38: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	12, // 39: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	17, // 40: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	19, // 41: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	23, // 42: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	26, // 43: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	28, // 44: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	31, // 45: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	35, // 46: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	14, // 47: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
+	37, // 48: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	39, // 49: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
+	41, // 50: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
+	43, // 51: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	46, // 52: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	47, // 53: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	48, // 54: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	50, // 55: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	52, // 56: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	54, // 57: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
+	56, // 58: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	57, // 59: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	59, // 60: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	64, // 61: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	69, // 62: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	71, // 63: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	73, // 64: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	61, // 65: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	81, // 66: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	75, // 67: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
+	77, // 68: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
+	79, // 69: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
+	84, // 70: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
+	86, // 71: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
+	89, // 72: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
+	11, // 73: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	16, // 74: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	18, // 75: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	20, // 76: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	25, // 77: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	27, // 78: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	29, // 79: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	32, // 80: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	36, // 81: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	15, // 82: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
+	38, // 83: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	40, // 84: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
+	42, // 85: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
+	45, // 86: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	8,  // 87: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	8,  // 88: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	49, // 89: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	51, // 90: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	53, // 91: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	55, // 92: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
+	8,  // 93: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	58, // 94: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	60, // 95: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	66, // 96: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	70, // 97: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	72, // 98: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	74, // 99: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	62, // 100: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	82, // 101: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	76, // 102: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
+	78, // 103: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
+	80, // 104: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
+	85, // 105: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
+	87, // 106: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
+	90, // 107: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
+	73, // [73:108] is the sub-list for method output_type
+	38, // [38:73] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -6766,7 +6975,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   82,
+			NumMessages:   85,
 			NumExtensions: 0,
 			NumServices:   2,
 		},
