@@ -199,6 +199,9 @@ func printNamespace(t *table, ns *pb.Namespace) {
 	t.pair("geometry", geometryWords(ns.GetGeometry()))
 	t.pair("block", size(blockBytes(ns.GetGeometry())))
 	t.pair("epoch", ns.GetEpoch())
+	if ms := ns.GetEpochSinceUnixMs(); ms != 0 {
+		t.pair("epoch since", time.UnixMilli(ms).UTC().Format("2006-01-02T15:04:05.000Z"))
+	}
 	t.pair("quota", quotaWord(ns.GetQuotaBytes()))
 	t.pair("used", size(ns.GetUsedBytes()))
 	t.pair("blocks", count(ns.GetBlocks()))

@@ -193,6 +193,7 @@ func (n *Node) CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Namesp
 		return kv.Namespace{}, errors.Join(err, n.index.DeleteNamespace(ns.Name))
 	}
 	n.opts.Metrics.AddNamespace(ns.Name)
+	n.epochSince.Store(ns.ID, n.opts.Now())
 	return ns, nil
 }
 
@@ -253,6 +254,7 @@ func (n *Node) DeleteNamespace(ctx context.Context, name string, dryRun bool) (R
 		return Removed{}, n.undoCatalogue(ctx, err)
 	}
 	n.opts.Metrics.RemoveNamespace(name)
+	n.epochSince.Delete(ns.ID)
 	n.cleared()
 	return held, nil
 }
@@ -334,8 +336,10 @@ func (n *Node) setEpochs(ctx context.Context, want kv.Namespace) (retired []kv.E
 		return nil, err
 	}
 	namespaces := n.index.Namespaces()
+	begins := false
 	for i := range namespaces {
 		if namespaces[i].ID == want.ID {
+			begins = want.Epoch != namespaces[i].Epoch
 			namespaces[i] = want
 		}
 	}
@@ -346,8 +350,19 @@ func (n *Node) setEpochs(ctx context.Context, want kv.Namespace) (retired []kv.E
 	if err != nil {
 		return nil, n.undoCatalogue(ctx, err)
 	}
+	if begins {
+		n.epochSince.Store(want.ID, n.opts.Now())
+	}
 	n.cleared()
 	return retired, nil
+}
+
+// EpochSince returns the time at which the newest epoch of a namespace began. It returns the zero
+// time if that was before the node started.
+func (n *Node) EpochSince(id kv.NamespaceID) time.Time {
+	since, _ := n.epochSince.Load(id)
+	t, _ := since.(time.Time)
+	return t
 }
 
 // settleEpochs retires the live epochs whose pins have ended.
