@@ -29,7 +29,7 @@ a new epoch and makes every block of the old weights unmatchable at once, unless
 keeps older epochs live. A block of one epoch is never served as one of another.`,
 	}
 	c := addConnectionFlags(cmd, w)
-	return noun(cmd, newNamespaceCreate(c), newNamespaceList(c), newNamespaceShow(c), newNamespaceDelete(c), newNamespaceBump(c), newNamespaceRetire(c), newNamespacePin(c), newNamespaceQuota(c))
+	return noun(cmd, newNamespaceCreate(c), newNamespaceList(c), newNamespaceShow(c), newNamespaceDelete(c), newNamespaceBump(c), newNamespaceRetire(c), newNamespacePin(c), newNamespaceQuota(c), newNamespaceTop(c, w))
 }
 
 // geometryFlags are the flags of ns create.
