@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -192,11 +193,28 @@ func (c *calls) awaitImmediates(x *call) {
 	x.expect = expect
 	givenUp := x.givenUp
 	if !givenUp && !x.landed {
-		x.late = time.AfterFunc(landWithin, func() { expect.Cancel() })
+		since := time.Now()
+		x.late = time.AfterFunc(landWithin/2, func() { c.checkLate(x, since, math.MaxUint64) })
 	}
 	c.mu.Unlock()
 	if givenUp {
 		expect.Cancel()
+	}
+}
+
+// checkLate runs every half of landWithin while a call waits for its immediates. before is the
+// number of immediates that the engine had counted at the previous check. checkLate ends the wait if
+// the engine has counted none since, or if the wait, which began at since, has taken landAtMost.
+func (c *calls) checkLate(x *call, since time.Time, before uint64) {
+	counted := c.store.opts.Engine.Stats().ImmediatesIn
+	c.mu.Lock()
+	late := counted == before || time.Since(since) >= landAtMost
+	if !late && !x.landed {
+		x.late = time.AfterFunc(landWithin/2, func() { c.checkLate(x, since, counted) })
+	}
+	c.mu.Unlock()
+	if late {
+		x.expect.Cancel()
 	}
 }
 
@@ -211,7 +229,7 @@ func (c *calls) landed(x *call, err error) {
 	c.mu.Unlock()
 	switch {
 	case errors.Is(err, rdma.ErrCanceled):
-		err = status.Errorf(codes.Unavailable, "not all of %d immediates arrived within %v", x.reply.Immediates, landWithin)
+		err = status.Errorf(codes.Unavailable, "not all of %d immediates arrived", x.reply.Immediates)
 	case errors.Is(err, rdma.ErrPeerDied):
 		err = status.Error(codes.Unavailable, err.Error())
 	case errors.Is(err, rdma.ErrClosed):

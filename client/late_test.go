@@ -45,6 +45,11 @@ func (e *promisingEngine) Send(_ context.Context, to rdma.EngineID, msg []byte, 
 	return nil
 }
 
+func (e *promisingEngine) Stats() rdma.Stats {
+	counted, _ := e.imms.Stats()
+	return rdma.Stats{ImmediatesIn: counted}
+}
+
 // TestPromisedBytesDoNotCome: a read without a deadline whose announced immediates do not arrive
 // ends after a bounded time, and not earlier.
 func TestPromisedBytesDoNotCome(t *testing.T) {
@@ -79,6 +84,51 @@ func TestPromisedBytesDoNotCome(t *testing.T) {
 			}
 			if len(s.calls.slots) != 0 || len(s.calls.pending) != 0 {
 				t.Errorf("%d slots and %d calls are kept", len(s.calls.slots), len(s.calls.pending))
+			}
+		})
+	}
+}
+
+// TestPromisedBytesWait: a read whose bytes wait behind those of other reads, for longer than
+// landWithin, gets them. If only the bytes of other reads arrive, it ends after landAtMost.
+func TestPromisedBytesWait(t *testing.T) {
+	const other = 9 // the immediate of another read
+	for _, after := range []time.Duration{25 * time.Second, time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &Store{}
+			e := &promisingEngine{store: s, imms: rdma.NewImmCounters(0), peer: rdma.EngineID{1}, promised: 2, come: 1}
+			s.opts.Engine = e
+			s.calls.init(s)
+			s.calls.on = true
+			r, err := s.calls.openTransport(e.peer, api.CallVersion, 1<<16)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer r.close()
+			stop := make(chan struct{})
+			defer close(stop)
+			go func() {
+				tick, last := time.NewTicker(time.Second), time.After(after)
+				defer tick.Stop()
+				for {
+					select {
+					case <-tick.C:
+						e.imms.Count(e.peer, other)
+					case <-last:
+						e.imms.Count(e.peer, 7)
+					case <-stop:
+						return
+					}
+				}
+			}()
+			begin := time.Now()
+			_, err = r.do(t.Context(), api.MethodRead, &pb.ReadRequest{}, 7, 0)
+			want, code := after, codes.OK
+			if after > landAtMost {
+				want, code = landAtMost, codes.Unavailable
+			}
+			if took := time.Since(begin); status.Code(err) != code || took != want {
+				t.Errorf("%v after %v; want %v after %v", err, took, code, want)
 			}
 		})
 	}

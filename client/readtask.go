@@ -19,10 +19,15 @@ const (
 	// of the transfer engine and one list of checksums. Small blocks reach this bound before
 	// ReadTaskBytes.
 	readTaskPieces = 512
-	// landWithin is the longest wait for immediates after the node has reported that it sent them.
-	// Every provider that confirms a write at the target delivers the immediates before that
-	// report. The bound is for a provider that has lost an immediate.
+	// landWithin is the longest wait for immediates after the node has reported that its writes are
+	// complete. Every provider that confirms a write at the target delivers the immediates before
+	// that report. The bound is for a provider that has lost an immediate. To a call by message the
+	// node replies earlier, when the writes are submitted. They may then wait behind those of other
+	// calls for longer than landWithin. So such a call waits on if the engine has counted any
+	// immediate in the second half of landWithin.
 	landWithin = 10 * time.Second
+	// landAtMost bounds the wait of a call by message even while other immediates are counted.
+	landAtMost = 5 * time.Minute
 )
 
 // readTask is the work of one Read RPC.
