@@ -55,13 +55,17 @@ func (o *observed) close() {
 	}
 }
 
-// answerMin is the shortest time that a node has for its answer.
-const answerMin = time.Second
+// A node has the length of the interval for its answer, but at least answerMin and at most
+// answerMax.
+const (
+	answerMin = time.Second
+	answerMax = 10 * time.Second
+)
 
-// sample asks all nodes at once. A node that does not answer within the interval, but at least
-// answerMin, is in the sample with the reason. The error is that of ctx.
+// sample asks all nodes at once. A node that does not answer in time is in the sample with the
+// reason. The error is that of ctx.
 func (o *observed) sample(ctx context.Context, interval time.Duration) (top.Sample, error) {
-	within := max(interval, answerMin)
+	within := min(max(interval, answerMin), answerMax)
 	asked, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	s := top.Sample{At: time.Since(o.started), Nodes: make([]top.Node, len(o.nodes))}

@@ -328,8 +328,10 @@ func TestTopInterrupted(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			p := openPTY(t, 80, 10)
 			before := p.mode()
-			cmd := p.start([]string{"NO_COLOR=1"}, "top", "--server", down, "--interval", "100ms")
+			cmd := p.start([]string{"NO_COLOR=1"}, "top", "--server", down, "--interval", "1h")
 			p.shows("no answer")
+			p.resize(80, 12) // the size is applied before the next sample
+			p.until("screen of 12 lines", func(screen string) bool { return strings.Count(screen, "\n") == 12 })
 			p.typed("\x1a\x1c") // Ctrl-Z and Ctrl-\ have no effect
 			p.typed("s")
 			p.shows("[namespaces]")
