@@ -723,13 +723,16 @@ func TestCounters(t *testing.T) {
 	if first.GetUptimeUs() <= 0 || first.GetRunningReadsLimit() <= 0 || first.GetNics()[0].GetLinkBitsPerSecond() != 25e9 {
 		t.Errorf("status: %v", first)
 	}
+	if _, err := h.admin.CreateNamespace(ctx, &pb.CreateNamespaceRequest{Namespace: &pb.Namespace{Name: "unused", Geometry: api.GeometryProto(geometry)}}); err != nil {
+		t.Fatal(err)
+	}
 	list, err := h.admin.ListNamespaces(ctx, &pb.ListNamespacesRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := list.GetNamespaces()[0]
-	if !proto.Equal(m.GetCounters(), want) {
-		t.Errorf("the namespace counted %v; want %v", m.GetCounters(), want)
+	m, unused := list.GetNamespaces()[0], list.GetNamespaces()[1]
+	if !proto.Equal(m.GetCounters(), want) || !proto.Equal(unused.GetCounters(), &pb.Counters{}) {
+		t.Errorf("the namespaces counted %v and %v; want %v and nothing", m.GetCounters(), unused.GetCounters(), want)
 	}
 	created := m.GetEpochSinceUnixMs()
 	if _, err := h.admin.BumpEpoch(ctx, &pb.BumpEpochRequest{Name: "m", Keep: 1}); err != nil {

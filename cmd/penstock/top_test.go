@@ -154,6 +154,19 @@ func TestTopRates(t *testing.T) {
 	}
 }
 
+// TestTopEnds: --timeout ends top with a failure, and a signal with its own code.
+func TestTopEnds(t *testing.T) {
+	args := []string{"top", "--interval", "100ms", "--server", testkit.Port(t)}
+	if r := penstock(t, "", nil, append(args, "--timeout", "250ms")...); r.code != exitFailed || !strings.Contains(r.err, "--timeout 250ms ended the command") {
+		t.Errorf("exit %d, %q", r.code, r.err)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(signalError{syscall.SIGINT})
+	if r := penstockIn(ctx, "", nil, args...); r.code != 130 || !strings.Contains(r.err, "interrupted") {
+		t.Errorf("exit %d, %q", r.code, r.err)
+	}
+}
+
 // TestTopWithANodeThatHangs: a node that accepts connections and does not answer has a row with the
 // reason, and the others have theirs.
 func TestTopWithANodeThatHangs(t *testing.T) {

@@ -280,7 +280,7 @@ func TestANSI(t *testing.T) {
 }
 
 func TestTexts(t *testing.T) {
-	for of, want := range map[float64]string{0: "0", 0.01: "<0.1", 0.25: "0.2", 7: "7", 12.34: "12.3", 340: "340", 9999: "9999", 12_340: "12.3k", 123_456: "123k", 3.4e6: "3.4M", 999_600: "1.0M", 5e15: "5000T"} {
+	for of, want := range map[float64]string{0: "0", 0.01: "<0.1", 0.25: "0.2", 7: "7", 12.34: "12", 95.97: "96", 9.97: "10", 340: "340", 9999: "9999", 12_340: "12.3k", 123_456: "123k", 3.4e6: "3.4M", 999_600: "1.0M", 5e15: "5000T"} {
 		if got := numberText(top.Known(of)); got != want {
 			t.Errorf("%v is %q; want %q", of, got, want)
 		}

@@ -25,7 +25,7 @@ func bytesText(v top.Value) string {
 	return humanize.IBytes(uint64(v.Of))
 }
 
-// numberText returns a number with about three digits: 0, 0.2, 12.5, 340, 12.5k, 3.4M.
+// numberText returns a number with two to four digits: 0, 0.2, 12, 340, 12.5k, 3.4M.
 func numberText(v top.Value) string {
 	if !v.Known {
 		return unknown
@@ -42,7 +42,7 @@ func numberText(v top.Value) string {
 		return "0"
 	case of < 0.05:
 		return "<0.1"
-	case of < 99.95 && of != float64(int64(of)):
+	case of < 9.95 && of != float64(int64(of)), unit != "" && of < 99.95 && of != float64(int64(of)):
 		return strconv.FormatFloat(of, 'f', 1, 64) + unit
 	}
 	return strconv.FormatFloat(of, 'f', 0, 64) + unit
