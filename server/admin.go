@@ -58,7 +58,7 @@ func (s *adminService) CreateNamespace(ctx context.Context, req *pb.CreateNamesp
 	if err != nil {
 		return nil, invalid(err)
 	}
-	ns, err := s.node.CreateNamespace(ctx, def)
+	ns, err := s.namespaces.CreateNamespace(ctx, def)
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -78,12 +78,12 @@ func (s *adminService) ListNamespaces(context.Context, *pb.ListNamespacesRequest
 }
 
 func (s *adminService) DeleteNamespace(ctx context.Context, req *pb.DeleteNamespaceRequest) (*pb.DeleteNamespaceResponse, error) {
-	r, err := s.node.DeleteNamespace(ctx, req.GetName(), req.GetDryRun())
+	r, err := s.namespaces.DeleteNamespace(ctx, req.GetName(), req.GetDryRun())
 	return &pb.DeleteNamespaceResponse{Blocks: r.Blocks, Bytes: r.Bytes}, statusOf(err)
 }
 
 func (s *adminService) BumpEpoch(ctx context.Context, req *pb.BumpEpochRequest) (*pb.BumpEpochResponse, error) {
-	b, err := s.node.BumpEpoch(ctx, req.GetName(), kv.Epoch(req.GetTo()), int(req.GetKeep()))
+	b, err := s.namespaces.BumpEpoch(ctx, req.GetName(), kv.Epoch(req.GetTo()), int(req.GetKeep()))
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -99,12 +99,12 @@ func epochNumbers(epochs []kv.Epoch) []uint64 {
 }
 
 func (s *adminService) RetireEpoch(ctx context.Context, req *pb.RetireEpochRequest) (*pb.RetireEpochResponse, error) {
-	r, err := s.node.RetireEpoch(ctx, req.GetName(), kv.Epoch(req.GetEpoch()), req.GetForce(), req.GetDryRun())
+	r, err := s.namespaces.RetireEpoch(ctx, req.GetName(), kv.Epoch(req.GetEpoch()), req.GetForce(), req.GetDryRun())
 	return &pb.RetireEpochResponse{Blocks: r.Blocks, Bytes: r.Bytes}, statusOf(err)
 }
 
 func (s *adminService) SetQuota(ctx context.Context, req *pb.SetQuotaRequest) (*pb.Namespace, error) {
-	ns, err := s.node.SetQuota(ctx, req.GetName(), req.GetQuotaBytes())
+	ns, err := s.namespaces.SetQuota(ctx, req.GetName(), req.GetQuotaBytes())
 	if err != nil {
 		return nil, statusOf(err)
 	}

@@ -38,6 +38,7 @@ var adminReads = map[string]bool{
 	"ListBlocks":     true,
 	"ListPins":       true,
 	"ListVolumes":    true,
+	"ListMembers":    true,
 	"DiffConfig":     true,
 }
 

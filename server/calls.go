@@ -322,6 +322,21 @@ func (s *cacheService) perform(ctx context.Context, by caller, call api.Call, re
 		s.opts.Metrics.Calls.WithLabelValues(by.transport, call.Method.String()).Inc()
 		endSpan(span, err)
 	}()
+	if err := s.admit(req); err != nil {
+		return nil, err
+	}
+	resp, err = s.dispatch(ctx, by, call, req)
+	if err == nil {
+		err = s.admit(req)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return resp, nil
+}
+
+// dispatch performs an admitted call.
+func (s *cacheService) dispatch(ctx context.Context, by caller, call api.Call, req proto.Message) (proto.Message, error) {
 	switch req := req.(type) {
 	case *pb.MatchRequest:
 		return s.match(ctx, by, req)

@@ -173,6 +173,18 @@ func figures() []figure {
 			return sum
 		}),
 		gauge("node_start_time_seconds", "When the node started, as Unix time.", func(s *scrape) float64 { return float64(s.server.started.UnixNano()) / float64(time.Second) }),
+		gauge("cluster_lease_valid", "1 while the node's lease in etcd lets it serve, or the node is not in a cluster; 0: it serves nothing.", func(s *scrape) float64 {
+			if c := s.server.opts.Cluster; c != nil && c.Admit("") != nil {
+				return 0
+			}
+			return 1
+		}),
+		gauge("cluster_refused_namespaces", "Namespaces that the node refuses because it could not apply the cluster's last change of them.", func(s *scrape) float64 {
+			if c := s.server.opts.Cluster; c != nil {
+				return float64(c.Refused())
+			}
+			return 0
+		}),
 		gauge("node_writable", "1 while writes are taken, 0 while draining or read-only.", func(s *scrape) float64 {
 			if state, _ := s.server.node.WriteState(); state == "serving" {
 				return 1

@@ -69,11 +69,17 @@ func healthz(w http.ResponseWriter, _ *http.Request) {
 }
 
 // readyz responds 200 if clients should send traffic to the node, and 503 otherwise
-// (storage.Node.Ready). The body has the reason and the state of each volume.
+// (storage.Node.Ready, Cluster.Admit). The body has the reason and the state of each volume.
 func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
 	state, reason := s.node.WriteState()
 	w.Header().Set("Content-Type", "application/json")
-	if err := s.node.Ready(); err != nil {
+	err := s.node.Ready()
+	if err == nil && s.opts.Cluster != nil {
+		if err = s.opts.Cluster.Admit(""); err != nil {
+			state = "no_lease"
+		}
+	}
+	if err != nil {
 		reason = err.Error()
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}

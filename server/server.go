@@ -84,6 +84,8 @@ type Options struct {
 	// is the configuration of the gRPC listener. If TLS has ClientCAs, clients need certificates.
 	Tokens Tokens
 	TLS    *tls.Config
+	// Cluster is the node's membership of a cluster; nil: the node stands alone.
+	Cluster Cluster
 	// Config compares and reloads the configuration. If it is nil, the calls DiffConfig and
 	// ReloadConfig are refused.
 	Config Reloader
@@ -96,14 +98,16 @@ type Options struct {
 
 // Server is a storage node on the network.
 type Server struct {
-	opts   Options
-	node   *storage.Node
-	data   rdma.Engine
-	region rdma.Region
-	grpc   *grpc.Server
-	cache  *cacheService
-	calls  *calls
-	http   *http.Server
+	opts Options
+	node *storage.Node
+	// namespaces changes namespaces: those of the node, or those of its cluster.
+	namespaces Namespaces
+	data       rdma.Engine
+	region     rdma.Region
+	grpc       *grpc.Server
+	cache      *cacheService
+	calls      *calls
+	http       *http.Server
 	// messages reports whether the data plane accepts calls.
 	messages atomic.Bool
 	windows  sync.Map // storage.ReservationID → *openWindow
@@ -148,8 +152,12 @@ func New(opts Options) (*Server, error) {
 		started:  opts.Now(),
 		stopping: make(chan struct{}),
 	}
+	s.namespaces = opts.Storage
+	if opts.Cluster != nil {
+		s.namespaces = opts.Cluster
+	}
 	s.SetLandWithin(opts.Limits.LandWithin)
-	s.grpc = grpc.NewServer(grpcOptions(opts.Tokens, opts.TLS, opts.Logger)...)
+	s.grpc = grpc.NewServer(grpcOptions(opts.Tokens, opts.TLS, opts.Logger, s.admitUnary)...)
 	s.cache = &cacheService{Server: s}
 	s.calls = newCalls(s.cache)
 	pb.RegisterCacheServer(s.grpc, s.cache)
@@ -163,8 +171,8 @@ func New(opts Options) (*Server, error) {
 func (s *Server) SetLandWithin(d time.Duration) { s.landWithin.Store(int64(d)) }
 
 // grpcOptions are the options of every gRPC server: bounds, spans, the audit of admin calls, the
-// bearer token and TLS if they are configured.
-func grpcOptions(tokens Tokens, secure *tls.Config, log *slog.Logger) []grpc.ServerOption {
+// bearer token and TLS if they are configured. The interceptors in more run inside the audit.
+func grpcOptions(tokens Tokens, secure *tls.Config, log *slog.Logger, more ...grpc.UnaryServerInterceptor) []grpc.ServerOption {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
@@ -180,7 +188,7 @@ func grpcOptions(tokens Tokens, secure *tls.Config, log *slog.Logger) []grpc.Ser
 		grpc.InitialConnWindowSize(connWindowBytes),
 		grpc.StatsHandler(otelgrpc.NewServerHandler()),
 		grpc.InTapHandle(auth.tap),
-		grpc.UnaryInterceptor(audit.unary),
+		grpc.ChainUnaryInterceptor(append([]grpc.UnaryServerInterceptor{audit.unary}, more...)...),
 		grpc.StreamInterceptor(audit.stream),
 		grpc.MaxConcurrentStreams(streamsMax),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
@@ -226,6 +234,13 @@ func (s *Server) stopStreams() { s.stopOnce.Do(func() { close(s.stopping) }) }
 // finish until ctx ends. Then it closes the servers and the data plane.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.node.Drain()
+	if s.opts.Cluster != nil {
+		limited, cancel := context.WithTimeout(ctx, time.Second)
+		if err := s.opts.Cluster.Drain(limited); err != nil {
+			s.opts.Logger.Warn("the list of members does not have this node as draining", "err", err)
+		}
+		cancel()
+	}
 	s.stopStreams()
 	graceful := make(chan struct{})
 	go func() {

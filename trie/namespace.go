@@ -288,6 +288,36 @@ func (t *Trie) PlanRetire(name string, epoch kv.Epoch, force bool) (kv.Namespace
 	return ns.def.Retire(epoch), nil
 }
 
+// PlanFollow returns the definition of the namespace with the newest epoch, the quota and the kept
+// older epochs of def, for an index that follows the namespaces of a cluster. Pinned epochs stay
+// live, except the epochs in revoked. It changes nothing; SetEpochs applies the definition. Errors:
+// ErrNamespaceUnknown, and ErrEpoch if the newest epoch of the index is above def.Epoch.
+func (t *Trie) PlanFollow(def kv.Namespace, revoked []kv.Epoch) (kv.Namespace, error) {
+	t.defMu.Lock()
+	defer t.defMu.Unlock()
+	ns, err := t.byNameOrErr(def.Name)
+	if err != nil {
+		return kv.Namespace{}, err
+	}
+	if def.Epoch < ns.def.Epoch {
+		return kv.Namespace{}, fmt.Errorf("trie: namespace %q: epoch %d after %d: %w", def.Name, def.Epoch, ns.def.Epoch, ErrEpoch)
+	}
+	pinned := t.pinned(ns)
+	want := clone(ns.def)
+	want.Epoch, want.Older, want.Keep = def.Epoch, nil, 1
+	for _, e := range ns.def.Live() {
+		kept := slices.Contains(def.Older, e)
+		switch {
+		case e == def.Epoch || slices.Contains(revoked, e) || !kept && !pinned(e) || len(want.Older) == kv.MaxLive-1:
+			continue
+		case kept:
+			want.Keep = len(want.Older) + 2 // also the pinned epochs between kept ones, until the next bump
+		}
+		want.Older = append(want.Older, e)
+	}
+	return want, nil
+}
+
 // Unsettled finds the namespaces with an epoch that was live only because of a pin, if the pin has
 // ended. It returns the definitions of these namespaces without such epochs. SetEpochs with a
 // returned definition retires the epochs.

@@ -518,7 +518,8 @@ type Namespace struct {
 	// live are the epochs whose blocks can be matched and stored, the newest first. A node of an
 	// older version does not set this field and has one live epoch.
 	Live []*LiveEpoch `protobuf:"bytes,12,rep,name=live,proto3" json:"live,omitempty"`
-	// epoch_since_unix_ms is the time at which epoch became the newest; 0: before the node started.
+	// epoch_since_unix_ms is the time at which epoch became the newest on this node; 0: before the node
+	// started.
 	EpochSinceUnixMs int64 `protobuf:"varint,13,opt,name=epoch_since_unix_ms,json=epochSinceUnixMs,proto3" json:"epoch_since_unix_ms,omitempty"`
 	// counters count since the node started or the namespace was created. A node of an older version
 	// does not set them.
@@ -6191,6 +6192,194 @@ func (x *ReloadConfigResponse) GetChanges() []*ConfigChange {
 	return nil
 }
 
+type Member struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Addr          string                 `protobuf:"bytes,2,opt,name=addr,proto3" json:"addr,omitempty"` // of the control plane, host:port
+	Zone          string                 `protobuf:"bytes,3,opt,name=zone,proto3" json:"zone,omitempty"`
+	State         string                 `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"` // joining, serving or draining
+	CapacityBytes int64                  `protobuf:"varint,5,opt,name=capacity_bytes,json=capacityBytes,proto3" json:"capacity_bytes,omitempty"`
+	UsedBytes     int64                  `protobuf:"varint,6,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`
+	Version       string                 `protobuf:"bytes,7,opt,name=version,proto3" json:"version,omitempty"`
+	SinceUnixMs   int64                  `protobuf:"varint,8,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"`
+	Applied       int64                  `protobuf:"varint,9,opt,name=applied,proto3" json:"applied,omitempty"` // etcd revision up to which the node has applied all changes of namespaces
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Member) Reset() {
+	*x = Member{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[83]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Member) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Member) ProtoMessage() {}
+
+func (x *Member) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[83]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Member.ProtoReflect.Descriptor instead.
+func (*Member) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{83}
+}
+
+func (x *Member) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Member) GetAddr() string {
+	if x != nil {
+		return x.Addr
+	}
+	return ""
+}
+
+func (x *Member) GetZone() string {
+	if x != nil {
+		return x.Zone
+	}
+	return ""
+}
+
+func (x *Member) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *Member) GetCapacityBytes() int64 {
+	if x != nil {
+		return x.CapacityBytes
+	}
+	return 0
+}
+
+func (x *Member) GetUsedBytes() int64 {
+	if x != nil {
+		return x.UsedBytes
+	}
+	return 0
+}
+
+func (x *Member) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *Member) GetSinceUnixMs() int64 {
+	if x != nil {
+		return x.SinceUnixMs
+	}
+	return 0
+}
+
+func (x *Member) GetApplied() int64 {
+	if x != nil {
+		return x.Applied
+	}
+	return 0
+}
+
+type ListMembersRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListMembersRequest) Reset() {
+	*x = ListMembersRequest{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[84]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListMembersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListMembersRequest) ProtoMessage() {}
+
+func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[84]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
+func (*ListMembersRequest) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{84}
+}
+
+type ListMembersResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Members       []*Member              `protobuf:"bytes,1,rep,name=members,proto3" json:"members,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListMembersResponse) Reset() {
+	*x = ListMembersResponse{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[85]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListMembersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListMembersResponse) ProtoMessage() {}
+
+func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[85]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
+func (*ListMembersResponse) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{85}
+}
+
+func (x *ListMembersResponse) GetMembers() []*Member {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
 var File_penstockv1_penstock_proto protoreflect.FileDescriptor
 
 const file_penstockv1_penstock_proto_rawDesc = "" +
@@ -6692,7 +6881,21 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x13ReloadConfigRequest\"_\n" +
 	"\x14ReloadConfigResponse\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x123\n" +
-	"\achanges\x18\x02 \x03(\v2\x19.penstock.v1.ConfigChangeR\achanges*W\n" +
+	"\achanges\x18\x02 \x03(\v2\x19.penstock.v1.ConfigChangeR\achanges\"\xf8\x01\n" +
+	"\x06Member\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04addr\x18\x02 \x01(\tR\x04addr\x12\x12\n" +
+	"\x04zone\x18\x03 \x01(\tR\x04zone\x12\x14\n" +
+	"\x05state\x18\x04 \x01(\tR\x05state\x12%\n" +
+	"\x0ecapacity_bytes\x18\x05 \x01(\x03R\rcapacityBytes\x12\x1d\n" +
+	"\n" +
+	"used_bytes\x18\x06 \x01(\x03R\tusedBytes\x12\x18\n" +
+	"\aversion\x18\a \x01(\tR\aversion\x12\"\n" +
+	"\rsince_unix_ms\x18\b \x01(\x03R\vsinceUnixMs\x12\x18\n" +
+	"\aapplied\x18\t \x01(\x03R\aapplied\"\x14\n" +
+	"\x12ListMembersRequest\"D\n" +
+	"\x13ListMembersResponse\x12-\n" +
+	"\amembers\x18\x01 \x03(\v2\x13.penstock.v1.MemberR\amembers*W\n" +
 	"\aOutcome\x12\x17\n" +
 	"\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vOUTCOME_HIT\x10\x01\x12\x10\n" +
@@ -6727,7 +6930,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\tDelivered\x12\x1d.penstock.v1.DeliveredRequest\x1a\x1e.penstock.v1.DeliveredResponse\x12A\n" +
 	"\x06Exists\x12\x1a.penstock.v1.ExistsRequest\x1a\x1b.penstock.v1.ExistsResponse\x12A\n" +
 	"\x06Delete\x12\x1a.penstock.v1.DeleteRequest\x1a\x1b.penstock.v1.DeleteResponse\x12:\n" +
-	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\x9e\f\n" +
+	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\xf0\f\n" +
 	"\x05Admin\x12N\n" +
 	"\x0fCreateNamespace\x12#.penstock.v1.CreateNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12H\n" +
 	"\fGetNamespace\x12 .penstock.v1.GetNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12Y\n" +
@@ -6750,7 +6953,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\fRemoveVolume\x12 .penstock.v1.RemoveVolumeRequest\x1a!.penstock.v1.RemoveVolumeResponse\x12M\n" +
 	"\n" +
 	"DiffConfig\x12\x1e.penstock.v1.DiffConfigRequest\x1a\x1f.penstock.v1.DiffConfigResponse\x12S\n" +
-	"\fReloadConfig\x12 .penstock.v1.ReloadConfigRequest\x1a!.penstock.v1.ReloadConfigResponseB;Z9github.com/penstock-kv/penstock/api/penstockv1;penstockv1b\x06proto3"
+	"\fReloadConfig\x12 .penstock.v1.ReloadConfigRequest\x1a!.penstock.v1.ReloadConfigResponse\x12P\n" +
+	"\vListMembers\x12\x1f.penstock.v1.ListMembersRequest\x1a .penstock.v1.ListMembersResponseB;Z9github.com/penstock-kv/penstock/api/penstockv1;penstockv1b\x06proto3"
 
 var (
 	file_penstockv1_penstock_proto_rawDescOnce sync.Once
@@ -6765,7 +6969,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 83)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 86)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -6856,6 +7060,9 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*DiffConfigResponse)(nil),      // 86: penstock.v1.DiffConfigResponse
 	(*ReloadConfigRequest)(nil),     // 87: penstock.v1.ReloadConfigRequest
 	(*ReloadConfigResponse)(nil),    // 88: penstock.v1.ReloadConfigResponse
+	(*Member)(nil),                  // 89: penstock.v1.Member
+	(*ListMembersRequest)(nil),      // 90: penstock.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),     // 91: penstock.v1.ListMembersResponse
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,  // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
@@ -6897,79 +7104,82 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	66, // 36: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
 	84, // 37: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
 	84, // 38: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	11, // 39: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	13, // 40: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	18, // 41: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	20, // 42: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	24, // 43: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	27, // 44: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	29, // 45: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	32, // 46: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	36, // 47: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	15, // 48: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
-	38, // 49: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	40, // 50: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
-	42, // 51: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
-	44, // 52: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	47, // 53: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	48, // 54: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	49, // 55: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	51, // 56: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	53, // 57: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	55, // 58: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
-	57, // 59: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	58, // 60: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	60, // 61: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	65, // 62: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	70, // 63: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	72, // 64: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	74, // 65: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	62, // 66: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	82, // 67: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	76, // 68: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
-	78, // 69: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
-	80, // 70: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
-	85, // 71: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
-	87, // 72: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
-	12, // 73: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	17, // 74: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	19, // 75: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	21, // 76: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	26, // 77: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	28, // 78: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	30, // 79: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	33, // 80: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	37, // 81: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	16, // 82: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
-	39, // 83: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	41, // 84: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
-	43, // 85: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
-	46, // 86: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	8,  // 87: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	8,  // 88: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	50, // 89: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	52, // 90: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	54, // 91: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	56, // 92: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
-	8,  // 93: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	59, // 94: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	61, // 95: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	67, // 96: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	71, // 97: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	73, // 98: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	75, // 99: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	63, // 100: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	83, // 101: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	77, // 102: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
-	79, // 103: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
-	81, // 104: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
-	86, // 105: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
-	88, // 106: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
-	73, // [73:107] is the sub-list for method output_type
-	39, // [39:73] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	89, // 39: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
+	11, // 40: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	13, // 41: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	18, // 42: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	20, // 43: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	24, // 44: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	27, // 45: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	29, // 46: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	32, // 47: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	36, // 48: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	15, // 49: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
+	38, // 50: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	40, // 51: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
+	42, // 52: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
+	44, // 53: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	47, // 54: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	48, // 55: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	49, // 56: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	51, // 57: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	53, // 58: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	55, // 59: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
+	57, // 60: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	58, // 61: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	60, // 62: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	65, // 63: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	70, // 64: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	72, // 65: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	74, // 66: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	62, // 67: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	82, // 68: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	76, // 69: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
+	78, // 70: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
+	80, // 71: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
+	85, // 72: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
+	87, // 73: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
+	90, // 74: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
+	12, // 75: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	17, // 76: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	19, // 77: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	21, // 78: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	26, // 79: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	28, // 80: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	30, // 81: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	33, // 82: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	37, // 83: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	16, // 84: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
+	39, // 85: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	41, // 86: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
+	43, // 87: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
+	46, // 88: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	8,  // 89: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	8,  // 90: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	50, // 91: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	52, // 92: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	54, // 93: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	56, // 94: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
+	8,  // 95: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	59, // 96: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	61, // 97: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	67, // 98: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	71, // 99: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	73, // 100: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	75, // 101: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	63, // 102: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	83, // 103: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	77, // 104: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
+	79, // 105: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
+	81, // 106: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
+	86, // 107: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
+	88, // 108: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
+	91, // 109: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
+	75, // [75:110] is the sub-list for method output_type
+	40, // [40:75] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -6983,7 +7193,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   83,
+			NumMessages:   86,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -691,6 +691,7 @@ const (
 	Admin_RemoveVolume_FullMethodName    = "/penstock.v1.Admin/RemoveVolume"
 	Admin_DiffConfig_FullMethodName      = "/penstock.v1.Admin/DiffConfig"
 	Admin_ReloadConfig_FullMethodName    = "/penstock.v1.Admin/ReloadConfig"
+	Admin_ListMembers_FullMethodName     = "/penstock.v1.Admin/ListMembers"
 )
 
 // AdminClient is the client API for Admin service.
@@ -737,6 +738,9 @@ type AdminClient interface {
 	// FAILED_PRECONDITION and applies none of them if a setting is invalid, if a file cannot be read,
 	// or if a setting that needs a restart differs. The error names each such setting.
 	ReloadConfig(ctx context.Context, in *ReloadConfigRequest, opts ...grpc.CallOption) (*ReloadConfigResponse, error)
+	// ListMembers returns the nodes of the cluster, as etcd has them. A node without etcd fails it with
+	// FAILED_PRECONDITION.
+	ListMembers(ctx context.Context, in *ListMembersRequest, opts ...grpc.CallOption) (*ListMembersResponse, error)
 }
 
 type adminClient struct {
@@ -956,6 +960,16 @@ func (c *adminClient) ReloadConfig(ctx context.Context, in *ReloadConfigRequest,
 	return out, nil
 }
 
+func (c *adminClient) ListMembers(ctx context.Context, in *ListMembersRequest, opts ...grpc.CallOption) (*ListMembersResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListMembersResponse)
+	err := c.cc.Invoke(ctx, Admin_ListMembers_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -1000,6 +1014,9 @@ type AdminServer interface {
 	// FAILED_PRECONDITION and applies none of them if a setting is invalid, if a file cannot be read,
 	// or if a setting that needs a restart differs. The error names each such setting.
 	ReloadConfig(context.Context, *ReloadConfigRequest) (*ReloadConfigResponse, error)
+	// ListMembers returns the nodes of the cluster, as etcd has them. A node without etcd fails it with
+	// FAILED_PRECONDITION.
+	ListMembers(context.Context, *ListMembersRequest) (*ListMembersResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -1069,6 +1086,9 @@ func (UnimplementedAdminServer) DiffConfig(context.Context, *DiffConfigRequest) 
 }
 func (UnimplementedAdminServer) ReloadConfig(context.Context, *ReloadConfigRequest) (*ReloadConfigResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReloadConfig not implemented")
+}
+func (UnimplementedAdminServer) ListMembers(context.Context, *ListMembersRequest) (*ListMembersResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListMembers not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -1444,6 +1464,24 @@ func _Admin_ReloadConfig_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_ListMembers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListMembersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ListMembers(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ListMembers_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ListMembers(ctx, req.(*ListMembersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1526,6 +1564,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ReloadConfig",
 			Handler:    _Admin_ReloadConfig_Handler,
+		},
+		{
+			MethodName: "ListMembers",
+			Handler:    _Admin_ListMembers_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

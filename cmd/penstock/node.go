@@ -470,7 +470,12 @@ func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *me
 	if err != nil {
 		return err
 	}
+	cluster, err := n.join()
+	if err != nil {
+		return err
+	}
 	n.server, err = server.New(server.Options{
+		Cluster:   cluster,
 		Node:      n.cfg.Node,
 		Version:   readBuildInfo().String(),
 		Storage:   n.storage,

@@ -60,6 +60,7 @@ var edges = []struct {
 
 	{"server/config", []string{"kv", "internal/yamlfile"}, "configuration consists of values; cmd passes them to their users"},
 	{"server/planner", []string{"dualpath", "dualpath/netcost", "dualpath/record", "api/..."}, "the planner node is the pure planner, its record and gRPC; it must not depend on parts of a storage node"},
+	{"server/membership", []string{"kv", "trie", "server/storage"}, "it keeps a node's namespaces equal to those in etcd; server asks it whether the node may serve"},
 	{"server/reload", []string{"server/config", "server/metrics", "internal/bearer"}, "it compares configurations and exchanges credentials; cmd applies the settings to the parts"},
 	{"server/front", []string{"kv", "client/gateway", "internal/bearer"}, "it is HTTP between clients and inference engines, and a client of the planner: it must not depend on parts of a storage node or a planner"},
 	{"server/offload", []string{"kv", "client", "client/gateway", "client/relay", "dualpath/prfaas"}, "it is a policy of the gateway, which is a client of storage nodes and planner"},
@@ -111,6 +112,7 @@ var edges = []struct {
 	{"lab/reproduce", []string{"sim", "sim/...", "dualpath/...", "internal/chart", "internal/trace"}, "tables and figures of the papers, over the simulators and the pure planner"},
 	{"lab/roundtrip", []string{"rdma"}, "it calls any engine through the contract; other packages fit models to the times"},
 	{"lab/testnode", []string{"..."}, "a whole storage node, for tests, composed as in cmd"},
+	{"lab/testetcd", []string{"internal/testkit"}, "etcd, for tests"},
 	{"lab/testplanner", []string{"api/...", "server/planner"}, "a planner node, for tests, without the parts that cmd adds"},
 
 	{"examples/...", []string{"kv", "api/...", "client/...", "dualpath", "rdma", "rdma/tcp", "server/planner"}, "an example imports only packages that another module can import"},
@@ -135,6 +137,7 @@ var testEdges = []struct {
 	{"client/leader", []string{"dualpath", "lab/testplanner"}, "the tests run a planner in their process"},
 	{"client/traffic", []string{"rdma/group", "rdma/shm", "rdma/rdmatest/simrdma"}, "copies by a NIC are tested over a provider whose NIC is a goroutine, and waiting in virtual time over a simulated one"},
 	{"server/front", []string{"api/...", "client", "client/leader", "client/traffic", "dualpath", "server/planner", "lab/testnode", "lab/testplanner"}, "the tests run a planner, a storage node and leaders in their process"},
+	{"server/membership", []string{"lab/testetcd", "lab/testnode"}, "the tests run storage nodes in their process, and etcd beside it"},
 	{"server/offload", []string{"api/...", "dualpath", "server/planner", "lab/content", "lab/testnode", "lab/testplanner"}, "the tests run a planner and the storage nodes of two datacenters in their process"},
 	{"rdma/group", []string{"rdma/rdmatest/simrdma"}, "the engine is tested on NICs whose failures follow a seed"},
 	{"rdma/verbs", []string{"rdma/rdmatest/simrdma"}, "a simulated card declares the properties of a card"},

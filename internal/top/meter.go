@@ -62,10 +62,12 @@ type NamespaceRow struct {
 	// behind.
 	Epoch       uint64 `json:"epoch"`
 	LowestEpoch uint64 `json:"lowest_epoch"`
-	// EpochSince is the time at which the last node began Epoch; zero: unknown.
+	// EpochSince is the time at which the first node began Epoch; zero: unknown.
 	EpochSince time.Time `json:"epoch_since,omitzero"`
-	LiveEpochs int       `json:"live_epochs"`
-	UsedBytes  int64     `json:"used_bytes"`
+	// oldestStart is the earliest start of a node that began Epoch before it started.
+	oldestStart time.Time
+	LiveEpochs  int   `json:"live_epochs"`
+	UsedBytes   int64 `json:"used_bytes"`
 	// OldBytes is the part of UsedBytes that blocks of older epochs occupy, retired ones included.
 	OldBytes Value `json:"old_bytes"`
 	// QuotaBytes is the sum of the quotas; 0: none. QuotaUsed is the used part of it.
@@ -142,6 +144,9 @@ func (m *Meter) Add(s Sample) Frame {
 		addNamespaces(namespaces, before.Node, n, apart)
 	}
 	for _, row := range namespaces {
+		if !row.oldestStart.IsZero() && !row.EpochSince.Before(row.oldestStart) {
+			row.EpochSince = time.Time{} // a node has joined since the epoch began
+		}
 		if row.QuotaBytes > 0 {
 			row.QuotaUsed = Known(float64(row.UsedBytes) / float64(row.QuotaBytes))
 		} else {
@@ -283,7 +288,7 @@ func addNamespaces(rows map[string]*NamespaceRow, before, n Node, apart span) {
 			row = &NamespaceRow{Name: ns.Name, Epoch: ns.Epoch, LowestEpoch: ns.Epoch, OldBytes: Known(0)}
 			rows[ns.Name] = row
 		}
-		row.addEpochs(ns)
+		row.addEpochs(ns, n.Started)
 		row.Nodes++
 		row.UsedBytes += ns.UsedBytes
 		row.Leases += ns.Leases
@@ -303,21 +308,31 @@ func addNamespaces(rows map[string]*NamespaceRow, before, n Node, apart span) {
 // addEpochs adds the epochs of a namespace on one node. The blocks of a node that is behind are all
 // of old weights. A namespace without live epochs comes from a node of an older version, which does
 // not report the size of its epochs.
-func (r *NamespaceRow) addEpochs(ns Namespace) {
+func (r *NamespaceRow) addEpochs(ns Namespace, started time.Time) {
 	old := ns.UsedBytes - ns.NewestBytes
 	switch {
 	case ns.Epoch > r.Epoch:
-		r.Epoch, r.EpochSince = ns.Epoch, ns.EpochSince
+		r.Epoch, r.EpochSince, r.oldestStart = ns.Epoch, time.Time{}, time.Time{}
+		r.addBegin(ns, started)
 		r.OldBytes.Of = float64(r.UsedBytes) + float64(old)
 	case ns.Epoch < r.Epoch:
 		r.OldBytes.Of += float64(ns.UsedBytes)
 	default:
 		r.OldBytes.Of += float64(old)
-		if ns.EpochSince.After(r.EpochSince) {
-			r.EpochSince = ns.EpochSince
-		}
+		r.addBegin(ns, started)
 	}
 	r.LowestEpoch = min(r.LowestEpoch, ns.Epoch)
 	r.LiveEpochs = max(r.LiveEpochs, ns.LiveEpochs, 1)
 	r.OldBytes.Known = r.OldBytes.Known && ns.LiveEpochs > 0
+}
+
+// addBegin adds the time at which a node that started at started began the newest epoch.
+func (r *NamespaceRow) addBegin(ns Namespace, started time.Time) {
+	earliest, at := &r.EpochSince, ns.EpochSince
+	if at.IsZero() {
+		earliest, at = &r.oldestStart, started
+	}
+	if earliest.IsZero() || at.Before(*earliest) {
+		*earliest = at
+	}
 }

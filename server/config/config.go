@@ -41,6 +41,7 @@ type Config struct {
 
 	DataPlane DataPlane `yaml:"data_plane" restart:"the transfer engine is opened with it"`
 	Auth      Auth      `yaml:"auth"`
+	Cluster   Cluster   `yaml:"cluster" restart:"the node has joined the cluster with it"`
 	Limits    Limits    `yaml:"limits"`
 	Log       Log       `yaml:"log"`
 	Trace     Trace     `yaml:"trace" restart:"the exporter of spans is connected"`
@@ -68,6 +69,59 @@ type Auth struct {
 	TLSCert   string `yaml:"tls_cert" doc:"certificate (PEM) of the listener and, unless data_plane.tls is off, of the data plane" reload:"live" toggle:"a listener that is open cannot change between plain text and TLS"`
 	TLSKey    string `yaml:"tls_key" doc:"private key (PEM) of auth.tls_cert" reload:"live" toggle:"a listener that is open cannot change between plain text and TLS"`
 	ClientCA  string `yaml:"client_ca" doc:"CA (PEM) that client certificates must be signed by: mutual TLS" reload:"live"`
+}
+
+// Cluster makes the node a member of a cluster by etcd (package membership).
+type Cluster struct {
+	Etcd         []string `yaml:"etcd" doc:"addresses of etcd's members, host:port: the nodes with the same etcd and prefix are a cluster, which has its namespaces and epochs in common; empty: the node stands alone"`
+	Prefix       string   `yaml:"prefix" doc:"beginning of the cluster's keys in etcd"`
+	Zone         string   `yaml:"zone" doc:"failure domain of the node, such as a rack, as the list of members shows it"`
+	LeaseTTL     Duration `yaml:"lease_ttl" doc:"time after which a node that has vanished leaves the list of members, in whole seconds; a node that cannot reach etcd for nine tenths of it serves nothing until it can"`
+	CA           string   `yaml:"ca" doc:"CA (PEM) that etcd's certificate must be signed by; empty: plain text, unless cluster.cert is set"`
+	Cert         string   `yaml:"cert" doc:"client certificate (PEM) for etcd"`
+	Key          string   `yaml:"key" doc:"private key (PEM) of cluster.cert"`
+	User         string   `yaml:"user" doc:"user of etcd; empty: no authentication"`
+	PasswordFile string   `yaml:"password_file" doc:"file with the password of cluster.user"`
+}
+
+// check reports invalid settings. addr is the address at which clients reach the control plane.
+func (c Cluster) check(bad complaint, addr string) {
+	if len(c.Etcd) == 0 {
+		return
+	}
+	for i, e := range c.Etcd {
+		if _, _, err := net.SplitHostPort(e); err != nil || slices.Contains(c.Etcd[:i], e) {
+			bad("cluster.etcd", "%q is not host:port, or is named twice", e)
+		}
+	}
+	if !strings.HasPrefix(c.Prefix, "/") || strings.HasSuffix(c.Prefix, "/") {
+		bad("cluster.prefix", "%q must begin with a slash and not end with one", c.Prefix)
+	}
+	if ttl := c.LeaseTTL.Std(); ttl < 2*time.Second || ttl%time.Second != 0 {
+		bad("cluster.lease_ttl", "%v; give whole seconds, at least 2s", c.LeaseTTL)
+	}
+	if (c.Cert == "") != (c.Key == "") {
+		bad("cluster.cert, cluster.key", "need each other")
+	}
+	if (c.User == "") != (c.PasswordFile == "") {
+		bad("cluster.user, cluster.password_file", "need each other")
+	}
+	host, _, err := net.SplitHostPort(addr)
+	if ip := net.ParseIP(host); err != nil || host == "" || ip != nil && ip.IsUnspecified() {
+		bad("advertise", "a member of a cluster needs the host under which clients reach it, since listen is %s", addr)
+	}
+}
+
+// ControlAddr returns the address at which clients reach the control plane.
+func (c *Config) ControlAddr() string {
+	if c.Advertise == "" {
+		return c.Listen
+	}
+	_, port, err := net.SplitHostPort(c.Listen)
+	if err != nil {
+		return c.Listen // checkAddresses reports it
+	}
+	return net.JoinHostPort(c.Advertise, port)
 }
 
 // Limits bounds every queue. The doc tag of each field states the behaviour when the queue is full.
@@ -128,7 +182,8 @@ func Default() Config {
 			ReadWait:     Duration(5 * time.Second),
 			HungAfter:    Duration(10 * time.Second),
 		},
-		Log: Log{Level: "info", Format: "text"},
+		Cluster: Cluster{Prefix: "/penstock", LeaseTTL: Duration(10 * time.Second)},
+		Log:     Log{Level: "info", Format: "text"},
 	}
 }
 
@@ -223,6 +278,7 @@ func (c *Config) Validate() error {
 	if c.Limits.HungAfter < Duration(time.Second) {
 		bad("limits.hung_after", "%v is less than 1s: a volume that is only busy would fail", c.Limits.HungAfter)
 	}
+	c.Cluster.check(bad, c.ControlAddr())
 	c.Auth.check(bad)
 	if !c.Insecure {
 		c.Auth.checkExposure(bad, c.exposed())

@@ -60,6 +60,20 @@ func Alerts() []Alert {
 			Description: "The last reload changed nothing, because a value or a file is bad, or because a setting needs a restart. The process's log names it. Of a storage node, `penstock config diff` shows the differences. Correct the file and reload, or restart the process.",
 		},
 		{
+			Group: "node", Name: "PenstockNoLease", For: "1m", Severity: Critical,
+			Meaning:     "A storage node of a cluster has no lease in etcd.",
+			Expr:        "penstock_cluster_lease_valid == 0",
+			Summary:     "Storage node " + at + " has no lease in etcd and serves nothing.",
+			Description: "The node cannot reach etcd, or etcd has no majority. All its blocks are misses, because it may have missed new weights. The node's log has the error. Check etcd (`etcdctl endpoint health`) and the network to it. The node joins again by itself.",
+		},
+		{
+			Group: "node", Name: "PenstockNamespaceRefused", For: "5m", Severity: Warning,
+			Meaning:     "A storage node could not apply a change of a namespace of its cluster.",
+			Expr:        "penstock_cluster_refused_namespaces > 0",
+			Summary:     "Storage node " + at + " refuses {{ $value }} namespaces.",
+			Description: "Their blocks on this node are misses. The node's log names each namespace and the reason: volumes that take no writes, a limit that is smaller than the blocks, or a record of another release. The node tries again by itself.",
+		},
+		{
 			Group: "node", Name: "PenstockNodeReadOnly", For: "10m", Severity: Warning,
 			Meaning:     "A storage node takes no writes.",
 			Expr:        "penstock_node_writable == 0",

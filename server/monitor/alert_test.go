@@ -143,6 +143,14 @@ func cases() map[string]alertCases {
 			situation{[]series{{"penstock_config_last_reload_successful{" + node + "}", "1 0x30"}}, "6m", onNode, "n1 has not applied its configuration."},
 			append(quietAt("7m", "penstock_config_last_reload_successful{"+node+"}", "1x30"), quietAt("3m", "penstock_config_last_reload_successful{"+node+"}", "1 0x30")...),
 		},
+		"PenstockNoLease": {
+			situation{[]series{{"penstock_cluster_lease_valid{" + node + "}", "1 0x30"}}, "2m", onNode, "Storage node n1 has no lease in etcd and serves nothing."},
+			quietAt("4m", "penstock_cluster_lease_valid{"+node+"}", "1x30", "1 1 1 1 0x30"),
+		},
+		"PenstockNamespaceRefused": {
+			situation{[]series{{"penstock_cluster_refused_namespaces{" + node + "}", "0 2x30"}}, "6m", onNode, "Storage node n1 refuses 2 namespaces."},
+			append(quietAt("7m", "penstock_cluster_refused_namespaces{"+node+"}", "0x30"), quietAt("4m", "penstock_cluster_refused_namespaces{"+node+"}", "0 2x30")...),
+		},
 		"PenstockNodeReadOnly": {
 			situation{[]series{{"penstock_node_writable{" + node + "}", "1 0x30"}}, "11m", onNode, "Storage node n1 takes no writes."},
 			append(quietAt("12m", "penstock_node_writable{"+node+"}", "1x30"), quietAt("8m", "penstock_node_writable{"+node+"}", "1 0x30")...),

@@ -113,6 +113,7 @@ func Rows() []Row {
 			graph("Memory of the process", Bytes, Query{"penstock_node_memory_bytes", "{{instance}} used"}, Query{"penstock_node_memory_budget_bytes", "{{instance}} budget"}),
 			graph("Time of a sync", Seconds, quantile("0.99", "penstock_sync_latency_seconds", "p99")),
 			noted("1 while true.", graph("Takes writes", Count, Query{"penstock_node_writable", instance}, Query{"penstock_index_writable", "{{instance}} index"})),
+			noted("1 while true, and on nodes outside clusters.", graph("Lease in etcd", Count, Query{"penstock_cluster_lease_valid", instance}, Query{"penstock_cluster_refused_namespaces", "{{instance}} refused namespaces"})),
 			graph("Scrubbed", ByteRate, rate("penstock_scrub_bytes_total", instance, "instance")),
 		}},
 		{"Volumes", []Panel{

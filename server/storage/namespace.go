@@ -154,28 +154,45 @@ func agreed(catalogued, indexed kv.Namespace) kv.Namespace {
 // epoch. An epoch above kv.MaxEpoch is refused.
 func (n *Node) CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Namespace, error) {
 	def.Epoch, def.Older, def.Keep = max(1, def.Epoch), nil, 0
-	if def.Epoch > kv.MaxEpoch {
-		return kv.Namespace{}, fmt.Errorf("%w: namespace %q: epoch %d; the maximum is %d, so that bumps can follow", ErrRequest, def.Name, def.Epoch, kv.MaxEpoch)
-	}
-	if err := def.Validate(); err != nil {
-		return kv.Namespace{}, fmt.Errorf("%w: %w", ErrRequest, err)
-	}
-	for i, g := range def.Geometry.Groups {
-		if _, err := n.store.SlotLayout(def.Geometry.PieceBytes(i), g.Layers); err != nil {
-			return kv.Namespace{}, fmt.Errorf("%w: namespace %q, group %d: %w", ErrRequest, def.Name, i, err)
-		}
-		if piece := def.Geometry.PieceBytes(i); piece > min(n.opts.LoadBytesMax, n.opts.WriteBytesMax) {
-			return kv.Namespace{}, fmt.Errorf("%w: namespace %q: a block has %d bytes, and one call may move %d; raise limits.read_bytes and limits.write_bytes", ErrRequest, def.Name, piece, min(n.opts.LoadBytesMax, n.opts.WriteBytesMax))
-		}
-	}
-	if err := n.checkQuota(def, def.QuotaBytes); err != nil {
+	if err := n.CheckNamespace(def); err != nil {
 		return kv.Namespace{}, err
 	}
 	n.nsMu.Lock()
 	defer n.nsMu.Unlock()
+	return n.create(ctx, def)
+}
+
+// CheckNamespace returns an error, of type ErrRequest, if the node cannot serve a namespace of this
+// definition.
+func (n *Node) CheckNamespace(def kv.Namespace) error {
+	if def.Epoch > kv.MaxEpoch {
+		return fmt.Errorf("%w: namespace %q: epoch %d; the maximum is %d, so that bumps can follow", ErrRequest, def.Name, def.Epoch, kv.MaxEpoch)
+	}
+	if err := def.Validate(); err != nil {
+		return fmt.Errorf("%w: %w", ErrRequest, err)
+	}
+	for i, g := range def.Geometry.Groups {
+		if _, err := n.store.SlotLayout(def.Geometry.PieceBytes(i), g.Layers); err != nil {
+			return fmt.Errorf("%w: namespace %q, group %d: %w", ErrRequest, def.Name, i, err)
+		}
+		if piece := def.Geometry.PieceBytes(i); piece > min(n.opts.LoadBytesMax, n.opts.WriteBytesMax) {
+			return fmt.Errorf("%w: namespace %q: a block has %d bytes, and one call may move %d; raise limits.read_bytes and limits.write_bytes", ErrRequest, def.Name, piece, min(n.opts.LoadBytesMax, n.opts.WriteBytesMax))
+		}
+	}
+	return n.checkQuota(def, def.QuotaBytes)
+}
+
+// SameDefinition reports whether blocks of one namespace have the same ids and bytes in the other.
+// Epochs and quotas may differ.
+func SameDefinition(a, b kv.Namespace) bool {
+	return a.Geometry.Equal(b.Geometry) && a.Tenant == b.Tenant && string(a.Salt) == string(b.Salt) && a.Index == b.Index
+}
+
+// create adds a checked namespace. The caller holds nsMu.
+func (n *Node) create(ctx context.Context, def kv.Namespace) (kv.Namespace, error) {
 	ns, err := n.index.Create(def)
 	if errors.Is(err, trie.ErrNamespaceExists) {
-		same := ns.Geometry.Equal(def.Geometry) && ns.Tenant == def.Tenant && string(ns.Salt) == string(def.Salt) && ns.Index == def.Index
+		same := SameDefinition(ns, def)
 		switch {
 		case same && def.QuotaBytes != 0 && def.QuotaBytes != ns.QuotaBytes:
 			return ns, fmt.Errorf("namespace %q has a quota of %d bytes, not %d; change it with: penstock ns quota %s %d: %w", ns.Name, ns.QuotaBytes, def.QuotaBytes, ns.Name, def.QuotaBytes, trie.ErrNamespaceExists)
@@ -243,20 +260,25 @@ func (n *Node) DeleteNamespace(ctx context.Context, name string, dryRun bool) (R
 	if dryRun {
 		return held, nil
 	}
+	return held, n.drop(ctx, ns)
+}
+
+// drop deletes a namespace. The caller holds nsMu.
+func (n *Node) drop(ctx context.Context, ns kv.Namespace) error {
 	if err := n.index.Writable(); err != nil {
-		return Removed{}, err
+		return err
 	}
 	rest := slices.DeleteFunc(n.index.Namespaces(), func(other kv.Namespace) bool { return other.ID == ns.ID })
 	if err := n.writeCatalogue(ctx, rest); err != nil {
-		return Removed{}, err
+		return err
 	}
-	if err := n.index.DeleteNamespace(name); err != nil {
-		return Removed{}, n.undoCatalogue(ctx, err)
+	if err := n.index.DeleteNamespace(ns.Name); err != nil {
+		return n.undoCatalogue(ctx, err)
 	}
-	n.opts.Metrics.RemoveNamespace(name)
+	n.opts.Metrics.RemoveNamespace(ns.Name)
 	n.epochSince.Delete(ns.ID)
 	n.cleared()
-	return held, nil
+	return nil
 }
 
 // Bumped is the result of a bump.
@@ -436,11 +458,60 @@ func (n *Node) SetQuota(ctx context.Context, name string, quotaBytes int64) (kv.
 	if err := n.checkQuota(ns, quotaBytes); err != nil {
 		return kv.Namespace{}, err
 	}
-	if err := n.index.SetQuota(name, quotaBytes); err != nil {
-		return kv.Namespace{}, err
-	}
-	if err := n.writeCatalogue(ctx, n.index.Namespaces()); err != nil {
+	if err := n.setQuota(ctx, name, quotaBytes); err != nil {
 		return kv.Namespace{}, err
 	}
 	return n.Namespace(name)
+}
+
+// setQuota sets a checked quota. The caller holds nsMu.
+func (n *Node) setQuota(ctx context.Context, name string, quotaBytes int64) error {
+	if err := n.index.SetQuota(name, quotaBytes); err != nil {
+		return err
+	}
+	return n.writeCatalogue(ctx, n.index.Namespaces())
+}
+
+// Follow makes a namespace equal to the definition that a cluster has of it: it creates the
+// namespace, or sets its epochs and quota. An older epoch that is pinned here stays live, except the
+// epochs in revoked; an older epoch of def that is not live here does not become live. If the
+// namespace has another definition here, or a newer epoch than def, its blocks are not KV of the
+// cluster's weights: Follow deletes the namespace and creates it again. After an error the namespace
+// may still serve retired epochs.
+func (n *Node) Follow(ctx context.Context, def kv.Namespace, revoked []kv.Epoch) error {
+	first := def
+	first.Older, first.Keep = nil, 0
+	if err := n.CheckNamespace(first); err != nil {
+		return err
+	}
+	n.nsMu.Lock()
+	defer n.nsMu.Unlock()
+	ns, err := n.index.Namespace(def.Name)
+	if err == nil && (!SameDefinition(ns, def) || ns.Epoch > def.Epoch) {
+		n.opts.Logger.Warn("a namespace differs from the cluster's: its blocks are dropped", "namespace", def.Name, "epoch", ns.Epoch, "cluster_epoch", def.Epoch)
+		if err := n.drop(ctx, ns); err != nil {
+			return err
+		}
+		err = trie.ErrNamespaceUnknown
+	}
+	if errors.Is(err, trie.ErrNamespaceUnknown) {
+		_, err = n.create(ctx, first)
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	want, err := n.index.PlanFollow(def, revoked)
+	if err != nil {
+		return err
+	}
+	if want.Epoch != ns.Epoch || !slices.Equal(want.Older, ns.Older) {
+		if _, err := n.setEpochs(ctx, want); err != nil {
+			return err
+		}
+	}
+	if ns.QuotaBytes != def.QuotaBytes {
+		return n.setQuota(ctx, def.Name, def.QuotaBytes)
+	}
+	return nil
 }

@@ -23,7 +23,7 @@ b start=2 up=12s
 total 2 of 2: read 0/s 0 B/s  written 0/s 0 B/s  hit - of 0 tokens/s  evicted 0/s 0 B/s  busy 0/s
 node a serving: read 0/s 0 B/s  written 0/s 0 B/s  hit - of 0 tokens/s  evicted 0/s 0 B/s  busy 0/s  fill -  volumes map[] 
 node b serving: read 0/s 0 B/s  written 0/s 0 B/s  hit - of 0 tokens/s  evicted 0/s 0 B/s  busy 0/s  fill -  volumes map[] 
-ns chat on 2: epoch 8..8 since 501, 1 live, old 20 of 120, quota 400 0.3: read 6/s 0 B/s  written 0/s 0 B/s  hit 0.875 of 200 tokens/s  evicted 0/s 0 B/s
+ns chat on 2: epoch 8..8 since 500, 1 live, old 20 of 120, quota 400 0.3: read 6/s 0 B/s  written 0/s 0 B/s  hit 0.875 of 200 tokens/s  evicted 0/s 0 B/s
 ns code on 1: epoch 1..1 since -, 1 live, old 0 of 5, quota 0 -: read 0/s 0 B/s  written 0/s 0 B/s  hit - of 0 tokens/s  evicted 0/s 0 B/s
 
 # code was deleted and created again: its counters start at 0 within the interval. The namespace new

@@ -121,7 +121,7 @@ screen 80 24
 |BUSY/s   calls that were refused because a limit was reached|
 |QUEUE    reads that wait + reads that run / the most that may run|
 |OLD      bytes of blocks of older epochs, until they are freed|
-|CHANGED  the time since the epoch began; unknown if the node has started since|
+|CHANGED  the time since the epoch began; unknown if no node has run since|
 |SENT, RECEIVED  the part of the link's rate that is used|
 
 press x

@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/server"
+	"github.com/penstock-kv/penstock/server/config"
+	"github.com/penstock-kv/penstock/server/membership"
+)
+
+// join begins to make the node a member of the configured cluster. It returns nil if the node stands
+// alone.
+func (n *node) join() (server.Cluster, error) {
+	c := n.cfg.Cluster
+	if len(c.Etcd) == 0 {
+		return nil, nil
+	}
+	secure, err := etcdTLS(c)
+	if err != nil {
+		return nil, fmt.Errorf("config: cluster: %w: %w", err, config.ErrConfig)
+	}
+	var password []byte
+	if c.PasswordFile != "" {
+		if password, err = os.ReadFile(c.PasswordFile); err != nil {
+			return nil, fmt.Errorf("config: cluster.password_file: %w: %w", err, config.ErrConfig)
+		}
+	}
+	host, _, err := net.SplitHostPort(n.cfg.ControlAddr())
+	if err != nil {
+		return nil, err
+	}
+	_, port, err := net.SplitHostPort(n.control.Addr().String()) // listen may have the port 0
+	if err != nil {
+		return nil, err
+	}
+	m, err := membership.Join(membership.Options{
+		Endpoints: c.Etcd, Prefix: c.Prefix, TLS: secure, Username: c.User, Password: strings.TrimSpace(string(password)), TTL: c.LeaseTTL.Std(),
+		Member: membership.Member{Name: n.cfg.Node, Addr: net.JoinHostPort(host, port), Zone: c.Zone, Version: readBuildInfo().String()},
+		Usage: func() (capacityBytes, usedBytes int64) {
+			st := n.storage.Stats()
+			return n.share.capacityBytes, st.Store.Slots.UsedBytes() + st.Index.DiskBytes
+		},
+		Node: n.storage, Logger: n.log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	n.onClose(func(ctx context.Context) error {
+		limited, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		if err := m.Close(limited); err != nil {
+			n.log.Warn("etcd did not confirm that this node has left; its lease ends by itself", "err", err)
+		}
+		return nil
+	})
+	return m, nil
+}
+
+// etcdTLS returns the configuration of the connections to etcd, or nil for plain text.
+func etcdTLS(c config.Cluster) (*tls.Config, error) {
+	if c.CA == "" && c.Cert == "" {
+		return nil, nil
+	}
+	t := &tls.Config{MinVersion: tls.VersionTLS12}
+	if c.CA != "" {
+		pool, err := readCA(c.CA)
+		if err != nil {
+			return nil, err
+		}
+		t.RootCAs = pool
+	}
+	if c.Cert != "" {
+		pair, err := tls.LoadX509KeyPair(c.Cert, c.Key)
+		if err != nil {
+			return nil, err
+		}
+		t.Certificates = []tls.Certificate{pair}
+	}
+	return t, nil
+}
+
+func newClusterCommand(w world) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "cluster",
+		Short: "Show the nodes of a cluster",
+		Long: `Show the nodes of a cluster. Nodes with the same setting cluster.etcd and cluster.prefix
+are a cluster: a namespace that is created, bumped or deleted on one of them changes on all.`,
+	}
+	c := addConnectionFlags(cmd, w)
+	return noun(cmd, newClusterMembers(c))
+}
+
+func newClusterMembers(c *connection) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "members",
+		Short: "List the nodes of the cluster, as etcd has them",
+		Long: `List the nodes of the cluster, as etcd has them. A node that is down is not in the list;
+it leaves the list cluster.lease_ttl after its end. APPLIED is the revision of etcd up to
+which a node has applied all changes of namespaces.`,
+		Args: args(cobra.NoArgs),
+	}
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return c.admin(cmd, func(ctx context.Context, a admin) error {
+			resp, err := a.ListMembers(ctx, &pb.ListMembersRequest{})
+			if err != nil {
+				return err
+			}
+			return outputOf(cmd).emit(resp, func(t *table) {
+				t.row("NAME", "STATE", "ZONE", "CAPACITY", "USED", "APPLIED", "SINCE", "ADDRESS", "VERSION")
+				for _, m := range resp.GetMembers() {
+					t.row(m.GetName(), m.GetState(), m.GetZone(), size(m.GetCapacityBytes()), size(m.GetUsedBytes()), m.GetApplied(),
+						time.UnixMilli(m.GetSinceUnixMs()).UTC().Format(time.RFC3339), m.GetAddr(), m.GetVersion())
+				}
+			})
+		})
+	}
+	return cmd
+}

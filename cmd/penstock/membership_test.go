@@ -1,0 +1,144 @@
+package main
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/lab/testetcd"
+)
+
+// clusterOf returns the settings of a member of a cluster.
+func clusterOf(e *testetcd.Etcd, name string) []string {
+	return []string{"--node", name, "--cluster-etcd", strings.Join(e.Endpoints, ","), "--cluster-lease-ttl", "4s", "--cluster-zone", "rack-" + name}
+}
+
+// awaitTrue waits until the condition holds.
+func awaitTrue(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(2 * time.Minute)
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatal("not reached: " + what)
+		}
+	}
+}
+
+// readiness returns the status and the body of /readyz.
+func readiness(t *testing.T, s *served) (int, string) {
+	t.Helper()
+	resp, err := http.Get("http://" + s.ready.HTTP + "/readyz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(body)
+}
+
+func serving(t *testing.T, s *served) func() bool {
+	return func() bool {
+		code, _ := readiness(t, s)
+		return code == http.StatusOK
+	}
+}
+
+// states returns the members as node:state.
+func states(t *testing.T, s *served) string {
+	t.Helper()
+	r := s.run("cluster", "members", "--format", "json")
+	if r.code != 0 {
+		return r.err
+	}
+	var all []string
+	list := decode[struct {
+		Members []struct{ Name, State string }
+	}](t, r)
+	for _, m := range list.Members {
+		all = append(all, m.Name+":"+m.State)
+	}
+	return strings.Join(all, " ")
+}
+
+// TestMembers: commands on one node of a cluster change the namespaces of all nodes. A node that was
+// killed leaves the list, and has the new weights when it is back. Without etcd the nodes serve
+// nothing.
+func TestMembers(t *testing.T) {
+	testkit.VerifyNone(t)
+	etcd, dir := testetcd.Start(t, 1), t.TempDir()
+	a := startServed(t, dir+"/a", clusterOf(etcd, "a")...)
+	c := startProcess(t, dir+"/c", clusterOf(etcd, "c")...)
+	awaitTrue(t, "both nodes serve", func() bool { return serving(t, a)() && serving(t, c.client(t))() })
+	if got := states(t, a); got != "a:serving c:serving" {
+		t.Errorf("members %q", got)
+	}
+	table := c.client(t).run("cluster", "members").must(t)
+	for _, want := range []string{"NAME", "rack-a", "rack-c", a.ready.Listen} {
+		if !strings.Contains(table, want) {
+			t.Errorf("no %q in\n%s", want, table)
+		}
+	}
+	tokensFile, dataFile := prompt(t, a, dir, 3)
+	for _, s := range []*served{a, c.client(t)} {
+		s.run("block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile).must(t)
+		fetchSame(t, s, dir, tokensFile, dataFile)
+	}
+	if out := c.client(t).run("ns", "bump-epoch", "m").must(t); !strings.Contains(out, "2") {
+		t.Errorf("bump: %s", out)
+	}
+	missed := func(s *served) {
+		t.Helper()
+		if r := s.run("block", "get", "m", "--tokens-file", tokensFile, "--out", dir+"/old"); r.code == 0 {
+			t.Errorf("blocks of old weights were returned: %s", r.out)
+		}
+	}
+	missed(a)
+	missed(c.client(t))
+	if err := c.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	awaitTrue(t, "the killed node leaves the list", func() bool { return states(t, a) == "a:serving" })
+	a.run("ns", "bump-epoch", "m", "--to", "7").must(t)
+	again := startProcess(t, dir+"/c", clusterOf(etcd, "c")...)
+	t.Cleanup(func() {
+		if err := again.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	awaitTrue(t, "the node is back", serving(t, again.client(t)))
+	list := decode[struct {
+		Namespaces []struct{ Epoch int }
+	}](t, again.client(t).run("ns", "list", "--format", "json"))
+	if len(list.Namespaces) != 1 || list.Namespaces[0].Epoch != 7 {
+		t.Errorf("the node that is back has the namespaces %+v", list)
+	}
+	etcd.Pause(0)
+	awaitTrue(t, "a node without etcd is not ready", func() bool {
+		code, body := readiness(t, a)
+		return code == http.StatusServiceUnavailable && strings.Contains(body, "no_lease")
+	})
+	if r := a.run("block", "get", "m", "--tokens-file", tokensFile, "--out", dir+"/without"); r.code == 0 {
+		t.Error("a node without etcd returned blocks")
+	}
+	etcd.Resume(0)
+	awaitTrue(t, "the nodes serve again", func() bool { return serving(t, a)() && serving(t, again.client(t))() })
+}
+
+// TestAloneIsNoCluster: a node without etcd refuses the list of members, with the setting to set.
+func TestAloneIsNoCluster(t *testing.T) {
+	testkit.VerifyNone(t)
+	s := startServed(t, t.TempDir()+"/volume")
+	if r := s.run("cluster", "members"); r.code == 0 || !strings.Contains(r.err, "cluster.etcd is empty") {
+		t.Errorf("exit %d: %s", r.code, r.err)
+	}
+}

@@ -1,0 +1,93 @@
+package server
+
+import (
+	"context"
+	"strings"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/server/membership"
+	"github.com/penstock-kv/penstock/server/storage"
+)
+
+// Namespaces changes namespaces. *storage.Node changes those of one node, *membership.Cluster those
+// of all nodes of a cluster; see the methods of both for the contracts.
+type Namespaces interface {
+	CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Namespace, error)
+	DeleteNamespace(ctx context.Context, name string, dryRun bool) (storage.Removed, error)
+	BumpEpoch(ctx context.Context, name string, to kv.Epoch, keep int) (storage.Bumped, error)
+	RetireEpoch(ctx context.Context, name string, epoch kv.Epoch, force, dryRun bool) (storage.Removed, error)
+	SetQuota(ctx context.Context, name string, quotaBytes int64) (kv.Namespace, error)
+}
+
+// Cluster is the membership of a cluster. *membership.Cluster implements it.
+type Cluster interface {
+	Namespaces
+	// Admit returns nil if the node may serve a call on the namespace; an empty name asks for the
+	// node in general.
+	Admit(namespace string) error
+	// Refused returns the number of namespaces that the node may not serve although it has a lease.
+	Refused() int
+	Members(ctx context.Context) ([]membership.Member, error)
+	// Drain makes the node's state draining in the list of members.
+	Drain(ctx context.Context) error
+}
+
+// cachePrefix begins the full name of each method of the Cache service.
+var cachePrefix = "/" + pb.Cache_ServiceDesc.ServiceName + "/"
+
+// admitUnary is a grpc.UnaryServerInterceptor that refuses calls of the Cache service on namespaces
+// that the cluster does not let the node serve.
+func (s *Server) admitUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	if !strings.HasPrefix(info.FullMethod, cachePrefix) {
+		return next(ctx, req)
+	}
+	if err := s.admit(req); err != nil {
+		return nil, err
+	}
+	resp, err := next(ctx, req)
+	if err == nil {
+		err = s.admit(req)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return resp, nil
+}
+
+// admit returns an error if the cluster does not let the node serve the namespace of a request. It
+// is called before the call and after it: the bytes of a read that outlasts the lease do not count
+// for the client. Requests without a namespace, which end leases and reservations, are always
+// admitted.
+func (s *Server) admit(req any) error {
+	if s.opts.Cluster == nil {
+		return nil
+	}
+	named, ok := req.(interface{ GetNamespace() string })
+	if !ok {
+		return nil
+	}
+	return s.opts.Cluster.Admit(named.GetNamespace())
+}
+
+func (s *adminService) ListMembers(ctx context.Context, _ *pb.ListMembersRequest) (*pb.ListMembersResponse, error) {
+	if s.opts.Cluster == nil {
+		return nil, status.Error(codes.FailedPrecondition, "this node is not in a cluster: its setting cluster.etcd is empty")
+	}
+	all, err := s.opts.Cluster.Members(ctx)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	resp := new(pb.ListMembersResponse)
+	for _, m := range all {
+		resp.Members = append(resp.Members, &pb.Member{
+			Name: m.Name, Addr: m.Addr, Zone: m.Zone, State: string(m.State), CapacityBytes: m.CapacityBytes, UsedBytes: m.UsedBytes,
+			Version: m.Version, SinceUnixMs: m.Since.UnixMilli(), Applied: m.Applied,
+		})
+	}
+	return resp, nil
+}

@@ -1,0 +1,269 @@
+package membership
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/penstock-kv/penstock/internal/options"
+	"github.com/penstock-kv/penstock/server/storage"
+)
+
+// Options configures a Cluster. Endpoints, Member.Name, Member.Addr and Node are required.
+type Options struct {
+	// Endpoints are the addresses of etcd's members, host:port.
+	Endpoints []string
+	// Prefix is the beginning of the cluster's keys. Default /penstock.
+	Prefix string
+	// TLS, if not nil, protects the connections to etcd. Username and Password are etcd's.
+	TLS                *tls.Config
+	Username, Password string
+	// TTL is the time after which a member that has vanished is no longer in the list, at least 2 s,
+	// in whole seconds. Default 10 s.
+	TTL time.Duration
+	// Member has the name, address, zone and version of this node. The other fields are not used.
+	Member Member
+	// Usage returns the capacity and the use of the store in bytes. Nil: both are 0.
+	Usage func() (capacityBytes, usedBytes int64)
+	// Node is the node that follows the cluster's namespaces.
+	Node   *storage.Node
+	Logger *slog.Logger
+}
+
+// EnsureDefaults fills the fields that are zero.
+func (o *Options) EnsureDefaults() {
+	options.SetDefault(&o.Prefix, "/penstock")
+	options.SetDefault(&o.TTL, 10*time.Second)
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Usage == nil {
+		o.Usage = func() (int64, int64) { return 0, 0 }
+	}
+}
+
+// Validate returns an error for the first invalid field.
+func (o *Options) Validate() error {
+	switch {
+	case len(o.Endpoints) == 0:
+		return errors.New("membership: Endpoints is empty")
+	case !strings.HasPrefix(o.Prefix, "/") || strings.HasSuffix(o.Prefix, "/"):
+		return fmt.Errorf("membership: Prefix %q; it must begin with a slash and not end with one", o.Prefix)
+	case o.Member.Name == "" || strings.Contains(o.Member.Name, "/"):
+		return fmt.Errorf("membership: member name %q; it must not be empty or contain a slash", o.Member.Name)
+	case o.Member.Addr == "":
+		return errors.New("membership: Member.Addr is empty")
+	case o.TTL < 2*time.Second || o.TTL%time.Second != 0:
+		return fmt.Errorf("membership: TTL %v; it must be whole seconds, at least 2", o.TTL)
+	case o.Node == nil:
+		return errors.New("membership: Node is nil")
+	}
+	return nil
+}
+
+// refusal is an error with the status that a client receives for it.
+type refusal struct {
+	error
+	code codes.Code
+}
+
+func (r refusal) Unwrap() error              { return r.error }
+func (r refusal) GRPCStatus() *status.Status { return status.New(r.code, r.Error()) }
+
+// errNoLease is the error of Admit without a lease.
+var errNoLease = refusal{errors.New("this node has no lease in etcd at the moment, so it may have missed new weights, and serves nothing"), codes.Unavailable}
+
+// Cluster is the membership of one node. All methods may be called concurrently.
+type Cluster struct {
+	opts Options
+	etcd *clientv3.Client
+	node *storage.Node
+	log  *slog.Logger
+
+	// began is the origin of until, which is the time in nanoseconds up to which the node may serve.
+	began time.Time
+	until atomic.Int64
+	// blocked has the namespaces that the node refuses, because it could not apply a change; nil if
+	// there is none. The map is not changed after it was stored.
+	blocked atomic.Pointer[map[string]error]
+
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu       sync.Mutex
+	session  *session // nil: the node is not a member
+	draining bool
+	// joined is closed when the node serves for the first time.
+	joined chan struct{}
+	once   sync.Once
+}
+
+// Join begins to make the node a member, in the background: it does not wait for etcd. Until the
+// node is a member, Admit refuses.
+func Join(o Options) (*Cluster, error) {
+	o.EnsureDefaults()
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	etcd, err := clientv3.New(clientv3.Config{
+		Endpoints: o.Endpoints, TLS: o.TLS, Username: o.Username, Password: o.Password,
+		DialTimeout: o.TTL / 4, DialKeepAliveTime: o.TTL / 4, DialKeepAliveTimeout: o.TTL / 4,
+		PermitWithoutStream: true,
+		Logger:              zap.NewNop(), // this package logs what an operator can act on
+	})
+	if err != nil {
+		return nil, fmt.Errorf("membership: etcd at %s: %w", strings.Join(o.Endpoints, ","), err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	c := &Cluster{opts: o, etcd: etcd, node: o.Node, log: o.Logger, began: time.Now(), cancel: cancel, joined: make(chan struct{})}
+	c.until.Store(-1)
+	c.wg.Go(func() { c.run(ctx) })
+	return c, nil
+}
+
+// Joined is closed when the node has become a member for the first time.
+func (c *Cluster) Joined() <-chan struct{} { return c.joined }
+
+// Admit returns nil if the node may serve a call on the namespace. An empty name asks for the node
+// in general. Otherwise the error has a gRPC status.
+func (c *Cluster) Admit(namespace string) error {
+	if int64(time.Since(c.began)) >= c.until.Load() {
+		return errNoLease
+	}
+	if b := c.blocked.Load(); b != nil {
+		if err := (*b)[namespace]; err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Refused returns the number of namespaces that Admit refuses because a change could not be applied.
+func (c *Cluster) Refused() int {
+	if b := c.blocked.Load(); b != nil {
+		return len(*b)
+	}
+	return 0
+}
+
+// block makes Admit refuse a namespace; a nil error ends that.
+func (c *Cluster) block(name string, err error) {
+	if err == nil && c.blocked.Load() == nil {
+		return
+	}
+	next := make(map[string]error)
+	if b := c.blocked.Load(); b != nil {
+		maps.Copy(next, *b)
+	}
+	delete(next, name)
+	if err != nil {
+		next[name] = refusal{fmt.Errorf("this node could not apply the cluster's last change of namespace %q, and does not serve it until it can: %w", name, err), codes.Unavailable}
+	}
+	if len(next) == 0 {
+		c.blocked.Store(nil)
+		return
+	}
+	c.blocked.Store(&next)
+}
+
+func (c *Cluster) membersPrefix() string    { return c.opts.Prefix + "/members/" }
+func (c *Cluster) namespacesPrefix() string { return c.opts.Prefix + "/namespaces/" }
+
+// run has one session after the other until ctx ends.
+func (c *Cluster) run(ctx context.Context) {
+	const first, longest = 100 * time.Millisecond, 2 * time.Second
+	wait, said := first, ""
+	for {
+		began := time.Now()
+		err := c.runSession(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > c.opts.TTL {
+			wait, said = first, ""
+		}
+		if text := err.Error(); text != said {
+			c.log.Warn("not a member of the cluster: this node serves nothing until it has joined", "etcd", c.opts.Endpoints, "err", err)
+			said = text
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return
+		}
+		wait = min(2*wait, longest)
+	}
+}
+
+// Drain makes the node's state draining in the list of members.
+func (c *Cluster) Drain(ctx context.Context) error {
+	c.mu.Lock()
+	c.draining = true
+	s := c.session
+	c.mu.Unlock()
+	if s == nil {
+		return nil
+	}
+	return s.write(ctx)
+}
+
+// Close leaves the cluster. The node is then not admitted. Close returns ctx's error if etcd does
+// not confirm the end of the lease in time; the lease then ends by itself.
+func (c *Cluster) Close(ctx context.Context) error {
+	c.mu.Lock()
+	s := c.session
+	c.mu.Unlock()
+	c.until.Store(-1)
+	c.cancel()
+	c.wg.Wait()
+	c.until.Store(-1)
+	var err error
+	if s != nil {
+		_, err = c.etcd.Revoke(ctx, s.lease)
+	}
+	return errors.Join(err, c.etcd.Close())
+}
+
+// Members returns the records of all members, sorted by name.
+func (c *Cluster) Members(ctx context.Context) ([]Member, error) {
+	all, _, err := c.members(ctx)
+	return all, err
+}
+
+// members returns the members and the revision at which they were read.
+func (c *Cluster) members(ctx context.Context) ([]Member, int64, error) {
+	resp, err := c.etcd.Get(ctx, c.membersPrefix(), clientv3.WithPrefix())
+	if err != nil {
+		return nil, 0, c.failed(err)
+	}
+	all := make([]Member, 0, len(resp.Kvs))
+	for _, kv := range resp.Kvs {
+		m, err := decodeMember(kv.Key, kv.Value)
+		if err != nil {
+			return nil, 0, err
+		}
+		all = append(all, m)
+	}
+	return all, resp.Header.Revision, nil
+}
+
+// failed describes an error of etcd for the caller of an admin call.
+func (c *Cluster) failed(err error) error {
+	code := codes.Unavailable
+	if errors.Is(err, context.Canceled) {
+		code = codes.Canceled
+	}
+	return refusal{fmt.Errorf("etcd at %s: %w", strings.Join(c.opts.Endpoints, ","), err), code}
+}

@@ -1,0 +1,40 @@
+// Package membership makes a storage node a member of a cluster. etcd has the list of the members,
+// and the namespaces with their epochs and quotas. The package keeps the namespaces of the node
+// equal to those in etcd, and reports whether the node may serve.
+//
+// It does not choose the node of a block, which clients do (package client), and no KV passes
+// through etcd. A node without etcd does not use the package.
+//
+//	PREFIX/members/NAME      a Member, under the node's lease; the node writes it
+//	PREFIX/namespaces/NAME   a record: definition, epochs, quota; admin calls on any node write it
+//
+//	admin call ─► node A ── transaction ─► etcd ── watch ─► each node: storage.Node.Follow
+//	                                                           │
+//	                      member record with Applied ◄─────────┘
+//	     reply ◄── A has read that no member serves with a lower Applied
+//
+//	join: grant a lease ─► Member{joining} ─► read all namespaces, at revision R ─► Follow each
+//	      ─► transaction: if no namespace has changed after R, Member{serving, Applied: R}; otherwise
+//	         read again
+//
+// # What a caller may rely on
+//
+//   - A node serves (Admit returns nil) only while its lease exists in etcd. It counts the time of
+//     the lease from the moment before it sent the last renewal that etcd confirmed, and stops a
+//     tenth earlier, because its clock and etcd's may run at different rates. Only the monotonic
+//     clock is read, so a changed wall clock has no effect.
+//   - When BumpEpoch has returned without an error, no node serves the retired epochs: each member
+//     has applied the change, or its lease has ended. A member that cannot apply a change (for
+//     example because its volumes take no catalogue) refuses the namespace until it can.
+//   - A change that returned an error may have been made, as with every call over a network. If etcd
+//     has it and a member has not applied it in time, the error names the member.
+//   - The epoch of a name never decreases: the record of a deleted namespace stays in etcd, and a
+//     new namespace of this name begins above its last epoch. So a node that was away during the
+//     deletion drops its blocks.
+//   - Pins of epochs stay local to the node on which they were made.
+//
+// A namespace that a joining node has and etcd does not have is added to etcd. So the first node of
+// a cluster brings its namespaces along.
+//
+// Lock order: Cluster.mu and session.mu are leaves. Neither is held across a call.
+package membership

@@ -1,0 +1,613 @@
+package membership_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/lab/testetcd"
+	"github.com/penstock-kv/penstock/lab/testnode"
+	"github.com/penstock-kv/penstock/server/membership"
+	"github.com/penstock-kv/penstock/server/storage"
+	"github.com/penstock-kv/penstock/trie"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// ttl is short, so that tests see leases end, and long enough for a busy machine to renew them most
+// of the time.
+const ttl = 4 * time.Second
+
+var geo = kv.SingleGroup(2, 16, 256)
+
+// rig is an etcd and nodes in this process.
+type rig struct {
+	*testing.T
+	ctx  context.Context
+	etcd *testetcd.Etcd
+}
+
+func newRig(t *testing.T, members int) *rig {
+	t.Helper()
+	testkit.VerifyNone(t)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	t.Cleanup(cancel)
+	return &rig{t, ctx, testetcd.Start(t, members)}
+}
+
+// node is a member.
+type node struct {
+	*membership.Cluster
+	store *storage.Node
+	gate  *gate
+	leave func()
+}
+
+// store opens a storage node, and closes it when the test ends.
+func (r *rig) store() *storage.Node {
+	r.Helper()
+	e, err := testnode.OpenEngine(r.ctx, testnode.Options{})
+	r.must(err)
+	r.Cleanup(func() {
+		if err := e.Close(context.Background()); err != nil {
+			r.Error(err)
+		}
+	})
+	return e.Node
+}
+
+// join makes a new store the member name, behind a gate of its own.
+func (r *rig) join(name string) *node {
+	r.Helper()
+	n := r.begin(name, name+".example:7420", r.store())
+	r.joined(n)
+	return n
+}
+
+func (r *rig) joined(n *node) {
+	r.Helper()
+	select {
+	case <-n.Joined():
+	case <-r.ctx.Done():
+		r.Fatal("a node has not joined")
+	}
+}
+
+// begin begins to make a store a member.
+func (r *rig) begin(name, addr string, store *storage.Node) *node {
+	r.Helper()
+	return r.beginUsing(name, addr, store, func() {})
+}
+
+// beginUsing is begin with a function that is called before each write of the member's record.
+func (r *rig) beginUsing(name, addr string, store *storage.Node, writing func()) *node {
+	r.Helper()
+	g := newGate(r.T, r.etcd.Endpoints[0])
+	c, err := membership.Join(membership.Options{
+		Endpoints: append([]string{g.addr}, r.etcd.Endpoints[1:]...), TTL: ttl, Node: store,
+		Member: membership.Member{Name: name, Addr: addr, Zone: "rack-" + name, Version: "v0"},
+		Usage: func() (int64, int64) {
+			writing()
+			return 64 << 20, 1 << 20
+		},
+	})
+	r.must(err)
+	n := &node{Cluster: c, store: store, gate: g}
+	var once sync.Once
+	n.leave = func() {
+		once.Do(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			_ = c.Close(ctx) // etcd may be down
+		})
+	}
+	r.Cleanup(n.leave)
+	return n
+}
+
+func (r *rig) must(err error) {
+	r.Helper()
+	if err != nil {
+		r.Fatal(err)
+	}
+}
+
+// await waits until the condition holds.
+func (r *rig) await(what string, ok func() bool) {
+	r.Helper()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-r.ctx.Done():
+			r.Fatal("not reached: " + what)
+		}
+	}
+}
+
+// client is a client of etcd for the test itself.
+func (r *rig) client() *clientv3.Client {
+	r.Helper()
+	c, err := clientv3.New(clientv3.Config{Endpoints: r.etcd.Endpoints, Logger: zap.NewNop()})
+	r.must(err)
+	r.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// gate is a connection between a node and etcd that the test can cut.
+type gate struct {
+	addr, to string
+	cut      atomic.Bool
+
+	mu    sync.Mutex
+	conns map[net.Conn]bool
+	wg    sync.WaitGroup
+}
+
+func newGate(t *testing.T, to string) *gate {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &gate{addr: l.Addr().String(), to: to, conns: make(map[net.Conn]bool)}
+	g.wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			g.wg.Go(func() { g.forward(c) })
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		g.reset()
+		g.wg.Wait()
+	})
+	return g
+}
+
+// forward copies the bytes of a connection in both directions. While the gate is cut it discards
+// them, so that neither end sees the connection end.
+func (g *gate) forward(a net.Conn) {
+	b, err := net.Dial("tcp", g.to)
+	if err != nil {
+		_ = a.Close()
+		return
+	}
+	g.mu.Lock()
+	g.conns[a], g.conns[b] = true, true
+	g.mu.Unlock()
+	var wg sync.WaitGroup
+	pipe := func(dst, src net.Conn) {
+		_, _ = io.Copy(writer{g, dst}, src)
+		_ = dst.Close()
+		_ = src.Close()
+	}
+	wg.Go(func() { pipe(a, b) })
+	wg.Go(func() { pipe(b, a) })
+	wg.Wait()
+	g.mu.Lock()
+	delete(g.conns, a)
+	delete(g.conns, b)
+	g.mu.Unlock()
+}
+
+// reset ends all connections.
+func (g *gate) reset() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for c := range g.conns {
+		_ = c.Close()
+	}
+}
+
+type writer struct {
+	g   *gate
+	dst net.Conn
+}
+
+func (w writer) Write(b []byte) (int, error) {
+	if w.g.cut.Load() {
+		return len(b), nil
+	}
+	return w.dst.Write(b)
+}
+
+// mend ends the cut. The connections have lost bytes, so they end too.
+func (g *gate) mend() {
+	g.cut.Store(false)
+	g.reset()
+}
+
+func (n *node) epoch(name string) kv.Epoch {
+	ns, err := n.store.Namespace(name)
+	if err != nil {
+		return 0
+	}
+	return ns.Epoch
+}
+
+// TestNamespaces: a change on one node has been made on all nodes when the call returns.
+func TestNamespaces(t *testing.T) {
+	r := newRig(t, 1)
+	nodes := []*node{r.join("a"), r.join("b"), r.join("c")}
+	a, b, c := nodes[0], nodes[1], nodes[2]
+	each := func(what string, ok func(ns kv.Namespace, err error) bool) {
+		t.Helper()
+		for i, n := range nodes {
+			if ns, err := n.store.Namespace("m"); !ok(ns, err) {
+				t.Errorf("%s: node %d has %+v, %v", what, i, ns, err)
+			}
+		}
+	}
+	ns, err := a.CreateNamespace(r.ctx, kv.Namespace{Name: "m", Geometry: geo, Index: kv.IndexTrie, Tenant: "t", Salt: []byte("s")})
+	r.must(err)
+	each("created", func(got kv.Namespace, err error) bool {
+		return err == nil && got.Epoch == 1 && storage.SameDefinition(got, ns)
+	})
+	if _, err := b.CreateNamespace(r.ctx, ns); err != nil {
+		t.Errorf("the same namespace again: %v", err)
+	}
+	other := ns
+	other.Tenant = "u"
+	if _, err := b.CreateNamespace(r.ctx, other); !errors.Is(err, trie.ErrNamespaceExists) {
+		t.Errorf("another definition: %v", err)
+	}
+	bumped, err := b.BumpEpoch(r.ctx, "m", 5, 2)
+	r.must(err)
+	if bumped.Old != 1 || !slices.Equal(bumped.Live, []kv.Epoch{5, 1}) || len(bumped.Retired) != 0 {
+		t.Errorf("bumped %+v", bumped)
+	}
+	each("bumped", func(got kv.Namespace, err error) bool { return slices.Equal(got.Live(), []kv.Epoch{5, 1}) })
+	if _, err := c.BumpEpoch(r.ctx, "m", 5, 1); !errors.Is(err, trie.ErrEpoch) || !errors.Is(err, storage.ErrRequest) {
+		t.Errorf("bumped to the same epoch: %v", err)
+	}
+	if _, err := c.RetireEpoch(r.ctx, "m", 1, false, true); err != nil {
+		t.Errorf("dry run: %v", err)
+	}
+	each("after a dry run", func(got kv.Namespace, err error) bool { return got.IsLive(1) })
+	_, err = c.RetireEpoch(r.ctx, "m", 1, false, false)
+	r.must(err)
+	each("retired", func(got kv.Namespace, err error) bool { return slices.Equal(got.Live(), []kv.Epoch{5}) })
+	if _, err = a.SetQuota(r.ctx, "m", 1); !errors.Is(err, storage.ErrRequest) {
+		t.Errorf("a quota below one block: %v", err)
+	}
+	_, err = a.SetQuota(r.ctx, "m", 8<<20)
+	r.must(err)
+	each("quota", func(got kv.Namespace, err error) bool { return got.QuotaBytes == 8<<20 })
+	_, err = b.DeleteNamespace(r.ctx, "m", false)
+	r.must(err)
+	each("deleted", func(_ kv.Namespace, err error) bool { return errors.Is(err, trie.ErrNamespaceUnknown) })
+	if _, err := a.BumpEpoch(r.ctx, "m", 0, 1); !errors.Is(err, trie.ErrNamespaceUnknown) {
+		t.Errorf("bump of a deleted namespace: %v", err)
+	}
+	_, err = c.CreateNamespace(r.ctx, kv.Namespace{Name: "m", Geometry: geo, Index: kv.IndexFlat})
+	r.must(err)
+	each("created again, above the last epoch", func(got kv.Namespace, err error) bool {
+		return err == nil && got.Epoch == 6 && got.Index == kv.IndexFlat
+	})
+	members, err := a.Members(r.ctx)
+	r.must(err)
+	if len(members) != 3 || members[1].Name != "b" || members[1].Zone != "rack-b" || members[1].State != membership.Serving || members[1].CapacityBytes != 64<<20 {
+		t.Errorf("members %+v", members)
+	}
+}
+
+// TestPins: a pin keeps an epoch live on its own node only, until the epoch is retired by force from
+// any node.
+func TestPins(t *testing.T) {
+	r := newRig(t, 1)
+	a, b := r.join("a"), r.join("b")
+	_, err := a.CreateNamespace(r.ctx, kv.Namespace{Name: "m", Geometry: geo, Index: kv.IndexTrie})
+	r.must(err)
+	_, _, err = b.store.PinEpoch("rollout", "m", 1, time.Minute)
+	r.must(err)
+	_, err = a.BumpEpoch(r.ctx, "m", 0, 1)
+	r.must(err)
+	live := func(n *node, want ...kv.Epoch) {
+		t.Helper()
+		if ns, err := n.store.Namespace("m"); err != nil || !slices.Equal(ns.Live(), want) {
+			t.Errorf("live are %d, %v; want %d", ns.Live(), err, want)
+		}
+	}
+	live(a, 2)
+	live(b, 2, 1)
+	if _, err := b.RetireEpoch(r.ctx, "m", 1, false, false); !errors.Is(err, trie.ErrPinned) {
+		t.Errorf("retired a pinned epoch: %v", err)
+	}
+	_, err = a.RetireEpoch(r.ctx, "m", 1, true, false)
+	r.must(err)
+	live(b, 2)
+}
+
+// TestBringAlong: the first node's namespaces become the cluster's. A node that was away during a
+// bump and a deletion, or that comes from another cluster, drops what differs.
+func TestBringAlong(t *testing.T) {
+	r := newRig(t, 1)
+	first := r.store()
+	for _, name := range []string{"m", "gone", "other"} {
+		_, err := first.CreateNamespace(r.ctx, kv.Namespace{Name: name, Geometry: geo, Index: kv.IndexTrie, Epoch: 3})
+		r.must(err)
+	}
+	a := r.begin("a", "a.example:7420", first)
+	r.joined(a)
+	b := r.join("b")
+	if b.epoch("m") != 3 || b.epoch("gone") != 3 {
+		t.Errorf("the second node has epochs %d and %d; want 3", b.epoch("m"), b.epoch("gone"))
+	}
+	a.leave()
+	_, err := b.BumpEpoch(r.ctx, "m", 0, 1)
+	r.must(err)
+	_, err = b.DeleteNamespace(r.ctx, "gone", false)
+	r.must(err)
+	_, err = first.BumpEpoch(r.ctx, "other", 9, 1) // as a node that stands alone
+	r.must(err)
+	if err := a.Admit("m"); status.Code(err) != codes.Unavailable {
+		t.Errorf("a node that has left: %v", err)
+	}
+	again := r.begin("a", "a.example:7420", first)
+	r.joined(again)
+	if again.epoch("m") != 4 || again.epoch("gone") != 0 || again.epoch("other") != 3 {
+		t.Errorf("the node has epochs %d, %d and %d; want 4, none and 3", again.epoch("m"), again.epoch("gone"), again.epoch("other"))
+	}
+}
+
+// TestCutOff: a bump waits for a node that etcd cannot reach until the node's lease has ended, and
+// the node has stopped to serve before. When the node is back, it has the new epoch.
+func TestCutOff(t *testing.T) {
+	r := newRig(t, 1)
+	a, b := r.join("a"), r.join("b")
+	_, err := a.CreateNamespace(r.ctx, kv.Namespace{Name: "m", Geometry: geo, Index: kv.IndexTrie})
+	r.must(err)
+	r.await("the node serves", func() bool { return b.Admit("m") == nil })
+	b.gate.cut.Store(true)
+	_, err = a.BumpEpoch(r.ctx, "m", 0, 1)
+	if admitted := b.Admit("m"); admitted == nil {
+		t.Error("the bump has returned, and a node that is cut off serves the old epoch")
+	}
+	r.must(err)
+	if b.epoch("m") != 1 {
+		t.Errorf("the node that is cut off has epoch %d", b.epoch("m"))
+	}
+	b.gate.mend()
+	r.await("the node serves again", func() bool { return b.Admit("m") == nil })
+	if b.epoch("m") != 2 {
+		t.Errorf("the node serves with epoch %d", b.epoch("m"))
+	}
+}
+
+// TestBumpsRandom: nodes join, leave, are cut off and come back while a namespace is bumped. A node
+// that serves at a moment has at least the epoch of the last bump that had returned before.
+func TestBumpsRandom(t *testing.T) {
+	r := newRig(t, 1)
+	admin := r.join("admin")
+	_, err := admin.CreateNamespace(r.ctx, kv.Namespace{Name: "m", Geometry: geo, Index: kv.IndexTrie})
+	r.must(err)
+	var bumped, served atomic.Int64
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	watch := func(n *node, left chan struct{}) {
+		tick := time.NewTicker(200 * time.Microsecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-left:
+				return
+			case <-tick.C:
+			}
+			before := kv.Epoch(bumped.Load())
+			if n.Admit("m") != nil {
+				continue
+			}
+			epoch := n.epoch("m")
+			if n.Admit("m") == nil {
+				served.Add(1)
+				if epoch < before {
+					t.Errorf("a node serves with epoch %d; a bump to %d has returned", epoch, before)
+					return
+				}
+			}
+		}
+	}
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	for i := range 3 {
+		rnd := rand.New(rand.NewPCG(seed, uint64(i)))
+		name, store := fmt.Sprintf("n%d", i), r.store()
+		wg.Go(func() {
+			for life := 0; ; life++ {
+				n := r.begin(name, name+".example:7420", store)
+				left := make(chan struct{})
+				wg.Go(func() { watch(n, left) })
+				for range 1 + rnd.IntN(3) {
+					select {
+					case <-stop:
+						close(left)
+						return
+					case <-time.After(time.Duration(rnd.IntN(400)) * time.Millisecond):
+					}
+					n.gate.cut.Store(true)
+					select {
+					case <-stop:
+					case <-time.After(time.Duration(rnd.IntN(int(ttl)))):
+					}
+					n.gate.mend()
+				}
+				close(left)
+				n.leave()
+			}
+		})
+	}
+	bumps := testkit.Rounds(12, 4)
+	for range bumps {
+		b, err := admin.BumpEpoch(r.ctx, "m", 0, 1)
+		if status.Code(err) == codes.DeadlineExceeded || status.Code(err) == codes.Unavailable {
+			continue // made or not; in any case not promised
+		}
+		r.must(err)
+		bumped.Store(int64(b.Live[0]))
+	}
+	close(stop)
+	wg.Wait()
+	if served.Load() == 0 {
+		t.Error("no node has served at all")
+	}
+	t.Logf("%d bumps; nodes were found serving %d times", bumped.Load(), served.Load())
+}
+
+// TestBumpDuringJoin: a node that joins does not serve the epoch that it read before a bump, although
+// the bump does not wait for it.
+func TestBumpDuringJoin(t *testing.T) {
+	r := newRig(t, 1)
+	a := r.join("a")
+	_, err := a.CreateNamespace(r.ctx, kv.Namespace{Name: "m", Geometry: geo, Index: kv.IndexTrie})
+	r.must(err)
+	writes := 0
+	b := r.beginUsing("b", "b.example:7420", r.store(), func() {
+		if writes++; writes == 2 { // the first record says joining, the second serving
+			if _, err := a.BumpEpoch(r.ctx, "m", 0, 1); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	r.joined(b)
+	if e := b.epoch("m"); e != 2 {
+		t.Errorf("a node that has joined has epoch %d", e)
+	}
+}
+
+// TestNames: a name belongs to one address at a time. A process that follows a killed one at the same
+// address takes the name over at once.
+func TestNames(t *testing.T) {
+	r := newRig(t, 1)
+	a := r.join("a")
+	var log testkit.Log
+	store := r.store()
+	c, err := membership.Join(membership.Options{
+		Endpoints: r.etcd.Endpoints, TTL: ttl, Node: store, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+		Member: membership.Member{Name: "a", Addr: "elsewhere:7420"},
+	})
+	r.must(err)
+	log.Await("give each node its own name")
+	if c.Admit("") == nil {
+		t.Error("a node with another node's name serves")
+	}
+	r.must(c.Close(r.ctx))
+	if a.Admit("") != nil {
+		r.await("the first node serves", func() bool { return a.Admit("") == nil })
+	}
+	a.gate.cut.Store(true) // etcd does not see this process end
+	b := r.begin("a", "a.example:7420", store)
+	r.joined(b)
+}
+
+// TestBlocked: a node that cannot apply a record refuses that namespace only, and serves it when the
+// record can be applied.
+func TestBlocked(t *testing.T) {
+	r := newRig(t, 1)
+	a := r.join("a")
+	for _, name := range []string{"m", "n"} {
+		_, err := a.CreateNamespace(r.ctx, kv.Namespace{Name: name, Geometry: geo, Index: kv.IndexTrie})
+		r.must(err)
+	}
+	etcd := r.client()
+	const key = "/penstock/namespaces/m"
+	was, err := etcd.Get(r.ctx, key)
+	r.must(err)
+	_, err = etcd.Put(r.ctx, key, `{"version":7}`)
+	r.must(err)
+	r.await("the namespace is refused", func() bool {
+		err := a.Admit("m")
+		return status.Code(err) == codes.Unavailable && strings.Contains(err.Error(), "version 7")
+	})
+	r.await("the other namespace is served", func() bool { return a.Admit("n") == nil && a.Admit("m") != nil })
+	if n := a.Refused(); n != 1 {
+		t.Errorf("%d namespaces are refused", n)
+	}
+	_, err = etcd.Put(r.ctx, key, string(was.Kvs[0].Value))
+	r.must(err)
+	r.await("the namespace is served", func() bool { return a.Admit("m") == nil })
+}
+
+// TestEtcdFails: the death of one of three members of etcd is not noticed beyond the length of a
+// lease, a majority's stops the nodes, and its return brings them back with their namespaces.
+func TestEtcdFails(t *testing.T) {
+	r := newRig(t, 3)
+	a, b := r.join("a"), r.join("b")
+	_, err := a.CreateNamespace(r.ctx, kv.Namespace{Name: "m", Geometry: geo, Index: kv.IndexTrie})
+	r.must(err)
+	r.etcd.Kill(0) // both nodes are connected to it first
+	bump := func() (to kv.Epoch) {
+		r.await("a bump", func() bool {
+			b, err := a.BumpEpoch(r.ctx, "m", 0, 1)
+			if err == nil {
+				to = b.Live[0]
+			}
+			return err == nil
+		})
+		return to
+	}
+	to := bump()
+	if b.epoch("m") < to && b.Admit("m") == nil {
+		t.Errorf("a node serves with epoch %d after the bump to %d", b.epoch("m"), to)
+	}
+	r.etcd.Kill(1)
+	r.await("no node serves", func() bool { return a.Admit("") != nil && b.Admit("") != nil })
+	ctx, cancel := context.WithTimeout(r.ctx, time.Second)
+	defer cancel()
+	if _, err := a.BumpEpoch(ctx, "m", 0, 1); status.Code(err) != codes.Unavailable && status.Code(err) != codes.DeadlineExceeded {
+		t.Errorf("a bump without a majority: %v", err)
+	}
+	r.etcd.Run(0)
+	r.etcd.Run(1)
+	r.await("both nodes serve", func() bool { return a.Admit("m") == nil && b.Admit("m") == nil })
+	to = bump()
+	r.await("both nodes serve the new epoch", func() bool {
+		return a.Admit("m") == nil && b.Admit("m") == nil && a.epoch("m") >= to && b.epoch("m") >= to
+	})
+}
+
+// TestDrain: the list of members shows a node that drains, and not one that has left.
+func TestDrain(t *testing.T) {
+	r := newRig(t, 1)
+	a, b := r.join("a"), r.join("b")
+	states := func() map[string]membership.State {
+		all, err := a.Members(r.ctx)
+		r.must(err)
+		m := make(map[string]membership.State)
+		for _, x := range all {
+			m[x.Name] = x.State
+		}
+		return m
+	}
+	r.must(b.Drain(r.ctx))
+	if s := states(); s["a"] != membership.Serving || s["b"] != membership.Draining {
+		t.Errorf("states %v", s)
+	}
+	b.leave()
+	if s := states(); len(s) != 1 {
+		t.Errorf("states %v after a node has left", s)
+	}
+}

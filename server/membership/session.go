@@ -1,0 +1,380 @@
+package membership
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/penstock-kv/penstock/trie"
+)
+
+// session is the time of one lease.
+type session struct {
+	*Cluster
+	lease clientv3.LeaseID
+	key   string
+	since time.Time
+
+	mu sync.Mutex
+	// renewed is the time before the last confirmed renewal was sent.
+	renewed time.Time
+	state   State
+	applied int64 // revision
+	written Member
+}
+
+// runSession gets a lease, joins, and follows the namespaces until the lease is lost or ctx ends.
+func (c *Cluster) runSession(ctx context.Context) error {
+	sent := time.Now()
+	limited, cancel := context.WithTimeout(ctx, c.opts.TTL)
+	defer cancel()
+	grant, err := c.etcd.Grant(limited, int64(c.opts.TTL/time.Second))
+	if err != nil {
+		return fmt.Errorf("grant a lease: %w", err)
+	}
+	s := &session{Cluster: c, lease: grant.ID, key: c.membersPrefix() + c.opts.Member.Name, since: sent.UTC(), renewed: sent, state: Joining}
+	defer c.until.Store(-1)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.renew(ctx) })
+	g.Go(func() error { return s.follow(ctx) })
+	err = g.Wait()
+	c.until.Store(-1)
+	return err
+}
+
+// serveUntil admits calls for as long as the lease surely lives.
+func (s *session) serveUntilLocked() {
+	if s.state != Joining {
+		s.until.Store(int64(s.renewed.Add(s.opts.TTL - s.opts.TTL/10).Sub(s.began)))
+	}
+}
+
+// renew keeps the lease alive. It returns when the lease is lost.
+func (s *session) renew(ctx context.Context) error {
+	every := s.opts.TTL / 4
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		sent := time.Now()
+		limited, cancel := context.WithTimeout(ctx, every)
+		_, err := s.etcd.KeepAliveOnce(limited, s.lease)
+		cancel()
+		s.mu.Lock()
+		if err == nil {
+			s.renewed = sent
+			s.serveUntilLocked()
+		}
+		over := time.Since(s.renewed) >= s.opts.TTL
+		s.mu.Unlock()
+		if errors.Is(err, rpctypes.ErrLeaseNotFound) || over {
+			return fmt.Errorf("the lease has ended: %w", err)
+		}
+	}
+}
+
+// follow joins the cluster, and then applies each change of a namespace.
+func (s *session) follow(ctx context.Context) error {
+	if err := s.claim(ctx); err != nil {
+		return err
+	}
+	rev, err := s.load(ctx)
+	if err != nil {
+		return err
+	}
+	s.once.Do(func() { close(s.joined) })
+	s.log.Info("joined the cluster", "etcd", s.opts.Endpoints, "prefix", s.opts.Prefix, "node", s.opts.Member.Name, "namespaces_revision", rev)
+	tick := time.NewTicker(s.opts.TTL / 4)
+	defer tick.Stop()
+	for {
+		err := s.watch(ctx, rev, tick.C)
+		// Without a leader etcd ends the watch, and changes may be compacted before the next one
+		// begins. Until the namespaces are read again, admin calls wait for this member.
+		if !errors.Is(err, rpctypes.ErrNoLeader) && !errors.Is(err, rpctypes.ErrCompacted) {
+			return err
+		}
+		for {
+			if rev, _, err = s.refresh(ctx); err == nil {
+				break
+			}
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		s.mu.Lock()
+		s.applied = rev
+		s.mu.Unlock()
+	}
+}
+
+// claim writes the member's record, in the state joining. The name must be free, or be the name of
+// an earlier process at the same address, which therefore has ended.
+func (s *session) claim(ctx context.Context) error {
+	resp, err := s.etcd.Get(ctx, s.key)
+	if err != nil {
+		return fmt.Errorf("read the members: %w", err)
+	}
+	free := clientv3.Compare(clientv3.CreateRevision(s.key), "=", 0)
+	if len(resp.Kvs) > 0 {
+		other, err := decodeMember(resp.Kvs[0].Key, resp.Kvs[0].Value)
+		if err != nil {
+			return err
+		}
+		if other.Addr != s.opts.Member.Addr {
+			return fmt.Errorf("the cluster has a node %q at %s already, and this node is at %s: give each node its own name (node); a node that has ended leaves the list within %v", other.Name, other.Addr, s.opts.Member.Addr, s.opts.TTL)
+		}
+		free = clientv3.Compare(clientv3.ModRevision(s.key), "=", resp.Kvs[0].ModRevision)
+	}
+	s.Cluster.mu.Lock()
+	s.Cluster.session = s
+	s.Cluster.mu.Unlock()
+	ok, err := s.put(ctx, free)
+	if err == nil && !ok {
+		err = fmt.Errorf("another node has taken the name %q", s.opts.Member.Name)
+	}
+	return err
+}
+
+// record returns the member's record as it is now.
+func (s *session) record() Member {
+	capacity, used := s.opts.Usage()
+	s.Cluster.mu.Lock()
+	draining := s.Cluster.draining
+	s.Cluster.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := s.opts.Member
+	m.State, m.CapacityBytes, m.UsedBytes, m.Since, m.Applied = s.state, capacity, used, s.since, s.applied
+	if draining && m.State == Serving {
+		m.State = Draining
+	}
+	return m
+}
+
+// put writes the member's record if all conditions hold.
+func (s *session) put(ctx context.Context, conditions ...clientv3.Cmp) (bool, error) {
+	m := s.record()
+	value, err := json.Marshal(m)
+	if err != nil {
+		return false, fmt.Errorf("membership: %w", err)
+	}
+	limited, cancel := context.WithTimeout(ctx, s.opts.TTL)
+	defer cancel()
+	resp, err := s.etcd.Txn(limited).If(conditions...).Then(clientv3.OpPut(s.key, string(value), clientv3.WithLease(s.lease))).Commit()
+	if err != nil {
+		return false, fmt.Errorf("write the member's record: %w", err)
+	}
+	if resp.Succeeded {
+		s.mu.Lock()
+		s.written = m
+		s.mu.Unlock()
+	}
+	return resp.Succeeded, nil
+}
+
+// mine is the condition that the record belongs to this session.
+func (s *session) mine() clientv3.Cmp {
+	return clientv3.Compare(clientv3.LeaseValue(s.key), "=", s.lease)
+}
+
+// write writes the member's record if it has changed.
+func (s *session) write(ctx context.Context) error {
+	now := s.record()
+	s.mu.Lock()
+	same := sameButUse(now, s.written)
+	s.mu.Unlock()
+	if same {
+		return nil
+	}
+	ok, err := s.put(ctx, s.mine())
+	if err == nil && !ok {
+		err = fmt.Errorf("%w %q", errRecordLost, s.opts.Member.Name)
+	}
+	return err
+}
+
+// errRecordLost: the member's record belongs to another lease, or is gone.
+var errRecordLost = errors.New("this process has lost its place in the list of members to another with the name")
+
+// sameButUse reports whether two records differ only by less than a hundredth of the capacity in
+// use. A record is not written for such a difference.
+func sameButUse(a, b Member) bool {
+	small := max(a.UsedBytes-b.UsedBytes, b.UsedBytes-a.UsedBytes) <= a.CapacityBytes/100
+	a.UsedBytes = b.UsedBytes
+	return small && a == b
+}
+
+// load reads and applies all namespaces, and makes the member serve. It repeats this if a namespace
+// changes meanwhile. It returns the revision of the namespaces.
+func (s *session) load(ctx context.Context) (int64, error) {
+	for {
+		rev, have, err := s.refresh(ctx)
+		if err != nil {
+			return 0, err
+		}
+		missing, err := s.bringAlong(ctx, have)
+		if err != nil {
+			return 0, err
+		}
+		if missing {
+			continue
+		}
+		s.mu.Lock()
+		s.state, s.applied = Serving, rev
+		s.mu.Unlock()
+		unchanged := clientv3.Compare(clientv3.ModRevision(s.namespacesPrefix()), "<", rev+1).WithPrefix()
+		ok, err := s.put(ctx, s.mine(), unchanged)
+		s.mu.Lock()
+		if err == nil && ok {
+			s.serveUntilLocked()
+			s.mu.Unlock()
+			return rev, nil
+		}
+		s.state = Joining
+		s.mu.Unlock()
+		if err != nil {
+			return 0, err
+		}
+		if err := s.write(ctx); err != nil { // either the record is lost, or a namespace has changed
+			return 0, err
+		}
+	}
+}
+
+// refresh reads and applies all namespaces. It returns their revision and their keys.
+func (s *session) refresh(ctx context.Context) (int64, map[string]bool, error) {
+	limited, cancel := context.WithTimeout(ctx, s.opts.TTL)
+	defer cancel()
+	resp, err := s.etcd.Get(limited, s.namespacesPrefix(), clientv3.WithPrefix())
+	if err != nil {
+		return 0, nil, fmt.Errorf("read the namespaces: %w", err)
+	}
+	have := make(map[string]bool, len(resp.Kvs))
+	for _, kv := range resp.Kvs {
+		have[string(kv.Key)] = true
+		s.apply(ctx, kv)
+	}
+	return resp.Header.Revision, have, ctx.Err()
+}
+
+// bringAlong adds the node's own namespaces that are not in have to etcd. It reports whether there
+// was one.
+func (s *session) bringAlong(ctx context.Context, have map[string]bool) (bool, error) {
+	any := false
+	for _, ns := range s.node.Namespaces() {
+		key := s.namespacesPrefix() + ns.Name
+		if have[key] {
+			continue
+		}
+		any = true
+		value, err := json.Marshal(imported(ns))
+		if err != nil {
+			return false, fmt.Errorf("membership: %w", err)
+		}
+		_, err = s.etcd.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).Then(clientv3.OpPut(key, string(value))).Commit()
+		if err != nil {
+			return false, fmt.Errorf("add namespace %q: %w", ns.Name, err)
+		}
+		s.log.Info("this node's namespace is a namespace of the cluster", "namespace", ns.Name, "epoch", ns.Epoch)
+	}
+	return any, nil
+}
+
+// watch applies the changes of namespaces after the revision rev, until the watch ends.
+func (s *session) watch(ctx context.Context, rev int64, tick <-chan time.Time) error {
+	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
+	defer cancel()
+	changes := s.etcd.Watch(ctx, s.namespacesPrefix(), clientv3.WithPrefix(), clientv3.WithRev(rev+1), clientv3.WithProgressNotify())
+	for {
+		// If etcd does not respond, the next tick writes the record. The lease ends if that lasts.
+		switch err := s.write(ctx); {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, errRecordLost):
+			return err
+		case err != nil:
+			s.log.Warn("the list of members has an old record of this node", "err", err)
+		}
+		select {
+		case resp, open := <-changes:
+			if err := resp.Err(); err != nil {
+				return fmt.Errorf("watch the namespaces: %w", err)
+			}
+			if !open {
+				return errors.New("the watch of the namespaces has ended")
+			}
+			for _, e := range resp.Events {
+				s.apply(ctx, e.Kv)
+				// The revision in the response's header may be above that of events which come in
+				// the next response.
+				s.mu.Lock()
+				s.applied = max(s.applied, e.Kv.ModRevision)
+				s.mu.Unlock()
+			}
+		case <-tick:
+			s.retryBlocked(ctx)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// apply makes the node's namespace equal to a record. If that fails, the node refuses the namespace.
+func (s *session) apply(ctx context.Context, kv *mvccpb.KeyValue) {
+	name := string(kv.Key[len(s.namespacesPrefix()):])
+	err := s.follows(ctx, name, kv)
+	if err != nil && ctx.Err() == nil {
+		s.log.Error("a change of a namespace cannot be applied: this node does not serve the namespace", "namespace", name, "err", err)
+	}
+	s.block(name, err)
+}
+
+func (s *session) follows(ctx context.Context, name string, kv *mvccpb.KeyValue) error {
+	if len(kv.Value) == 0 {
+		return fmt.Errorf("the key %s was deleted from etcd by hand", path.Clean(string(kv.Key)))
+	}
+	r, err := decodeRecord(kv.Key, kv.Value)
+	if err != nil {
+		return err
+	}
+	if !r.Deleted {
+		return s.node.Follow(ctx, r.Namespace, r.Revoked)
+	}
+	if _, err := s.node.DeleteNamespace(ctx, name, false); err != nil && !errors.Is(err, trie.ErrNamespaceUnknown) {
+		return err
+	}
+	return nil
+}
+
+// retryBlocked applies again the records of the namespaces that the node refuses.
+func (s *session) retryBlocked(ctx context.Context) {
+	b := s.blocked.Load()
+	if b == nil {
+		return
+	}
+	for name := range *b {
+		resp, err := s.etcd.Get(ctx, s.namespacesPrefix()+name)
+		if err != nil {
+			return
+		}
+		if len(resp.Kvs) > 0 && s.follows(ctx, name, resp.Kvs[0]) == nil {
+			s.log.Info("a namespace is served again", "namespace", name)
+			s.block(name, nil)
+		}
+	}
+}
