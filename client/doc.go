@@ -96,6 +96,11 @@
 // Options.Servers, spelled the same. A sequence is stored only once: the sequences of a dead node
 // are misses, and the sequences of other nodes are not affected.
 //
+// With Options.Discover the nodes are the members of a cluster. A member gets sequences in proportion
+// to its capacity, whatever its address. The Store reads the list of members at intervals, from any
+// member. While no node returns the list, the last one stays valid. A member that has left the list
+// keeps its sequences, as misses, for GoneFor; then they belong to the other members.
+//
 // # Two transports
 //
 // Match, Read, Reserve and Commit go as messages over the data-plane session, because such a call

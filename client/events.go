@@ -107,7 +107,7 @@ func (s *Store) Events(ctx context.Context, req EventsRequest, fn func(Event) er
 		return fn(e)
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	for _, n := range s.nodes {
+	for _, n := range s.all() {
 		f := follower{node: n, namespace: req.Namespace, after: req.After[n.target], fn: serial}
 		group.Go(func() error { return f.run(ctx) })
 	}

@@ -4,7 +4,7 @@ import "context"
 
 // ConnectLocal makes n connections to the unix socket of each node that reports one.
 func (s *Store) ConnectLocal(ctx context.Context, n int) error {
-	for _, node := range s.nodes {
+	for _, node := range s.all() {
 		sess, err := node.live(ctx)
 		if err != nil {
 			return err

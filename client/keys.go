@@ -109,8 +109,9 @@ func (s *Store) onAllNodes(ns kv.Namespace, ids []kv.BlockID) []share {
 	if ns.Index == kv.IndexFlat {
 		return s.shares(ns, ids)
 	}
-	out := make([]share, len(s.nodes))
-	for i, n := range s.nodes {
+	nodes := s.all()
+	out := make([]share, len(nodes))
+	for i, n := range nodes {
 		out[i] = share{node: n, ids: ids}
 	}
 	return out

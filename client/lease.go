@@ -41,7 +41,7 @@ func (s *Store) PinEpoch(ctx context.Context, ns kv.Namespace, epoch kv.Epoch, t
 	}
 	lease := &Lease{store: s}
 	var away []error
-	for _, n := range s.nodes {
+	for _, n := range s.all() {
 		var r *pb.PinEpochResponse
 		err := n.retry(ctx, n.use, func(sess *session) (err error) {
 			r, err = sess.cache.PinEpoch(ctx, &pb.PinEpochRequest{Namespace: ns.Name, Epoch: uint64(epoch), TtlMs: millis(ttl)})

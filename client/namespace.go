@@ -22,7 +22,7 @@ func (s *Store) EnsureNamespace(ctx context.Context, def kv.Namespace) (kv.Names
 	if err := def.Validate(); err != nil {
 		return kv.Namespace{}, fmt.Errorf("client: %w: %w", ErrRequest, err)
 	}
-	for _, n := range s.nodes {
+	for _, n := range s.all() {
 		err := n.createNamespace(ctx, def)
 		// ErrMismatch: the node has the namespace. The comparison below covers all nodes.
 		if err != nil && !errors.Is(err, errDown) && !errors.Is(err, errBusy) && !errors.Is(err, ErrMismatch) {
@@ -113,7 +113,7 @@ func (s *Store) RetireEpoch(ctx context.Context, name string, epoch kv.Epoch, fo
 // node that does not answer is ErrUnavailable.
 func (s *Store) changeEach(what string, change func(*node) error) error {
 	var errs []error
-	for _, n := range s.nodes {
+	for _, n := range s.all() {
 		err := change(n)
 		if errors.Is(err, errDown) || errors.Is(err, errBusy) {
 			err = fmt.Errorf("client: %s: %w: %w", what, ErrUnavailable, hideInternal(err))

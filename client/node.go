@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/zeebo/xxh3"
@@ -60,8 +61,10 @@ type session struct {
 type node struct {
 	store  *Store
 	target string
-	// seed is the hash of target: the node's input to rendezvous hashing.
-	seed uint64
+	// seed is the hash of the node's name, or of target without Options.Discover: the node's input
+	// to rendezvous hashing. weight is the node's capacity in bytes; it is used only with Discover.
+	seed   uint64
+	weight atomic.Int64
 	// local are the connections to the node's unix socket, if the node is on this host.
 	local localConns
 
@@ -333,11 +336,31 @@ func backOff(ctx context.Context, attempt int) error {
 
 // close ends the session. No attempt to connect may be running.
 func (n *node) close() {
-	n.local.close()
 	n.mu.Lock()
+	n.endLocked(fmt.Errorf("client: %s: %w", n.target, ErrClosed), time.Now())
+}
+
+// leave ends the session of a node that is no longer a member. Calls that have the node are misses.
+func (n *node) leave() {
+	n.mu.Lock()
+	for n.attempt != nil {
+		attempt := n.attempt
+		n.mu.Unlock()
+		<-attempt
+		n.mu.Lock()
+	}
+	n.endLocked(fmt.Errorf("client: %s has left the cluster: %w", n.target, errDown), time.Now().Add(never))
+}
+
+// never is a time after which nothing happens.
+const never = 100 * 365 * 24 * time.Hour
+
+// endLocked ends the session with the error err, and unlocks mu.
+func (n *node) endLocked(err error, deadUntil time.Time) {
 	sess := n.session
-	n.session, n.err, n.deadUntil = nil, fmt.Errorf("client: %s: %w", n.target, ErrClosed), time.Now()
+	n.session, n.err, n.deadUntil = nil, err, deadUntil
 	n.mu.Unlock()
+	n.local.close()
 	if sess != nil {
 		_ = sess.conn.Close() // the connection ends in any case
 		sess.transport.close()
@@ -347,7 +370,7 @@ func (n *node) close() {
 
 // NodeStatus is the Store's view of one node.
 type NodeStatus struct {
-	// Server is the node's address as in Options.Servers.
+	// Server is the node's address, as in Options.Servers or in the list of members.
 	Server string
 	// Up reports whether there is a session. Node and Version are the name and version that the
 	// node returned; empty if the node is down.
@@ -357,11 +380,12 @@ type NodeStatus struct {
 	Err error
 }
 
-// Nodes returns the state of each node, in the order of Options.Servers. It makes no calls to the
-// nodes.
+// Nodes returns the state of each node, in the order of Options.Servers or, with Options.Discover, of
+// the members' names. It makes no calls to the nodes.
 func (s *Store) Nodes() []NodeStatus {
-	out := make([]NodeStatus, len(s.nodes))
-	for i, n := range s.nodes {
+	nodes := s.all()
+	out := make([]NodeStatus, len(nodes))
+	for i, n := range nodes {
 		n.mu.Lock()
 		out[i] = NodeStatus{Server: n.target, Up: n.session != nil, Err: hideInternal(n.err)}
 		if n.session != nil {

@@ -18,6 +18,16 @@ type Options struct {
 	// takes. The spelling of the addresses decides on which node a sequence is stored, so every
 	// client must have the same list, in any order.
 	Servers []string
+	// Discover makes Servers the addresses of some members of a cluster, in any spelling: the Store
+	// gets the list of all members from them (docs/cluster.md), stores sequences on all members in
+	// proportion to their capacities, and follows changes of the list. All clients of a cluster
+	// must have the same value.
+	Discover bool
+	// MembersEvery is the interval at which the list of members is read. Default 5 s.
+	MembersEvery time.Duration
+	// GoneFor is the time for which a member that has left the list keeps its sequences, which are
+	// misses: a node that restarts in this time finds them where they were. Default 10 min.
+	GoneFor time.Duration
 	// Engine moves the bytes. The caller owns it and closes it after the Store. Use one Store for
 	// each engine: Stores would share the engine's immediates, and the engine's receive buffers can
 	// be posted only once. If another user of the engine has posted them, every call goes over
@@ -74,6 +84,8 @@ type Options struct {
 func (o *Options) EnsureDefaults() {
 	options.SetDefault(&o.DialTimeout, 3*time.Second)
 	options.SetDefault(&o.DeadFor, 5*time.Second)
+	options.SetDefault(&o.MembersEvery, 5*time.Second)
+	options.SetDefault(&o.GoneFor, 10*time.Minute)
 	options.SetDefault(&o.RetryMax, 2)
 	options.SetDefault(&o.ReadParallel, 4)
 	options.SetDefault(&o.ReadTaskBytes, 8<<20)
@@ -100,6 +112,8 @@ func (o *Options) Validate() error {
 	switch {
 	case o.Engine == nil:
 		return errors.New("client: Options.Engine is required: bytes move through a transfer engine, tcp.New for example")
+	case o.MembersEvery <= 0 || o.GoneFor < 0:
+		return fmt.Errorf("client: MembersEvery %v must be positive, and GoneFor %v not negative", o.MembersEvery, o.GoneFor)
 	case o.DialTimeout <= 0 || o.DeadFor <= 0:
 		return fmt.Errorf("client: DialTimeout %v and DeadFor %v must be positive", o.DialTimeout, o.DeadFor)
 	case o.ReadParallel < 1 || o.BatchParallel < 1:

@@ -17,8 +17,9 @@ import (
 
 // Store makes calls to the storage nodes. All methods may be called concurrently.
 type Store struct {
-	opts  Options
-	nodes []*node
+	opts Options
+	// table has the nodes. It is replaced when members come and go (Options.Discover).
+	table atomic.Pointer[[]*node]
 	imms  atomic.Uint32 // the next Read's immediate
 	stats counters
 	local localSocket
@@ -55,9 +56,6 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	s.local.turn = make(chan struct{}, 1)
 	s.calls.init(s)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	for _, target := range opts.Servers {
-		s.nodes = append(s.nodes, newNode(s, target))
-	}
 	if err := s.connectAll(ctx, warn); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
@@ -65,10 +63,24 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	return s, nil
 }
 
+// all returns the nodes. The slice does not change.
+func (s *Store) all() []*node { return *s.table.Load() }
+
 func (s *Store) connectAll(ctx context.Context, warn *slog.Logger) error {
-	errs := make([]error, len(s.nodes))
+	var nodes []*node
+	for _, target := range s.opts.Servers {
+		nodes = append(nodes, newNode(s, target))
+	}
+	s.table.Store(&nodes)
+	if s.opts.Discover {
+		if err := s.discover(ctx, warn); err != nil {
+			return err
+		}
+		nodes = s.all()
+	}
+	errs := make([]error, len(nodes))
 	var wg sync.WaitGroup
-	for i, n := range s.nodes {
+	for i, n := range nodes {
 		wg.Go(func() { _, errs[i] = n.use(ctx) })
 	}
 	wg.Wait()
@@ -84,10 +96,10 @@ func (s *Store) connectAll(ctx context.Context, warn *slog.Logger) error {
 			refused++
 		}
 	}
-	if refused == len(s.nodes) {
+	if refused == len(nodes) {
 		return errors.Join(errs...)
 	}
-	if down == len(s.nodes) {
+	if down == len(nodes) {
 		warn.Warn("no storage node answers: all blocks are misses until a node answers", "servers", s.opts.Servers, "err", hideInternal(errors.Join(errs...)))
 	}
 	return nil
@@ -104,7 +116,7 @@ func (s *Store) Close() error {
 	s.cancel()
 	s.running.Wait()
 	s.local.close()
-	for _, n := range s.nodes {
+	for _, n := range s.all() {
 		n.close()
 	}
 	return nil
@@ -129,10 +141,11 @@ func (s *Store) spawn(f func()) bool {
 // ErrUnavailable, ErrAuth, ErrProvider, ErrVersion (no node is of this client's version), the error
 // of ctx.
 func (s *Store) Namespace(ctx context.Context, name string) (kv.Namespace, error) {
-	found := make([]kv.Namespace, len(s.nodes))
-	errs := make([]error, len(s.nodes))
+	nodes := s.all()
+	found := make([]kv.Namespace, len(nodes))
+	errs := make([]error, len(nodes))
 	var wg sync.WaitGroup
-	for i, n := range s.nodes {
+	for i, n := range nodes {
 		wg.Go(func() { found[i], errs[i] = n.namespace(ctx, name) })
 	}
 	wg.Wait()
@@ -146,7 +159,7 @@ func (s *Store) Namespace(ctx context.Context, name string) (kv.Namespace, error
 			first = i
 		case !sameNamespace(found[first], found[i]):
 			return kv.Namespace{}, fmt.Errorf("client: namespace %q is %v on %s and %v on %s, or differs in tenant, salt or index kind: %w",
-				name, found[first].Geometry, s.nodes[first].target, found[i].Geometry, s.nodes[i].target, ErrMismatch)
+				name, found[first].Geometry, nodes[first].target, found[i].Geometry, nodes[i].target, ErrMismatch)
 		default:
 			found[first].Epoch = max(found[first].Epoch, found[i].Epoch)
 		}

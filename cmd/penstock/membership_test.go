@@ -1,14 +1,19 @@
 package main
 
 import (
+	"bytes"
+	"context"
+	"errors"
 	"io"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/lab/testetcd"
+	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 
 // clusterOf returns the settings of a member of a cluster.
@@ -132,6 +137,114 @@ func TestMembers(t *testing.T) {
 	}
 	etcd.Resume(0)
 	awaitTrue(t, "the nodes serve again", func() bool { return serving(t, a)() && serving(t, again.client(t))() })
+}
+
+// TestDiscover: a client that has the address of one node stores on all nodes of the cluster, and
+// follows the list of members. The sequences of a node that is down are misses until the node is
+// back.
+func TestDiscover(t *testing.T) {
+	testkit.VerifyNone(t)
+	etcd, dir := testetcd.Start(t, 1), t.TempDir()
+	durable := func(name string) []string { return append(clusterOf(etcd, name), "--durability", "sync") }
+	a := startServed(t, dir+"/a", durable("a")...)
+	c := startProcess(t, dir+"/c", durable("c")...)
+	awaitTrue(t, "both nodes serve", func() bool { return serving(t, a)() && serving(t, c.client(t))() })
+	a.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "64").must(t)
+	engine, err := tcp.New(t.Context(), tcp.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = engine.Close() })
+	open := func(server string) (*client.Store, error) {
+		return client.Open(t.Context(), client.Options{Servers: []string{server}, Discover: true, MembersEvery: 20 * time.Millisecond, DeadFor: 50 * time.Millisecond, Engine: engine})
+	}
+	store, err := open(a.ready.Listen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = store.Close() })
+	names := func() string {
+		var all []string
+		for _, n := range store.Nodes() {
+			all = append(all, n.Node)
+		}
+		return strings.Join(all, " ")
+	}
+	if got := names(); got != "a c" {
+		t.Errorf("the client has the nodes %q", got)
+	}
+	ns, err := store.Namespace(t.Context(), "m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const sequences = 32
+	memory, err := store.Register(make([]byte, ns.Geometry.BlockBytes()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = memory.Close(context.Background()) })
+	tokens := func(i int) []uint32 { return []uint32{uint32(i), 1, 2, 3} }
+	for i := range sequences {
+		copy(memory.Bytes(), bytesOf(byte(i), len(memory.Bytes())))
+		w, err := store.Write(t.Context(), client.WriteRequest{Namespace: ns, Tokens: tokens(i), From: memory})
+		if err != nil || w.Stored != 1 {
+			t.Fatalf("sequence %d: %+v, %v", i, w, err)
+		}
+	}
+	hits := func() (n int) {
+		for i := range sequences {
+			m, err := store.Match(t.Context(), client.MatchRequest{Namespace: ns, Tokens: tokens(i)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			clear(memory.Bytes())
+			r, err := store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: m.IDs, Into: memory})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.Blocks == 1 && !bytes.Equal(memory.Bytes(), bytesOf(byte(i), len(memory.Bytes()))) {
+				t.Errorf("sequence %d has other bytes", i)
+			}
+			n += r.Blocks
+		}
+		return n
+	}
+	if n := hits(); n != sequences {
+		t.Fatalf("%d of %d sequences are found", n, sequences)
+	}
+	if err := c.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	part := hits()
+	if part == 0 || part == sequences {
+		t.Errorf("%d of %d sequences are found without a node", part, sequences)
+	}
+	awaitTrue(t, "the killed node has left the list", func() bool { return states(t, a) == "a:serving" })
+	if n := hits(); n != part {
+		t.Errorf("%d sequences are found after the node has left the list; %d before", n, part)
+	}
+	again := startProcess(t, dir+"/c", durable("c")...)
+	t.Cleanup(func() {
+		if err := again.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	awaitTrue(t, "all sequences are found again", func() bool { return hits() == sequences })
+	d := startServed(t, dir+"/d", durable("d")...)
+	awaitTrue(t, "the client has the new node", func() bool { return names() == "a c d" })
+	if n := hits(); n > sequences || n < sequences/3 {
+		t.Errorf("%d of %d sequences are found after a node has joined", n, sequences)
+	}
+	d.stop()
+	if _, err := open(startServed(t, dir+"/alone").ready.Listen); !errors.Is(err, client.ErrRequest) {
+		t.Errorf("a node without etcd: %v", err)
+	}
+	down := testkit.Port(t)
+	if s, err := open(down); err != nil {
+		t.Errorf("a node that is down: %v", err)
+	} else if err := s.Close(); err != nil {
+		t.Error(err)
+	}
 }
 
 // TestAloneIsNoCluster: a node without etcd refuses the list of members, with the setting to set.

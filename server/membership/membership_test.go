@@ -56,7 +56,7 @@ func newRig(t *testing.T, members int) *rig {
 type node struct {
 	*membership.Cluster
 	store *storage.Node
-	gate  *gate
+	gates []*gate // one for each member of etcd
 	leave func()
 }
 
@@ -99,9 +99,14 @@ func (r *rig) begin(name, addr string, store *storage.Node) *node {
 // beginUsing is begin with a function that is called before each write of the member's record.
 func (r *rig) beginUsing(name, addr string, store *storage.Node, writing func()) *node {
 	r.Helper()
-	g := newGate(r.T, r.etcd.Endpoints[0])
+	var gates []*gate
+	var endpoints []string
+	for _, to := range r.etcd.Endpoints {
+		g := newGate(r.T, to)
+		gates, endpoints = append(gates, g), append(endpoints, g.addr)
+	}
 	c, err := membership.Join(membership.Options{
-		Endpoints: append([]string{g.addr}, r.etcd.Endpoints[1:]...), TTL: ttl, Node: store,
+		Endpoints: endpoints, TTL: ttl, Node: store,
 		Member: membership.Member{Name: name, Addr: addr, Zone: "rack-" + name, Version: "v0"},
 		Usage: func() (int64, int64) {
 			writing()
@@ -109,7 +114,7 @@ func (r *rig) beginUsing(name, addr string, store *storage.Node, writing func())
 		},
 	})
 	r.must(err)
-	n := &node{Cluster: c, store: store, gate: g}
+	n := &node{Cluster: c, store: store, gates: gates}
 	var once sync.Once
 	n.leave = func() {
 		once.Do(func() {
@@ -233,10 +238,19 @@ func (w writer) Write(b []byte) (int, error) {
 	return w.dst.Write(b)
 }
 
+// cut makes etcd unreachable for the node, without an end of the connections.
+func (n *node) cut() {
+	for _, g := range n.gates {
+		g.cut.Store(true)
+	}
+}
+
 // mend ends the cut. The connections have lost bytes, so they end too.
-func (g *gate) mend() {
-	g.cut.Store(false)
-	g.reset()
+func (n *node) mend() {
+	for _, g := range n.gates {
+		g.cut.Store(false)
+		g.reset()
+	}
 }
 
 func (n *node) epoch(name string) kv.Epoch {
@@ -380,7 +394,7 @@ func TestCutOff(t *testing.T) {
 	_, err := a.CreateNamespace(r.ctx, kv.Namespace{Name: "m", Geometry: geo, Index: kv.IndexTrie})
 	r.must(err)
 	r.await("the node serves", func() bool { return b.Admit("m") == nil })
-	b.gate.cut.Store(true)
+	b.cut()
 	_, err = a.BumpEpoch(r.ctx, "m", 0, 1)
 	if admitted := b.Admit("m"); admitted == nil {
 		t.Error("the bump has returned, and a node that is cut off serves the old epoch")
@@ -389,7 +403,7 @@ func TestCutOff(t *testing.T) {
 	if b.epoch("m") != 1 {
 		t.Errorf("the node that is cut off has epoch %d", b.epoch("m"))
 	}
-	b.gate.mend()
+	b.mend()
 	r.await("the node serves again", func() bool { return b.Admit("m") == nil })
 	if b.epoch("m") != 2 {
 		t.Errorf("the node serves with epoch %d", b.epoch("m"))
@@ -448,12 +462,12 @@ func TestBumpsRandom(t *testing.T) {
 						return
 					case <-time.After(time.Duration(rnd.IntN(400)) * time.Millisecond):
 					}
-					n.gate.cut.Store(true)
+					n.cut()
 					select {
 					case <-stop:
 					case <-time.After(time.Duration(rnd.IntN(int(ttl)))):
 					}
-					n.gate.mend()
+					n.mend()
 				}
 				close(left)
 				n.leave()
@@ -518,7 +532,7 @@ func TestNames(t *testing.T) {
 	if a.Admit("") != nil {
 		r.await("the first node serves", func() bool { return a.Admit("") == nil })
 	}
-	a.gate.cut.Store(true) // etcd does not see this process end
+	a.cut() // etcd does not see this process end
 	b := r.begin("a", "a.example:7420", store)
 	r.joined(b)
 }

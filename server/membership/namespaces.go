@@ -23,10 +23,20 @@ func (c *Cluster) CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Nam
 	if err := c.node.CheckNamespace(def); err != nil {
 		return kv.Namespace{}, err
 	}
-	if _, err := c.change(ctx, def.Name, func(r *record) (record, error) { return r.created(def) }); err != nil {
+	after, err := c.change(ctx, def.Name, func(r *record) (record, error) { return r.created(def) })
+	return c.here(after, err)
+}
+
+// here returns the namespace of a record as this node has it, with the node's ID of it. If the node
+// has not applied the change, because it has lost its lease meanwhile, the ID is 0.
+func (c *Cluster) here(r record, err error) (kv.Namespace, error) {
+	if err != nil {
 		return kv.Namespace{}, err
 	}
-	return c.node.Namespace(def.Name)
+	if ns, err := c.node.Namespace(r.Namespace.Name); err == nil {
+		return ns, nil
+	}
+	return r.Namespace, nil
 }
 
 // BumpEpoch begins an epoch on all nodes. It is storage.Node.BumpEpoch for a cluster. The result
@@ -56,6 +66,9 @@ func (c *Cluster) BumpEpoch(ctx context.Context, name string, to kv.Epoch, keep 
 // sizes in the result are those of this node. Without force, an epoch stays live on the members that
 // have pins of it.
 func (c *Cluster) RetireEpoch(ctx context.Context, name string, epoch kv.Epoch, force, dryRun bool) (storage.Removed, error) {
+	if err := c.Admit(""); err != nil {
+		return storage.Removed{}, err // the node may have missed the epoch
+	}
 	held, err := c.node.RetireEpoch(ctx, name, epoch, force, true)
 	if err != nil && !(force && errors.Is(err, trie.ErrEpoch)) || dryRun { // with force, pins may keep it live on another member
 		return held, err
@@ -71,7 +84,7 @@ func (c *Cluster) RetireEpoch(ctx context.Context, name string, epoch kv.Epoch, 
 
 // SetQuota sets the quota of a namespace on all nodes, in bytes for each node.
 func (c *Cluster) SetQuota(ctx context.Context, name string, quotaBytes int64) (kv.Namespace, error) {
-	_, err := c.change(ctx, name, func(r *record) (record, error) {
+	after, err := c.change(ctx, name, func(r *record) (record, error) {
 		if err := r.known(name); err != nil {
 			return record{}, err
 		}
@@ -82,16 +95,16 @@ func (c *Cluster) SetQuota(ctx context.Context, name string, quotaBytes int64) (
 			Index: next.Namespace.Index, Epoch: next.Namespace.Epoch, QuotaBytes: quotaBytes,
 		})
 	})
-	if err != nil {
-		return kv.Namespace{}, err
-	}
-	return c.node.Namespace(name)
+	return c.here(after, err)
 }
 
 // DeleteNamespace deletes a namespace on all nodes. The sizes in the result are those of this node.
 func (c *Cluster) DeleteNamespace(ctx context.Context, name string, dryRun bool) (storage.Removed, error) {
+	if err := c.Admit(""); err != nil {
+		return storage.Removed{}, err // the node may have missed the creation
+	}
 	held, err := c.node.DeleteNamespace(ctx, name, true)
-	if err != nil || dryRun {
+	if err != nil && !errors.Is(err, trie.ErrNamespaceUnknown) || dryRun {
 		return held, err
 	}
 	_, err = c.change(ctx, name, func(r *record) (record, error) {

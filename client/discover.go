@@ -1,0 +1,172 @@
+package client
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/zeebo/xxh3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+)
+
+// directory is the list of members, and when each was last in it. Only one goroutine uses it.
+type directory struct {
+	store *Store
+	// members are the nodes of the table by their names.
+	members map[string]*member
+}
+
+// member is a node that is in the list of members, or was.
+type member struct {
+	*node
+	seen time.Time
+}
+
+// discover reads the list of members, and follows it until the Store is closed. If no seed returns
+// the list, all blocks are misses until one does. It fails if the seeds that answer are not in a
+// cluster, or refuse the client.
+func (s *Store) discover(ctx context.Context, warn *slog.Logger) error {
+	nobody := newNode(s, "the cluster of "+strings.Join(s.opts.Servers, ","))
+	nobody.leave()
+	s.table.Store(&[]*node{nobody})
+	d := &directory{store: s, members: make(map[string]*member)}
+	switch err := d.refresh(ctx); {
+	case errors.Is(err, errDown):
+		warn.Warn("no storage node returns the list of members; it is tried again", "servers", s.opts.Servers, "err", hideInternal(err))
+	case err != nil:
+		return err
+	}
+	s.spawn(d.run)
+	return nil
+}
+
+// run reads the list of members at intervals.
+func (d *directory) run() {
+	tick := time.NewTicker(d.store.opts.MembersEvery)
+	defer tick.Stop()
+	failed := false
+	for {
+		select {
+		case <-tick.C:
+		case <-d.store.ctx.Done():
+			return
+		}
+		err := d.refresh(d.store.ctx)
+		if err != nil && !failed && d.store.ctx.Err() == nil {
+			d.store.opts.Logger.Warn("the list of members cannot be read; the last one stays valid", "err", hideInternal(err))
+		}
+		failed = err != nil
+	}
+}
+
+// refresh replaces the table with the present members. It asks the members and then the seeds, one
+// after the other. The error is errDown if no node has returned a list.
+func (d *directory) refresh(ctx context.Context) error {
+	var errs []error
+	take := func(list []*pb.Member, err error) bool {
+		if err == nil && len(list) > 0 {
+			d.replace(list)
+			return true
+		}
+		errs = append(errs, err)
+		return false
+	}
+	for _, m := range d.members {
+		if sess, err := m.live(ctx); err == nil && take(d.store.listMembers(ctx, m.target, sess.admin)) {
+			return nil
+		}
+	}
+	for _, target := range d.store.opts.Servers {
+		if take(d.store.askSeed(ctx, target)) {
+			return nil
+		}
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("client: list the members: %w", ctx.Err())
+	}
+	err := errors.Join(errs...)
+	if errors.Is(err, ErrAuth) || errors.Is(err, ErrRequest) {
+		return err
+	}
+	return fmt.Errorf("client: list the members: %w: %w", errDown, err)
+}
+
+// askSeed returns the members as the node at target has them. It opens a connection for this call
+// only, because the node may be a member under another address.
+func (s *Store) askSeed(ctx context.Context, target string) ([]*pb.Member, error) {
+	conn, err := Dial(target, DialOptions{BearerToken: s.opts.BearerToken, TLS: s.opts.TLS, Insecure: s.opts.Insecure, Timeout: s.opts.DialTimeout})
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrAuth, err)
+	}
+	defer conn.Close()
+	return s.listMembers(ctx, target, pb.NewAdminClient(conn))
+}
+
+// listMembers returns the members as one node has them from etcd.
+func (s *Store) listMembers(ctx context.Context, target string, admin pb.AdminClient) ([]*pb.Member, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.opts.DialTimeout)
+	defer cancel()
+	resp, err := admin.ListMembers(ctx, &pb.ListMembersRequest{})
+	switch status.Code(err) {
+	case codes.OK:
+		return resp.GetMembers(), nil
+	case codes.FailedPrecondition, codes.Unimplemented:
+		return nil, fmt.Errorf("client: %w: Options.Discover: %s is not in a cluster: %w", ErrRequest, target, err)
+	}
+	return nil, callError(context.WithoutCancel(ctx), "list the members", target, err)
+}
+
+// replace makes the table that of the listed members and of the members that were listed within
+// GoneFor. A member that does not serve yet has no sequences.
+func (d *directory) replace(list []*pb.Member) {
+	now := time.Now()
+	var left []*node
+	for _, m := range list {
+		old := d.members[m.GetName()]
+		if m.GetState() == "joining" && old == nil {
+			continue
+		}
+		if old == nil || old.target != m.GetAddr() {
+			if old != nil {
+				left = append(left, old.node)
+			}
+			old = &member{node: newNode(d.store, m.GetAddr())}
+			old.node.seed = xxh3.HashString(m.GetName())
+			d.members[m.GetName()] = old
+		}
+		old.weight.Store(max(1, m.GetCapacityBytes()))
+		old.seen = now
+	}
+	type named struct {
+		name string
+		*node
+	}
+	var table []named
+	for name, m := range d.members {
+		if now.Sub(m.seen) > d.store.opts.GoneFor {
+			delete(d.members, name)
+			left = append(left, m.node)
+			continue
+		}
+		table = append(table, named{name, m.node})
+	}
+	slices.SortFunc(table, func(a, b named) int { return cmp.Compare(a.name, b.name) })
+	nodes := make([]*node, len(table))
+	for i, n := range table {
+		nodes[i] = n.node
+	}
+	if len(nodes) > 0 {
+		d.store.table.Store(&nodes)
+	}
+	for _, n := range left {
+		n.leave()
+	}
+}
