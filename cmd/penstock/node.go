@@ -491,6 +491,7 @@ func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *me
 			LandWithin:  n.cfg.Limits.QueueWait.Std(),
 		},
 		Volumes:       n.volumes,
+		LinkRate:      newLinkRates().of,
 		Durability:    n.cfg.Durability,
 		CapacityBytes: n.share.capacityBytes,
 		MemoryBudget:  n.budget.parts,
