@@ -31,13 +31,38 @@ NO_GO = TestDefectLinkname
 NO_BOUNDS = $(NO_GO)|TestConformance/(few|small)
 # The output directory of lib.
 LIB ?= bin
+# The outputs of static, image and deb.
+STATIC = bin/static/penstock
+IMAGE = bin/image
+DEB = bin
+# The version of a build without git's history: make build VERSION=1.2.3. In a build with the history the go command stamps tag and commit.
+VERSION =
+STAMP = $(if $(VERSION),-X=main.release=$(VERSION))
 REF ?= main
 PREFIX ?= /usr/local
 
 .PHONY: build lib wheel test-python test-engines demo demo-node test memory-budget test-rdma test-disks bench-verbs race fuzz bench bench-compare reproduce reproduce-quick lint ci proto install clean print-goflags-uring
 
 build: ## bin/penstock, with io_uring
-	go build $(GOFLAGS_URING) -o bin/penstock ./cmd/penstock
+	go build $(GOFLAGS_URING) $(if $(VERSION),-ldflags='-checklinkname=0 $(STAMP)') -o bin/penstock ./cmd/penstock
+
+# No path of the building machine and no symbols are in the program. It does not have the tags nvml and cuda:
+# the bindings of the GPU driver need cgo.
+.PHONY: static
+static: ## bin/static/penstock: with io_uring and without cgo, for packages; runs on any Linux, and needs no library
+	CGO_ENABLED=0 go build -trimpath -tags=uring -ldflags='-checklinkname=0 -s -w $(STAMP)' -o $(STATIC) ./cmd/penstock
+
+.PHONY: image
+image: static ## bin/image: what buildah, podman or docker build an OCI image of (docs/install.md)
+	rm -rf $(IMAGE)
+	install -D -m 0755 $(STATIC) $(IMAGE)/usr/bin/penstock
+	install -d -m 0755 $(IMAGE)/var/lib/penstock
+	install -m 0644 deploy/Dockerfile $(IMAGE)
+
+.PHONY: deb
+deb: static ## bin/penstock_*.deb: a Debian package with program, units, configurations and shell completions; fetches nfpm
+	go -C deploy/deb build -o $(CURDIR)/bin/deb .
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null) bin/deb -program $(STATIC) -out $(DEB)
 
 # The linker's version script hides all symbols but those of penstock.h. Go also writes a header, which is removed because penstock.h replaces it.
 lib: ## bin/libpenstock.so and bin/penstock.h: the client for programs in C, and for Python; needs gcc

@@ -12,6 +12,7 @@ import (
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/server/access"
+	"github.com/penstock-kv/penstock/server/metrics"
 	"github.com/penstock-kv/penstock/server/storage"
 	"github.com/penstock-kv/penstock/trie"
 )
@@ -40,6 +41,10 @@ func (s *adminService) describeAll(all []kv.Namespace) []*pb.Namespace {
 		st := counters[ns.ID]
 		out[i] = api.NamespaceProto(ns)
 		out[i].UsedBytes, out[i].Blocks, out[i].Leases = st.Bytes, st.Blocks, st.Leases
+		out[i].Counters = countersProto(s.opts.Metrics, func(c *metrics.NamespaceCounter) uint64 { return c.Value(ns.Name) })
+		if since := s.node.EpochSince(ns.ID); !since.IsZero() {
+			out[i].EpochSinceUnixMs = since.UnixMilli()
+		}
 		for _, e := range st.Live {
 			out[i].Live = append(out[i].Live, &pb.LiveEpoch{
 				Epoch: uint64(e.Epoch), Kept: e.Kept, Blocks: e.Blocks, Bytes: e.Bytes,

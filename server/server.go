@@ -71,6 +71,9 @@ type Options struct {
 	Local   *handoff.Listener
 	Limits  Limits
 	Volumes []Volume
+	// LinkRate returns the rate of the link of a NIC of Data in bits per second, 0 if the rate is
+	// unknown. Nil: no rate is known.
+	LinkRate func(rdma.NIC) int64
 	// Durability, CapacityBytes and MemoryBudget are shown in Status. MemoryBudget returns the
 	// parts of the budget for resident memory; it is nil if there is no budget.
 	Durability    string

@@ -32,6 +32,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
@@ -693,6 +694,76 @@ func TestStatus(t *testing.T) {
 	}
 	if st.GetBlocks() != 3 || st.GetNamespaces() != 1 || st.GetIo() != "mem" || st.GetIoReason() != "a test" || st.GetState() != "serving" || st.GetUsedBytes() < 3*8192 || st.GetUsedBytes() > st.GetCapacityBytes() {
 		t.Errorf("status: %v", st)
+	}
+}
+
+// TestCounters: Status and ListNamespaces report the same work; the node's counters go on after the
+// namespace was deleted. The epoch's begin and the rates of the links are reported too.
+func TestCounters(t *testing.T) {
+	h := newHost(t, func(o *server.Options) {
+		o.LinkRate = func(n rdma.NIC) int64 { return 25e9 }
+	}, nil)
+	ctx := t.Context()
+	ns := h.namespace()
+	h.write(ns, 3)
+	if _, err := h.cache.Match(ctx, &pb.MatchRequest{Namespace: "m", BlockIds: chain(ns, 4)}); err != nil {
+		t.Fatal(err)
+	}
+	dst, err := h.memory.Desc().MarshalBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.cache.Read(ctx, &pb.ReadRequest{Namespace: "m", BlockIds: chain(ns, 2), Destination: dst, Pieces: []*pb.PieceRef{{Block: 0}, {Block: 1, Offset: uint64(ns.Geometry.BlockBytes())}}}); err != nil {
+		t.Fatal(err)
+	}
+	evicted, err := h.admin.Evict(ctx, &pb.EvictRequest{Namespace: "m", Bytes: 1})
+	if err != nil || evicted.GetBlocks() == 0 {
+		t.Fatalf("evicted %v, %v", evicted, err)
+	}
+	block := uint64(ns.Geometry.BlockBytes())
+	want := &pb.Counters{
+		QueriedTokens: 16, HitTokens: 12, ReadBlocks: 2, ReadBytes: 2 * block, WrittenBlocks: 3, WrittenBytes: 3 * block,
+		EvictedBlocks: uint64(evicted.GetBlocks()), EvictedBytes: uint64(evicted.GetBytes()),
+	}
+	status := func() *pb.StatusResponse {
+		t.Helper()
+		st, err := h.admin.Status(ctx, &pb.StatusRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return st
+	}
+	first := status()
+	if !proto.Equal(first.GetCounters(), want) {
+		t.Errorf("the node counted %v; want %v", first.GetCounters(), want)
+	}
+	if first.GetUptimeUs() <= 0 || first.GetRunningReadsLimit() <= 0 || first.GetNics()[0].GetLinkBitsPerSecond() != 25e9 {
+		t.Errorf("status: %v", first)
+	}
+	if _, err := h.admin.CreateNamespace(ctx, &pb.CreateNamespaceRequest{Namespace: &pb.Namespace{Name: "unused", Geometry: api.GeometryProto(geometry)}}); err != nil {
+		t.Fatal(err)
+	}
+	list, err := h.admin.ListNamespaces(ctx, &pb.ListNamespacesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, unused := list.GetNamespaces()[0], list.GetNamespaces()[1]
+	if !proto.Equal(m.GetCounters(), want) || !proto.Equal(unused.GetCounters(), &pb.Counters{}) {
+		t.Errorf("the namespaces counted %v and %v; want %v and nothing", m.GetCounters(), unused.GetCounters(), want)
+	}
+	created := m.GetEpochSinceUnixMs()
+	if _, err := h.admin.BumpEpoch(ctx, &pb.BumpEpochRequest{Name: "m", Keep: 1}); err != nil {
+		t.Fatal(err)
+	}
+	bumped, err := h.admin.GetNamespace(ctx, &pb.GetNamespaceRequest{Name: "m"})
+	if err != nil || created == 0 || bumped.GetEpochSinceUnixMs() < created {
+		t.Errorf("the epoch began at %d, and after a bump at %d, %v", created, bumped.GetEpochSinceUnixMs(), err)
+	}
+	if _, err := h.admin.DeleteNamespace(ctx, &pb.DeleteNamespaceRequest{Name: "m"}); err != nil {
+		t.Fatal(err)
+	}
+	if last := status(); !proto.Equal(last.GetCounters(), want) || last.GetUptimeUs() < first.GetUptimeUs() {
+		t.Errorf("after the namespace was deleted, the node counted %v at %d; want %v after %d", last.GetCounters(), last.GetUptimeUs(), want, first.GetUptimeUs())
 	}
 }
 

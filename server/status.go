@@ -5,6 +5,7 @@ import (
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/internal/sys"
+	"github.com/penstock-kv/penstock/server/metrics"
 )
 
 func (s *adminService) Status(context.Context, *pb.StatusRequest) (*pb.StatusResponse, error) {
@@ -49,9 +50,28 @@ func (s *Server) status() *pb.StatusResponse {
 	info := s.data.Info()
 	m.DataProvider, m.DataDetail = info.Provider, info.Detail
 	for _, n := range s.data.NICs() {
-		m.Nics = append(m.Nics, &pb.NICStatus{Name: n.Name, Address: string(n.Addr), Up: n.Up, Reason: n.Reason, SentBytes: n.BytesOut, ReceivedBytes: n.BytesIn})
+		nic := &pb.NICStatus{Name: n.Name, Address: string(n.Addr), Up: n.Up, Reason: n.Reason, SentBytes: n.BytesOut, ReceivedBytes: n.BytesIn}
+		if s.opts.LinkRate != nil {
+			nic.LinkBitsPerSecond = s.opts.LinkRate(n)
+		}
+		m.Nics = append(m.Nics, nic)
 	}
+	m.RunningReads, m.WaitingReads, m.RunningReadsLimit = int64(st.RunningReads), int64(st.WaitingReads), int64(st.ReadsMax)
+	m.Reservations = int64(st.Reservations)
+	m.BusyCalls = s.opts.Metrics.BusyCalls()
+	m.Counters = countersProto(s.opts.Metrics, (*metrics.NamespaceCounter).Total)
+	m.UptimeUs = s.opts.Now().Sub(s.started).Microseconds()
 	return m
+}
+
+// countersProto returns the counters that of reads from each metric.
+func countersProto(m *metrics.Node, of func(*metrics.NamespaceCounter) uint64) *pb.Counters {
+	return &pb.Counters{
+		QueriedTokens: of(m.QueriedTokens), HitTokens: of(m.HitTokens),
+		ReadBlocks: of(m.ReadBlocks), ReadBytes: of(m.ReadBytes),
+		WrittenBlocks: of(m.WrittenBlocks), WrittenBytes: of(m.WrittenBytes),
+		EvictedBlocks: of(m.EvictedBlocks), EvictedBytes: of(m.EvictedBytes),
+	}
 }
 
 // memoryParts returns the present parts of the memory budget.

@@ -305,7 +305,7 @@ func (x PieceResult_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PieceResult_State.Descriptor instead.
 func (PieceResult_State) EnumDescriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{18, 0}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{19, 0}
 }
 
 type Event_Kind int32
@@ -363,7 +363,7 @@ func (x Event_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Event_Kind.Descriptor instead.
 func (Event_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{39, 0}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{40, 0}
 }
 
 type Group struct {
@@ -517,7 +517,13 @@ type Namespace struct {
 	Leases     int64                  `protobuf:"varint,11,opt,name=leases,proto3" json:"leases,omitempty"`
 	// live are the epochs whose blocks can be matched and stored, the newest first. A node of an
 	// older version does not set this field and has one live epoch.
-	Live          []*LiveEpoch `protobuf:"bytes,12,rep,name=live,proto3" json:"live,omitempty"`
+	Live []*LiveEpoch `protobuf:"bytes,12,rep,name=live,proto3" json:"live,omitempty"`
+	// epoch_since_unix_ms is the time at which epoch became the newest on this node; 0: before the node
+	// started.
+	EpochSinceUnixMs int64 `protobuf:"varint,13,opt,name=epoch_since_unix_ms,json=epochSinceUnixMs,proto3" json:"epoch_since_unix_ms,omitempty"`
+	// counters count since the node started or the namespace was created. A node of an older version
+	// does not set them.
+	Counters      *Counters `protobuf:"bytes,14,opt,name=counters,proto3" json:"counters,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -636,6 +642,121 @@ func (x *Namespace) GetLive() []*LiveEpoch {
 	return nil
 }
 
+func (x *Namespace) GetEpochSinceUnixMs() int64 {
+	if x != nil {
+		return x.EpochSinceUnixMs
+	}
+	return 0
+}
+
+func (x *Namespace) GetCounters() *Counters {
+	if x != nil {
+		return x.Counters
+	}
+	return nil
+}
+
+// Counters count the work of a node, or of one namespace on it. They only grow.
+type Counters struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	QueriedTokens uint64                 `protobuf:"varint,1,opt,name=queried_tokens,json=queriedTokens,proto3" json:"queried_tokens,omitempty"` // tokens requested in Match calls
+	HitTokens     uint64                 `protobuf:"varint,2,opt,name=hit_tokens,json=hitTokens,proto3" json:"hit_tokens,omitempty"`             // tokens found by these calls
+	ReadBlocks    uint64                 `protobuf:"varint,3,opt,name=read_blocks,json=readBlocks,proto3" json:"read_blocks,omitempty"`          // pieces delivered to readers
+	ReadBytes     uint64                 `protobuf:"varint,4,opt,name=read_bytes,json=readBytes,proto3" json:"read_bytes,omitempty"`
+	WrittenBlocks uint64                 `protobuf:"varint,5,opt,name=written_blocks,json=writtenBlocks,proto3" json:"written_blocks,omitempty"` // pieces stored
+	WrittenBytes  uint64                 `protobuf:"varint,6,opt,name=written_bytes,json=writtenBytes,proto3" json:"written_bytes,omitempty"`
+	EvictedBlocks uint64                 `protobuf:"varint,7,opt,name=evicted_blocks,json=evictedBlocks,proto3" json:"evicted_blocks,omitempty"` // pieces removed to make room
+	EvictedBytes  uint64                 `protobuf:"varint,8,opt,name=evicted_bytes,json=evictedBytes,proto3" json:"evicted_bytes,omitempty"`    // bytes of their slots
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Counters) Reset() {
+	*x = Counters{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Counters) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Counters) ProtoMessage() {}
+
+func (x *Counters) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Counters.ProtoReflect.Descriptor instead.
+func (*Counters) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Counters) GetQueriedTokens() uint64 {
+	if x != nil {
+		return x.QueriedTokens
+	}
+	return 0
+}
+
+func (x *Counters) GetHitTokens() uint64 {
+	if x != nil {
+		return x.HitTokens
+	}
+	return 0
+}
+
+func (x *Counters) GetReadBlocks() uint64 {
+	if x != nil {
+		return x.ReadBlocks
+	}
+	return 0
+}
+
+func (x *Counters) GetReadBytes() uint64 {
+	if x != nil {
+		return x.ReadBytes
+	}
+	return 0
+}
+
+func (x *Counters) GetWrittenBlocks() uint64 {
+	if x != nil {
+		return x.WrittenBlocks
+	}
+	return 0
+}
+
+func (x *Counters) GetWrittenBytes() uint64 {
+	if x != nil {
+		return x.WrittenBytes
+	}
+	return 0
+}
+
+func (x *Counters) GetEvictedBlocks() uint64 {
+	if x != nil {
+		return x.EvictedBlocks
+	}
+	return 0
+}
+
+func (x *Counters) GetEvictedBytes() uint64 {
+	if x != nil {
+		return x.EvictedBytes
+	}
+	return 0
+}
+
 // LiveEpoch is one live epoch of a namespace.
 type LiveEpoch struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -653,7 +774,7 @@ type LiveEpoch struct {
 
 func (x *LiveEpoch) Reset() {
 	*x = LiveEpoch{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[3]
+	mi := &file_penstockv1_penstock_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -665,7 +786,7 @@ func (x *LiveEpoch) String() string {
 func (*LiveEpoch) ProtoMessage() {}
 
 func (x *LiveEpoch) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[3]
+	mi := &file_penstockv1_penstock_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -678,7 +799,7 @@ func (x *LiveEpoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LiveEpoch.ProtoReflect.Descriptor instead.
 func (*LiveEpoch) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{3}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *LiveEpoch) GetEpoch() uint64 {
@@ -745,7 +866,7 @@ type DescribeRequest struct {
 
 func (x *DescribeRequest) Reset() {
 	*x = DescribeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[4]
+	mi := &file_penstockv1_penstock_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -757,7 +878,7 @@ func (x *DescribeRequest) String() string {
 func (*DescribeRequest) ProtoMessage() {}
 
 func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[4]
+	mi := &file_penstockv1_penstock_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -770,7 +891,7 @@ func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeRequest.ProtoReflect.Descriptor instead.
 func (*DescribeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{4}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{5}
 }
 
 type DescribeResponse struct {
@@ -817,7 +938,7 @@ type DescribeResponse struct {
 
 func (x *DescribeResponse) Reset() {
 	*x = DescribeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[5]
+	mi := &file_penstockv1_penstock_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -829,7 +950,7 @@ func (x *DescribeResponse) String() string {
 func (*DescribeResponse) ProtoMessage() {}
 
 func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[5]
+	mi := &file_penstockv1_penstock_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -842,7 +963,7 @@ func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeResponse.ProtoReflect.Descriptor instead.
 func (*DescribeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{5}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *DescribeResponse) GetNode() string {
@@ -993,7 +1114,7 @@ type MatchRequest struct {
 
 func (x *MatchRequest) Reset() {
 	*x = MatchRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[6]
+	mi := &file_penstockv1_penstock_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1005,7 +1126,7 @@ func (x *MatchRequest) String() string {
 func (*MatchRequest) ProtoMessage() {}
 
 func (x *MatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[6]
+	mi := &file_penstockv1_penstock_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1018,7 +1139,7 @@ func (x *MatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchRequest.ProtoReflect.Descriptor instead.
 func (*MatchRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{6}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *MatchRequest) GetNamespace() string {
@@ -1081,7 +1202,7 @@ type EpochRun struct {
 
 func (x *EpochRun) Reset() {
 	*x = EpochRun{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[7]
+	mi := &file_penstockv1_penstock_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1093,7 +1214,7 @@ func (x *EpochRun) String() string {
 func (*EpochRun) ProtoMessage() {}
 
 func (x *EpochRun) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[7]
+	mi := &file_penstockv1_penstock_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1106,7 +1227,7 @@ func (x *EpochRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EpochRun.ProtoReflect.Descriptor instead.
 func (*EpochRun) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{7}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *EpochRun) GetEpoch() uint64 {
@@ -1134,7 +1255,7 @@ type PinEpochRequest struct {
 
 func (x *PinEpochRequest) Reset() {
 	*x = PinEpochRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[8]
+	mi := &file_penstockv1_penstock_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1146,7 +1267,7 @@ func (x *PinEpochRequest) String() string {
 func (*PinEpochRequest) ProtoMessage() {}
 
 func (x *PinEpochRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[8]
+	mi := &file_penstockv1_penstock_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1159,7 +1280,7 @@ func (x *PinEpochRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinEpochRequest.ProtoReflect.Descriptor instead.
 func (*PinEpochRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{8}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *PinEpochRequest) GetNamespace() string {
@@ -1194,7 +1315,7 @@ type PinEpochResponse struct {
 
 func (x *PinEpochResponse) Reset() {
 	*x = PinEpochResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[9]
+	mi := &file_penstockv1_penstock_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1206,7 +1327,7 @@ func (x *PinEpochResponse) String() string {
 func (*PinEpochResponse) ProtoMessage() {}
 
 func (x *PinEpochResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[9]
+	mi := &file_penstockv1_penstock_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1219,7 +1340,7 @@ func (x *PinEpochResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinEpochResponse.ProtoReflect.Descriptor instead.
 func (*PinEpochResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{9}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PinEpochResponse) GetLease() uint64 {
@@ -1265,7 +1386,7 @@ type MatchResponse struct {
 
 func (x *MatchResponse) Reset() {
 	*x = MatchResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[10]
+	mi := &file_penstockv1_penstock_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1277,7 +1398,7 @@ func (x *MatchResponse) String() string {
 func (*MatchResponse) ProtoMessage() {}
 
 func (x *MatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[10]
+	mi := &file_penstockv1_penstock_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1290,7 +1411,7 @@ func (x *MatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchResponse.ProtoReflect.Descriptor instead.
 func (*MatchResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{10}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *MatchResponse) GetOutcome() Outcome {
@@ -1366,7 +1487,7 @@ type RenewLeaseRequest struct {
 
 func (x *RenewLeaseRequest) Reset() {
 	*x = RenewLeaseRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[11]
+	mi := &file_penstockv1_penstock_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1378,7 +1499,7 @@ func (x *RenewLeaseRequest) String() string {
 func (*RenewLeaseRequest) ProtoMessage() {}
 
 func (x *RenewLeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[11]
+	mi := &file_penstockv1_penstock_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1391,7 +1512,7 @@ func (x *RenewLeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewLeaseRequest.ProtoReflect.Descriptor instead.
 func (*RenewLeaseRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{11}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RenewLeaseRequest) GetLease() uint64 {
@@ -1416,7 +1537,7 @@ type RenewLeaseResponse struct {
 
 func (x *RenewLeaseResponse) Reset() {
 	*x = RenewLeaseResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[12]
+	mi := &file_penstockv1_penstock_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1428,7 +1549,7 @@ func (x *RenewLeaseResponse) String() string {
 func (*RenewLeaseResponse) ProtoMessage() {}
 
 func (x *RenewLeaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[12]
+	mi := &file_penstockv1_penstock_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1441,7 +1562,7 @@ func (x *RenewLeaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewLeaseResponse.ProtoReflect.Descriptor instead.
 func (*RenewLeaseResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{12}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{13}
 }
 
 type ReleaseLeaseRequest struct {
@@ -1453,7 +1574,7 @@ type ReleaseLeaseRequest struct {
 
 func (x *ReleaseLeaseRequest) Reset() {
 	*x = ReleaseLeaseRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[13]
+	mi := &file_penstockv1_penstock_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1465,7 +1586,7 @@ func (x *ReleaseLeaseRequest) String() string {
 func (*ReleaseLeaseRequest) ProtoMessage() {}
 
 func (x *ReleaseLeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[13]
+	mi := &file_penstockv1_penstock_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1478,7 +1599,7 @@ func (x *ReleaseLeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseLeaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseLeaseRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{13}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ReleaseLeaseRequest) GetLease() uint64 {
@@ -1496,7 +1617,7 @@ type ReleaseLeaseResponse struct {
 
 func (x *ReleaseLeaseResponse) Reset() {
 	*x = ReleaseLeaseResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[14]
+	mi := &file_penstockv1_penstock_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1508,7 +1629,7 @@ func (x *ReleaseLeaseResponse) String() string {
 func (*ReleaseLeaseResponse) ProtoMessage() {}
 
 func (x *ReleaseLeaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[14]
+	mi := &file_penstockv1_penstock_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1521,7 +1642,7 @@ func (x *ReleaseLeaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseLeaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseLeaseResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{14}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{15}
 }
 
 // PieceRef names one layer group of one block of the call's chain.
@@ -1539,7 +1660,7 @@ type PieceRef struct {
 
 func (x *PieceRef) Reset() {
 	*x = PieceRef{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[15]
+	mi := &file_penstockv1_penstock_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1551,7 +1672,7 @@ func (x *PieceRef) String() string {
 func (*PieceRef) ProtoMessage() {}
 
 func (x *PieceRef) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[15]
+	mi := &file_penstockv1_penstock_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1564,7 +1685,7 @@ func (x *PieceRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PieceRef.ProtoReflect.Descriptor instead.
 func (*PieceRef) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{15}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PieceRef) GetBlock() uint32 {
@@ -1607,7 +1728,7 @@ type Fragment struct {
 
 func (x *Fragment) Reset() {
 	*x = Fragment{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[16]
+	mi := &file_penstockv1_penstock_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1619,7 +1740,7 @@ func (x *Fragment) String() string {
 func (*Fragment) ProtoMessage() {}
 
 func (x *Fragment) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[16]
+	mi := &file_penstockv1_penstock_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1632,7 +1753,7 @@ func (x *Fragment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fragment.ProtoReflect.Descriptor instead.
 func (*Fragment) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{16}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Fragment) GetDestination() uint32 {
@@ -1691,7 +1812,7 @@ type ReadRequest struct {
 
 func (x *ReadRequest) Reset() {
 	*x = ReadRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[17]
+	mi := &file_penstockv1_penstock_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1703,7 +1824,7 @@ func (x *ReadRequest) String() string {
 func (*ReadRequest) ProtoMessage() {}
 
 func (x *ReadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[17]
+	mi := &file_penstockv1_penstock_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1716,7 +1837,7 @@ func (x *ReadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadRequest.ProtoReflect.Descriptor instead.
 func (*ReadRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{17}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ReadRequest) GetNamespace() string {
@@ -1835,7 +1956,7 @@ type PieceResult struct {
 
 func (x *PieceResult) Reset() {
 	*x = PieceResult{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[18]
+	mi := &file_penstockv1_penstock_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1847,7 +1968,7 @@ func (x *PieceResult) String() string {
 func (*PieceResult) ProtoMessage() {}
 
 func (x *PieceResult) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[18]
+	mi := &file_penstockv1_penstock_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1860,7 +1981,7 @@ func (x *PieceResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PieceResult.ProtoReflect.Descriptor instead.
 func (*PieceResult) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{18}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *PieceResult) GetBlock() uint32 {
@@ -1929,7 +2050,7 @@ type ReadResponse struct {
 
 func (x *ReadResponse) Reset() {
 	*x = ReadResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[19]
+	mi := &file_penstockv1_penstock_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1941,7 +2062,7 @@ func (x *ReadResponse) String() string {
 func (*ReadResponse) ProtoMessage() {}
 
 func (x *ReadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[19]
+	mi := &file_penstockv1_penstock_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1954,7 +2075,7 @@ func (x *ReadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadResponse.ProtoReflect.Descriptor instead.
 func (*ReadResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{19}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ReadResponse) GetOutcome() Outcome {
@@ -2023,7 +2144,7 @@ type ReturnLoansRequest struct {
 
 func (x *ReturnLoansRequest) Reset() {
 	*x = ReturnLoansRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[20]
+	mi := &file_penstockv1_penstock_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2035,7 +2156,7 @@ func (x *ReturnLoansRequest) String() string {
 func (*ReturnLoansRequest) ProtoMessage() {}
 
 func (x *ReturnLoansRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[20]
+	mi := &file_penstockv1_penstock_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2048,7 +2169,7 @@ func (x *ReturnLoansRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReturnLoansRequest.ProtoReflect.Descriptor instead.
 func (*ReturnLoansRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{20}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ReturnLoansRequest) GetLocalSession() []byte {
@@ -2073,7 +2194,7 @@ type ReturnLoansResponse struct {
 
 func (x *ReturnLoansResponse) Reset() {
 	*x = ReturnLoansResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[21]
+	mi := &file_penstockv1_penstock_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2085,7 +2206,7 @@ func (x *ReturnLoansResponse) String() string {
 func (*ReturnLoansResponse) ProtoMessage() {}
 
 func (x *ReturnLoansResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[21]
+	mi := &file_penstockv1_penstock_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2098,7 +2219,7 @@ func (x *ReturnLoansResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReturnLoansResponse.ProtoReflect.Descriptor instead.
 func (*ReturnLoansResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{21}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{22}
 }
 
 type ReserveRequest struct {
@@ -2124,7 +2245,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[22]
+	mi := &file_penstockv1_penstock_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2136,7 +2257,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[22]
+	mi := &file_penstockv1_penstock_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2149,7 +2270,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{22}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ReserveRequest) GetNamespace() string {
@@ -2223,7 +2344,7 @@ type ReserveResponse struct {
 
 func (x *ReserveResponse) Reset() {
 	*x = ReserveResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[23]
+	mi := &file_penstockv1_penstock_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2235,7 +2356,7 @@ func (x *ReserveResponse) String() string {
 func (*ReserveResponse) ProtoMessage() {}
 
 func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[23]
+	mi := &file_penstockv1_penstock_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2248,7 +2369,7 @@ func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveResponse.ProtoReflect.Descriptor instead.
 func (*ReserveResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{23}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ReserveResponse) GetOutcome() Outcome {
@@ -2311,7 +2432,7 @@ type PieceSums struct {
 
 func (x *PieceSums) Reset() {
 	*x = PieceSums{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[24]
+	mi := &file_penstockv1_penstock_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2323,7 +2444,7 @@ func (x *PieceSums) String() string {
 func (*PieceSums) ProtoMessage() {}
 
 func (x *PieceSums) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[24]
+	mi := &file_penstockv1_penstock_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2336,7 +2457,7 @@ func (x *PieceSums) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PieceSums.ProtoReflect.Descriptor instead.
 func (*PieceSums) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{24}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PieceSums) GetBlock() uint32 {
@@ -2372,7 +2493,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[25]
+	mi := &file_penstockv1_penstock_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2384,7 +2505,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[25]
+	mi := &file_penstockv1_penstock_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2397,7 +2518,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{25}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CommitRequest) GetReservation() uint64 {
@@ -2425,7 +2546,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[26]
+	mi := &file_penstockv1_penstock_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2437,7 +2558,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[26]
+	mi := &file_penstockv1_penstock_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2450,7 +2571,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{26}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CommitResponse) GetOutcome() Outcome {
@@ -2488,7 +2609,7 @@ type WriteRequest struct {
 
 func (x *WriteRequest) Reset() {
 	*x = WriteRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[27]
+	mi := &file_penstockv1_penstock_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2500,7 +2621,7 @@ func (x *WriteRequest) String() string {
 func (*WriteRequest) ProtoMessage() {}
 
 func (x *WriteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[27]
+	mi := &file_penstockv1_penstock_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2513,7 +2634,7 @@ func (x *WriteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteRequest.ProtoReflect.Descriptor instead.
 func (*WriteRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{27}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WriteRequest) GetReserve() *ReserveRequest {
@@ -2544,7 +2665,7 @@ type WriteResponse struct {
 
 func (x *WriteResponse) Reset() {
 	*x = WriteResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[28]
+	mi := &file_penstockv1_penstock_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2556,7 +2677,7 @@ func (x *WriteResponse) String() string {
 func (*WriteResponse) ProtoMessage() {}
 
 func (x *WriteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[28]
+	mi := &file_penstockv1_penstock_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2569,7 +2690,7 @@ func (x *WriteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteResponse.ProtoReflect.Descriptor instead.
 func (*WriteResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{28}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *WriteResponse) GetReserve() *ReserveResponse {
@@ -2609,7 +2730,7 @@ type AbortRequest struct {
 
 func (x *AbortRequest) Reset() {
 	*x = AbortRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[29]
+	mi := &file_penstockv1_penstock_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2621,7 +2742,7 @@ func (x *AbortRequest) String() string {
 func (*AbortRequest) ProtoMessage() {}
 
 func (x *AbortRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[29]
+	mi := &file_penstockv1_penstock_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2634,7 +2755,7 @@ func (x *AbortRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortRequest.ProtoReflect.Descriptor instead.
 func (*AbortRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{29}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *AbortRequest) GetReservation() uint64 {
@@ -2652,7 +2773,7 @@ type AbortResponse struct {
 
 func (x *AbortResponse) Reset() {
 	*x = AbortResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[30]
+	mi := &file_penstockv1_penstock_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2664,7 +2785,7 @@ func (x *AbortResponse) String() string {
 func (*AbortResponse) ProtoMessage() {}
 
 func (x *AbortResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[30]
+	mi := &file_penstockv1_penstock_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2677,7 +2798,7 @@ func (x *AbortResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortResponse.ProtoReflect.Descriptor instead.
 func (*AbortResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{30}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{31}
 }
 
 type DeliveredRequest struct {
@@ -2691,7 +2812,7 @@ type DeliveredRequest struct {
 
 func (x *DeliveredRequest) Reset() {
 	*x = DeliveredRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[31]
+	mi := &file_penstockv1_penstock_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2703,7 +2824,7 @@ func (x *DeliveredRequest) String() string {
 func (*DeliveredRequest) ProtoMessage() {}
 
 func (x *DeliveredRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[31]
+	mi := &file_penstockv1_penstock_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2716,7 +2837,7 @@ func (x *DeliveredRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliveredRequest.ProtoReflect.Descriptor instead.
 func (*DeliveredRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{31}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DeliveredRequest) GetNamespace() string {
@@ -2749,7 +2870,7 @@ type DeliveredResponse struct {
 
 func (x *DeliveredResponse) Reset() {
 	*x = DeliveredResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[32]
+	mi := &file_penstockv1_penstock_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2761,7 +2882,7 @@ func (x *DeliveredResponse) String() string {
 func (*DeliveredResponse) ProtoMessage() {}
 
 func (x *DeliveredResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[32]
+	mi := &file_penstockv1_penstock_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2774,7 +2895,7 @@ func (x *DeliveredResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliveredResponse.ProtoReflect.Descriptor instead.
 func (*DeliveredResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{32}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DeliveredResponse) GetDropped() uint32 {
@@ -2797,7 +2918,7 @@ type ExistsRequest struct {
 
 func (x *ExistsRequest) Reset() {
 	*x = ExistsRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[33]
+	mi := &file_penstockv1_penstock_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2809,7 +2930,7 @@ func (x *ExistsRequest) String() string {
 func (*ExistsRequest) ProtoMessage() {}
 
 func (x *ExistsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[33]
+	mi := &file_penstockv1_penstock_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2822,7 +2943,7 @@ func (x *ExistsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExistsRequest.ProtoReflect.Descriptor instead.
 func (*ExistsRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{33}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ExistsRequest) GetNamespace() string {
@@ -2864,7 +2985,7 @@ type ExistsResponse struct {
 
 func (x *ExistsResponse) Reset() {
 	*x = ExistsResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[34]
+	mi := &file_penstockv1_penstock_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2876,7 +2997,7 @@ func (x *ExistsResponse) String() string {
 func (*ExistsResponse) ProtoMessage() {}
 
 func (x *ExistsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[34]
+	mi := &file_penstockv1_penstock_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2889,7 +3010,7 @@ func (x *ExistsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExistsResponse.ProtoReflect.Descriptor instead.
 func (*ExistsResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{34}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ExistsResponse) GetPresent() []byte {
@@ -2917,7 +3038,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[35]
+	mi := &file_penstockv1_penstock_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2929,7 +3050,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[35]
+	mi := &file_penstockv1_penstock_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2942,7 +3063,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{35}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DeleteRequest) GetNamespace() string {
@@ -2976,7 +3097,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[36]
+	mi := &file_penstockv1_penstock_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2988,7 +3109,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[36]
+	mi := &file_penstockv1_penstock_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3001,7 +3122,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{36}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DeleteResponse) GetDeleted() []byte {
@@ -3022,7 +3143,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[37]
+	mi := &file_penstockv1_penstock_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3034,7 +3155,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[37]
+	mi := &file_penstockv1_penstock_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3047,7 +3168,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{37}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -3077,7 +3198,7 @@ type VolumeState struct {
 
 func (x *VolumeState) Reset() {
 	*x = VolumeState{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[38]
+	mi := &file_penstockv1_penstock_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3089,7 +3210,7 @@ func (x *VolumeState) String() string {
 func (*VolumeState) ProtoMessage() {}
 
 func (x *VolumeState) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[38]
+	mi := &file_penstockv1_penstock_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3102,7 +3223,7 @@ func (x *VolumeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeState.ProtoReflect.Descriptor instead.
 func (*VolumeState) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{38}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *VolumeState) GetVolume() uint32 {
@@ -3151,7 +3272,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[39]
+	mi := &file_penstockv1_penstock_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3163,7 +3284,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[39]
+	mi := &file_penstockv1_penstock_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3176,7 +3297,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{39}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -3258,7 +3379,7 @@ type CreateNamespaceRequest struct {
 
 func (x *CreateNamespaceRequest) Reset() {
 	*x = CreateNamespaceRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[40]
+	mi := &file_penstockv1_penstock_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3270,7 +3391,7 @@ func (x *CreateNamespaceRequest) String() string {
 func (*CreateNamespaceRequest) ProtoMessage() {}
 
 func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[40]
+	mi := &file_penstockv1_penstock_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3283,7 +3404,7 @@ func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{40}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *CreateNamespaceRequest) GetNamespace() *Namespace {
@@ -3302,7 +3423,7 @@ type GetNamespaceRequest struct {
 
 func (x *GetNamespaceRequest) Reset() {
 	*x = GetNamespaceRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[41]
+	mi := &file_penstockv1_penstock_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3314,7 +3435,7 @@ func (x *GetNamespaceRequest) String() string {
 func (*GetNamespaceRequest) ProtoMessage() {}
 
 func (x *GetNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[41]
+	mi := &file_penstockv1_penstock_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3327,7 +3448,7 @@ func (x *GetNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*GetNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{41}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *GetNamespaceRequest) GetName() string {
@@ -3345,7 +3466,7 @@ type ListNamespacesRequest struct {
 
 func (x *ListNamespacesRequest) Reset() {
 	*x = ListNamespacesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[42]
+	mi := &file_penstockv1_penstock_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3357,7 +3478,7 @@ func (x *ListNamespacesRequest) String() string {
 func (*ListNamespacesRequest) ProtoMessage() {}
 
 func (x *ListNamespacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[42]
+	mi := &file_penstockv1_penstock_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3370,7 +3491,7 @@ func (x *ListNamespacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamespacesRequest.ProtoReflect.Descriptor instead.
 func (*ListNamespacesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{42}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{43}
 }
 
 type ListNamespacesResponse struct {
@@ -3382,7 +3503,7 @@ type ListNamespacesResponse struct {
 
 func (x *ListNamespacesResponse) Reset() {
 	*x = ListNamespacesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[43]
+	mi := &file_penstockv1_penstock_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3394,7 +3515,7 @@ func (x *ListNamespacesResponse) String() string {
 func (*ListNamespacesResponse) ProtoMessage() {}
 
 func (x *ListNamespacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[43]
+	mi := &file_penstockv1_penstock_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3407,7 +3528,7 @@ func (x *ListNamespacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamespacesResponse.ProtoReflect.Descriptor instead.
 func (*ListNamespacesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{43}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListNamespacesResponse) GetNamespaces() []*Namespace {
@@ -3427,7 +3548,7 @@ type DeleteNamespaceRequest struct {
 
 func (x *DeleteNamespaceRequest) Reset() {
 	*x = DeleteNamespaceRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[44]
+	mi := &file_penstockv1_penstock_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3439,7 +3560,7 @@ func (x *DeleteNamespaceRequest) String() string {
 func (*DeleteNamespaceRequest) ProtoMessage() {}
 
 func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[44]
+	mi := &file_penstockv1_penstock_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3452,7 +3573,7 @@ func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{44}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *DeleteNamespaceRequest) GetName() string {
@@ -3479,7 +3600,7 @@ type DeleteNamespaceResponse struct {
 
 func (x *DeleteNamespaceResponse) Reset() {
 	*x = DeleteNamespaceResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[45]
+	mi := &file_penstockv1_penstock_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3491,7 +3612,7 @@ func (x *DeleteNamespaceResponse) String() string {
 func (*DeleteNamespaceResponse) ProtoMessage() {}
 
 func (x *DeleteNamespaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[45]
+	mi := &file_penstockv1_penstock_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3504,7 +3625,7 @@ func (x *DeleteNamespaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{45}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DeleteNamespaceResponse) GetBlocks() int64 {
@@ -3534,7 +3655,7 @@ type BumpEpochRequest struct {
 
 func (x *BumpEpochRequest) Reset() {
 	*x = BumpEpochRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[46]
+	mi := &file_penstockv1_penstock_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3546,7 +3667,7 @@ func (x *BumpEpochRequest) String() string {
 func (*BumpEpochRequest) ProtoMessage() {}
 
 func (x *BumpEpochRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[46]
+	mi := &file_penstockv1_penstock_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3559,7 +3680,7 @@ func (x *BumpEpochRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BumpEpochRequest.ProtoReflect.Descriptor instead.
 func (*BumpEpochRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{46}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *BumpEpochRequest) GetName() string {
@@ -3595,7 +3716,7 @@ type BumpEpochResponse struct {
 
 func (x *BumpEpochResponse) Reset() {
 	*x = BumpEpochResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[47]
+	mi := &file_penstockv1_penstock_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3607,7 +3728,7 @@ func (x *BumpEpochResponse) String() string {
 func (*BumpEpochResponse) ProtoMessage() {}
 
 func (x *BumpEpochResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[47]
+	mi := &file_penstockv1_penstock_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3620,7 +3741,7 @@ func (x *BumpEpochResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BumpEpochResponse.ProtoReflect.Descriptor instead.
 func (*BumpEpochResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{47}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *BumpEpochResponse) GetOldEpoch() uint64 {
@@ -3663,7 +3784,7 @@ type RetireEpochRequest struct {
 
 func (x *RetireEpochRequest) Reset() {
 	*x = RetireEpochRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[48]
+	mi := &file_penstockv1_penstock_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3675,7 +3796,7 @@ func (x *RetireEpochRequest) String() string {
 func (*RetireEpochRequest) ProtoMessage() {}
 
 func (x *RetireEpochRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[48]
+	mi := &file_penstockv1_penstock_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3688,7 +3809,7 @@ func (x *RetireEpochRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetireEpochRequest.ProtoReflect.Descriptor instead.
 func (*RetireEpochRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{48}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RetireEpochRequest) GetName() string {
@@ -3729,7 +3850,7 @@ type RetireEpochResponse struct {
 
 func (x *RetireEpochResponse) Reset() {
 	*x = RetireEpochResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[49]
+	mi := &file_penstockv1_penstock_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3741,7 +3862,7 @@ func (x *RetireEpochResponse) String() string {
 func (*RetireEpochResponse) ProtoMessage() {}
 
 func (x *RetireEpochResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[49]
+	mi := &file_penstockv1_penstock_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3754,7 +3875,7 @@ func (x *RetireEpochResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetireEpochResponse.ProtoReflect.Descriptor instead.
 func (*RetireEpochResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{49}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RetireEpochResponse) GetBlocks() int64 {
@@ -3781,7 +3902,7 @@ type SetQuotaRequest struct {
 
 func (x *SetQuotaRequest) Reset() {
 	*x = SetQuotaRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[50]
+	mi := &file_penstockv1_penstock_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3793,7 +3914,7 @@ func (x *SetQuotaRequest) String() string {
 func (*SetQuotaRequest) ProtoMessage() {}
 
 func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[50]
+	mi := &file_penstockv1_penstock_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3806,7 +3927,7 @@ func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*SetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{50}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *SetQuotaRequest) GetName() string {
@@ -3834,7 +3955,7 @@ type DeleteBlocksRequest struct {
 
 func (x *DeleteBlocksRequest) Reset() {
 	*x = DeleteBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[51]
+	mi := &file_penstockv1_penstock_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3846,7 +3967,7 @@ func (x *DeleteBlocksRequest) String() string {
 func (*DeleteBlocksRequest) ProtoMessage() {}
 
 func (x *DeleteBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[51]
+	mi := &file_penstockv1_penstock_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3859,7 +3980,7 @@ func (x *DeleteBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteBlocksRequest.ProtoReflect.Descriptor instead.
 func (*DeleteBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{51}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *DeleteBlocksRequest) GetNamespace() string {
@@ -3893,7 +4014,7 @@ type DeleteBlocksResponse struct {
 
 func (x *DeleteBlocksResponse) Reset() {
 	*x = DeleteBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[52]
+	mi := &file_penstockv1_penstock_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3905,7 +4026,7 @@ func (x *DeleteBlocksResponse) String() string {
 func (*DeleteBlocksResponse) ProtoMessage() {}
 
 func (x *DeleteBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[52]
+	mi := &file_penstockv1_penstock_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3918,7 +4039,7 @@ func (x *DeleteBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteBlocksResponse.ProtoReflect.Descriptor instead.
 func (*DeleteBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{52}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *DeleteBlocksResponse) GetBlocks() int64 {
@@ -3946,7 +4067,7 @@ type EvictRequest struct {
 
 func (x *EvictRequest) Reset() {
 	*x = EvictRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[53]
+	mi := &file_penstockv1_penstock_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3958,7 +4079,7 @@ func (x *EvictRequest) String() string {
 func (*EvictRequest) ProtoMessage() {}
 
 func (x *EvictRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[53]
+	mi := &file_penstockv1_penstock_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3971,7 +4092,7 @@ func (x *EvictRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictRequest.ProtoReflect.Descriptor instead.
 func (*EvictRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{53}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *EvictRequest) GetBytes() int64 {
@@ -4005,7 +4126,7 @@ type EvictResponse struct {
 
 func (x *EvictResponse) Reset() {
 	*x = EvictResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[54]
+	mi := &file_penstockv1_penstock_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4017,7 +4138,7 @@ func (x *EvictResponse) String() string {
 func (*EvictResponse) ProtoMessage() {}
 
 func (x *EvictResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[54]
+	mi := &file_penstockv1_penstock_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4030,7 +4151,7 @@ func (x *EvictResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictResponse.ProtoReflect.Descriptor instead.
 func (*EvictResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{54}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *EvictResponse) GetBlocks() int64 {
@@ -4059,7 +4180,7 @@ type ListPinsRequest struct {
 
 func (x *ListPinsRequest) Reset() {
 	*x = ListPinsRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[55]
+	mi := &file_penstockv1_penstock_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4071,7 +4192,7 @@ func (x *ListPinsRequest) String() string {
 func (*ListPinsRequest) ProtoMessage() {}
 
 func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[55]
+	mi := &file_penstockv1_penstock_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4084,7 +4205,7 @@ func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsRequest.ProtoReflect.Descriptor instead.
 func (*ListPinsRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{55}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ListPinsRequest) GetNamespace() string {
@@ -4125,7 +4246,7 @@ type ListPinsResponse struct {
 
 func (x *ListPinsResponse) Reset() {
 	*x = ListPinsResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[56]
+	mi := &file_penstockv1_penstock_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4137,7 +4258,7 @@ func (x *ListPinsResponse) String() string {
 func (*ListPinsResponse) ProtoMessage() {}
 
 func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[56]
+	mi := &file_penstockv1_penstock_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4150,7 +4271,7 @@ func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsResponse.ProtoReflect.Descriptor instead.
 func (*ListPinsResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{56}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ListPinsResponse) GetPins() []*Pin {
@@ -4185,7 +4306,7 @@ type Pin struct {
 
 func (x *Pin) Reset() {
 	*x = Pin{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[57]
+	mi := &file_penstockv1_penstock_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4197,7 +4318,7 @@ func (x *Pin) String() string {
 func (*Pin) ProtoMessage() {}
 
 func (x *Pin) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[57]
+	mi := &file_penstockv1_penstock_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4210,7 +4331,7 @@ func (x *Pin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pin.ProtoReflect.Descriptor instead.
 func (*Pin) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{57}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Pin) GetLease() uint64 {
@@ -4284,7 +4405,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[58]
+	mi := &file_penstockv1_penstock_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4296,7 +4417,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[58]
+	mi := &file_penstockv1_penstock_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4309,7 +4430,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{58}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{59}
 }
 
 type VolumeStatus struct {
@@ -4345,7 +4466,7 @@ type VolumeStatus struct {
 
 func (x *VolumeStatus) Reset() {
 	*x = VolumeStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[59]
+	mi := &file_penstockv1_penstock_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4357,7 +4478,7 @@ func (x *VolumeStatus) String() string {
 func (*VolumeStatus) ProtoMessage() {}
 
 func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[59]
+	mi := &file_penstockv1_penstock_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4370,7 +4491,7 @@ func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatus.ProtoReflect.Descriptor instead.
 func (*VolumeStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{59}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *VolumeStatus) GetPath() string {
@@ -4581,14 +4702,27 @@ type StatusResponse struct {
 	DataDetail   string       `protobuf:"bytes,27,opt,name=data_detail,json=dataDetail,proto3" json:"data_detail,omitempty"`
 	Nics         []*NICStatus `protobuf:"bytes,28,rep,name=nics,proto3" json:"nics,omitempty"`
 	// memory_parts add up to memory_budget_bytes. They grow with the number of stored blocks.
-	MemoryParts   []*MemoryPart `protobuf:"bytes,29,rep,name=memory_parts,json=memoryParts,proto3" json:"memory_parts,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	MemoryParts []*MemoryPart `protobuf:"bytes,29,rep,name=memory_parts,json=memoryParts,proto3" json:"memory_parts,omitempty"`
+	// uptime_us is the time since the node started, by a clock that is never set. Rates between two
+	// responses are exact with it, also if the second response was late.
+	UptimeUs int64 `protobuf:"varint,30,opt,name=uptime_us,json=uptimeUs,proto3" json:"uptime_us,omitempty"`
+	// counters count since the node started, also in namespaces that were deleted. A node of an older
+	// version does not set them.
+	Counters *Counters `protobuf:"bytes,31,opt,name=counters,proto3" json:"counters,omitempty"`
+	// busy_calls counts the Read, Reserve and Commit calls that were refused because a limit was
+	// reached.
+	BusyCalls         uint64 `protobuf:"varint,32,opt,name=busy_calls,json=busyCalls,proto3" json:"busy_calls,omitempty"`
+	RunningReads      int64  `protobuf:"varint,33,opt,name=running_reads,json=runningReads,proto3" json:"running_reads,omitempty"`
+	WaitingReads      int64  `protobuf:"varint,34,opt,name=waiting_reads,json=waitingReads,proto3" json:"waiting_reads,omitempty"` // Read calls that wait for others to end
+	RunningReadsLimit int64  `protobuf:"varint,35,opt,name=running_reads_limit,json=runningReadsLimit,proto3" json:"running_reads_limit,omitempty"`
+	Reservations      int64  `protobuf:"varint,36,opt,name=reservations,proto3" json:"reservations,omitempty"` // open reservations of writers
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[60]
+	mi := &file_penstockv1_penstock_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4600,7 +4734,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[60]
+	mi := &file_penstockv1_penstock_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4613,7 +4747,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{60}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *StatusResponse) GetNode() string {
@@ -4819,6 +4953,55 @@ func (x *StatusResponse) GetMemoryParts() []*MemoryPart {
 	return nil
 }
 
+func (x *StatusResponse) GetUptimeUs() int64 {
+	if x != nil {
+		return x.UptimeUs
+	}
+	return 0
+}
+
+func (x *StatusResponse) GetCounters() *Counters {
+	if x != nil {
+		return x.Counters
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetBusyCalls() uint64 {
+	if x != nil {
+		return x.BusyCalls
+	}
+	return 0
+}
+
+func (x *StatusResponse) GetRunningReads() int64 {
+	if x != nil {
+		return x.RunningReads
+	}
+	return 0
+}
+
+func (x *StatusResponse) GetWaitingReads() int64 {
+	if x != nil {
+		return x.WaitingReads
+	}
+	return 0
+}
+
+func (x *StatusResponse) GetRunningReadsLimit() int64 {
+	if x != nil {
+		return x.RunningReadsLimit
+	}
+	return 0
+}
+
+func (x *StatusResponse) GetReservations() int64 {
+	if x != nil {
+		return x.Reservations
+	}
+	return 0
+}
+
 type MemoryPart struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -4829,7 +5012,7 @@ type MemoryPart struct {
 
 func (x *MemoryPart) Reset() {
 	*x = MemoryPart{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[61]
+	mi := &file_penstockv1_penstock_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4841,7 +5024,7 @@ func (x *MemoryPart) String() string {
 func (*MemoryPart) ProtoMessage() {}
 
 func (x *MemoryPart) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[61]
+	mi := &file_penstockv1_penstock_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4854,7 +5037,7 @@ func (x *MemoryPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryPart.ProtoReflect.Descriptor instead.
 func (*MemoryPart) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{61}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *MemoryPart) GetName() string {
@@ -4872,20 +5055,21 @@ func (x *MemoryPart) GetBytes() int64 {
 }
 
 type NICStatus struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
-	Up            bool                   `protobuf:"varint,3,opt,name=up,proto3" json:"up,omitempty"`
-	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"` // reason why the NIC is not up
-	SentBytes     uint64                 `protobuf:"varint,5,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
-	ReceivedBytes uint64                 `protobuf:"varint,6,opt,name=received_bytes,json=receivedBytes,proto3" json:"received_bytes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	Name              string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Address           string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	Up                bool                   `protobuf:"varint,3,opt,name=up,proto3" json:"up,omitempty"`
+	Reason            string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"` // reason why the NIC is not up
+	SentBytes         uint64                 `protobuf:"varint,5,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
+	ReceivedBytes     uint64                 `protobuf:"varint,6,opt,name=received_bytes,json=receivedBytes,proto3" json:"received_bytes,omitempty"`
+	LinkBitsPerSecond int64                  `protobuf:"varint,7,opt,name=link_bits_per_second,json=linkBitsPerSecond,proto3" json:"link_bits_per_second,omitempty"` // rate of the link; 0: unknown
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *NICStatus) Reset() {
 	*x = NICStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[62]
+	mi := &file_penstockv1_penstock_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4897,7 +5081,7 @@ func (x *NICStatus) String() string {
 func (*NICStatus) ProtoMessage() {}
 
 func (x *NICStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[62]
+	mi := &file_penstockv1_penstock_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4910,7 +5094,7 @@ func (x *NICStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NICStatus.ProtoReflect.Descriptor instead.
 func (*NICStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{62}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *NICStatus) GetName() string {
@@ -4955,6 +5139,13 @@ func (x *NICStatus) GetReceivedBytes() uint64 {
 	return 0
 }
 
+func (x *NICStatus) GetLinkBitsPerSecond() int64 {
+	if x != nil {
+		return x.LinkBitsPerSecond
+	}
+	return 0
+}
+
 type StatBlockRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -4965,7 +5156,7 @@ type StatBlockRequest struct {
 
 func (x *StatBlockRequest) Reset() {
 	*x = StatBlockRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	mi := &file_penstockv1_penstock_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4977,7 +5168,7 @@ func (x *StatBlockRequest) String() string {
 func (*StatBlockRequest) ProtoMessage() {}
 
 func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	mi := &file_penstockv1_penstock_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4990,7 +5181,7 @@ func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatBlockRequest.ProtoReflect.Descriptor instead.
 func (*StatBlockRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{63}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *StatBlockRequest) GetNamespace() string {
@@ -5025,7 +5216,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[64]
+	mi := &file_penstockv1_penstock_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5037,7 +5228,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[64]
+	mi := &file_penstockv1_penstock_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5050,7 +5241,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{64}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *Block) GetId() []byte {
@@ -5134,7 +5325,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[65]
+	mi := &file_penstockv1_penstock_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5146,7 +5337,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[65]
+	mi := &file_penstockv1_penstock_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5159,7 +5350,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{65}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ListBlocksRequest) GetNamespace() string {
@@ -5193,7 +5384,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[66]
+	mi := &file_penstockv1_penstock_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5205,7 +5396,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[66]
+	mi := &file_penstockv1_penstock_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5218,7 +5409,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{66}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -5246,7 +5437,7 @@ type VerifyBlocksRequest struct {
 
 func (x *VerifyBlocksRequest) Reset() {
 	*x = VerifyBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[67]
+	mi := &file_penstockv1_penstock_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5258,7 +5449,7 @@ func (x *VerifyBlocksRequest) String() string {
 func (*VerifyBlocksRequest) ProtoMessage() {}
 
 func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[67]
+	mi := &file_penstockv1_penstock_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5271,7 +5462,7 @@ func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksRequest.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{67}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *VerifyBlocksRequest) GetNamespace() string {
@@ -5304,7 +5495,7 @@ type VerifyBlocksResponse struct {
 
 func (x *VerifyBlocksResponse) Reset() {
 	*x = VerifyBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[68]
+	mi := &file_penstockv1_penstock_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5316,7 +5507,7 @@ func (x *VerifyBlocksResponse) String() string {
 func (*VerifyBlocksResponse) ProtoMessage() {}
 
 func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[68]
+	mi := &file_penstockv1_penstock_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5329,7 +5520,7 @@ func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksResponse.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{68}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *VerifyBlocksResponse) GetPieces() []*PieceResult {
@@ -5347,7 +5538,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[69]
+	mi := &file_penstockv1_penstock_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5359,7 +5550,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[69]
+	mi := &file_penstockv1_penstock_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5372,7 +5563,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{69}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{70}
 }
 
 type ListVolumesResponse struct {
@@ -5384,7 +5575,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[70]
+	mi := &file_penstockv1_penstock_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5396,7 +5587,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[70]
+	mi := &file_penstockv1_penstock_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5409,7 +5600,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{70}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*VolumeStatus {
@@ -5430,7 +5621,7 @@ type DrainVolumeRequest struct {
 
 func (x *DrainVolumeRequest) Reset() {
 	*x = DrainVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[71]
+	mi := &file_penstockv1_penstock_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5442,7 +5633,7 @@ func (x *DrainVolumeRequest) String() string {
 func (*DrainVolumeRequest) ProtoMessage() {}
 
 func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[71]
+	mi := &file_penstockv1_penstock_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5455,7 +5646,7 @@ func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DrainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{71}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *DrainVolumeRequest) GetVolume() string {
@@ -5489,7 +5680,7 @@ type DrainVolumeResponse struct {
 
 func (x *DrainVolumeResponse) Reset() {
 	*x = DrainVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[72]
+	mi := &file_penstockv1_penstock_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5501,7 +5692,7 @@ func (x *DrainVolumeResponse) String() string {
 func (*DrainVolumeResponse) ProtoMessage() {}
 
 func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[72]
+	mi := &file_penstockv1_penstock_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5514,7 +5705,7 @@ func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DrainVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{72}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *DrainVolumeResponse) GetBlocks() int64 {
@@ -5542,7 +5733,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[73]
+	mi := &file_penstockv1_penstock_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5554,7 +5745,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[73]
+	mi := &file_penstockv1_penstock_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5567,7 +5758,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{73}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *RemoveVolumeRequest) GetVolume() string {
@@ -5601,7 +5792,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[74]
+	mi := &file_penstockv1_penstock_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5613,7 +5804,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[74]
+	mi := &file_penstockv1_penstock_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5626,7 +5817,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{74}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *RemoveVolumeResponse) GetBlocks() int64 {
@@ -5652,7 +5843,7 @@ type ScrubRequest struct {
 
 func (x *ScrubRequest) Reset() {
 	*x = ScrubRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[75]
+	mi := &file_penstockv1_penstock_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5664,7 +5855,7 @@ func (x *ScrubRequest) String() string {
 func (*ScrubRequest) ProtoMessage() {}
 
 func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[75]
+	mi := &file_penstockv1_penstock_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5677,7 +5868,7 @@ func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubRequest.ProtoReflect.Descriptor instead.
 func (*ScrubRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{75}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ScrubRequest) GetBytesPerSecond() int64 {
@@ -5699,7 +5890,7 @@ type ScrubProgress struct {
 
 func (x *ScrubProgress) Reset() {
 	*x = ScrubProgress{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[76]
+	mi := &file_penstockv1_penstock_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5711,7 +5902,7 @@ func (x *ScrubProgress) String() string {
 func (*ScrubProgress) ProtoMessage() {}
 
 func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[76]
+	mi := &file_penstockv1_penstock_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5724,7 +5915,7 @@ func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubProgress.ProtoReflect.Descriptor instead.
 func (*ScrubProgress) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{76}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ScrubProgress) GetVerifiedBlocks() int64 {
@@ -5769,7 +5960,7 @@ type ConfigChange struct {
 
 func (x *ConfigChange) Reset() {
 	*x = ConfigChange{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[77]
+	mi := &file_penstockv1_penstock_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5781,7 +5972,7 @@ func (x *ConfigChange) String() string {
 func (*ConfigChange) ProtoMessage() {}
 
 func (x *ConfigChange) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[77]
+	mi := &file_penstockv1_penstock_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5794,7 +5985,7 @@ func (x *ConfigChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigChange.ProtoReflect.Descriptor instead.
 func (*ConfigChange) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{77}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ConfigChange) GetKey() string {
@@ -5833,7 +6024,7 @@ type DiffConfigRequest struct {
 
 func (x *DiffConfigRequest) Reset() {
 	*x = DiffConfigRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[78]
+	mi := &file_penstockv1_penstock_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5845,7 +6036,7 @@ func (x *DiffConfigRequest) String() string {
 func (*DiffConfigRequest) ProtoMessage() {}
 
 func (x *DiffConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[78]
+	mi := &file_penstockv1_penstock_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5858,7 +6049,7 @@ func (x *DiffConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffConfigRequest.ProtoReflect.Descriptor instead.
 func (*DiffConfigRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{78}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{79}
 }
 
 type DiffConfigResponse struct {
@@ -5871,7 +6062,7 @@ type DiffConfigResponse struct {
 
 func (x *DiffConfigResponse) Reset() {
 	*x = DiffConfigResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[79]
+	mi := &file_penstockv1_penstock_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5883,7 +6074,7 @@ func (x *DiffConfigResponse) String() string {
 func (*DiffConfigResponse) ProtoMessage() {}
 
 func (x *DiffConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[79]
+	mi := &file_penstockv1_penstock_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5896,7 +6087,7 @@ func (x *DiffConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffConfigResponse.ProtoReflect.Descriptor instead.
 func (*DiffConfigResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{79}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *DiffConfigResponse) GetPath() string {
@@ -5921,7 +6112,7 @@ type ReloadConfigRequest struct {
 
 func (x *ReloadConfigRequest) Reset() {
 	*x = ReloadConfigRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[80]
+	mi := &file_penstockv1_penstock_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5933,7 +6124,7 @@ func (x *ReloadConfigRequest) String() string {
 func (*ReloadConfigRequest) ProtoMessage() {}
 
 func (x *ReloadConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[80]
+	mi := &file_penstockv1_penstock_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5946,7 +6137,7 @@ func (x *ReloadConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadConfigRequest.ProtoReflect.Descriptor instead.
 func (*ReloadConfigRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{80}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{81}
 }
 
 type ReloadConfigResponse struct {
@@ -5959,7 +6150,7 @@ type ReloadConfigResponse struct {
 
 func (x *ReloadConfigResponse) Reset() {
 	*x = ReloadConfigResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[81]
+	mi := &file_penstockv1_penstock_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5971,7 +6162,7 @@ func (x *ReloadConfigResponse) String() string {
 func (*ReloadConfigResponse) ProtoMessage() {}
 
 func (x *ReloadConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[81]
+	mi := &file_penstockv1_penstock_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5984,7 +6175,7 @@ func (x *ReloadConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadConfigResponse.ProtoReflect.Descriptor instead.
 func (*ReloadConfigResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{81}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ReloadConfigResponse) GetPath() string {
@@ -6018,7 +6209,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[82]
+	mi := &file_penstockv1_penstock_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6030,7 +6221,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[82]
+	mi := &file_penstockv1_penstock_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6043,7 +6234,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{82}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Member) GetName() string {
@@ -6117,7 +6308,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[83]
+	mi := &file_penstockv1_penstock_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6129,7 +6320,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[83]
+	mi := &file_penstockv1_penstock_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6142,7 +6333,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{83}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{84}
 }
 
 type ListMembersResponse struct {
@@ -6154,7 +6345,7 @@ type ListMembersResponse struct {
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[84]
+	mi := &file_penstockv1_penstock_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6166,7 +6357,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[84]
+	mi := &file_penstockv1_penstock_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6179,7 +6370,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{84}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ListMembersResponse) GetMembers() []*Member {
@@ -6204,7 +6395,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\fblock_tokens\x18\x01 \x01(\rR\vblockTokens\x12\x14\n" +
 	"\x05dtype\x18\x02 \x01(\tR\x05dtype\x12\x16\n" +
 	"\x06layout\x18\x03 \x01(\tR\x06layout\x12*\n" +
-	"\x06groups\x18\x04 \x03(\v2\x12.penstock.v1.GroupR\x06groups\"\xee\x02\n" +
+	"\x06groups\x18\x04 \x03(\v2\x12.penstock.v1.GroupR\x06groups\"\xd0\x03\n" +
 	"\tNamespace\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -6220,7 +6411,21 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x06blocks\x18\n" +
 	" \x01(\x03R\x06blocks\x12\x16\n" +
 	"\x06leases\x18\v \x01(\x03R\x06leases\x12*\n" +
-	"\x04live\x18\f \x03(\v2\x16.penstock.v1.LiveEpochR\x04live\"\xbd\x01\n" +
+	"\x04live\x18\f \x03(\v2\x16.penstock.v1.LiveEpochR\x04live\x12-\n" +
+	"\x13epoch_since_unix_ms\x18\r \x01(\x03R\x10epochSinceUnixMs\x121\n" +
+	"\bcounters\x18\x0e \x01(\v2\x15.penstock.v1.CountersR\bcounters\"\xa8\x02\n" +
+	"\bCounters\x12%\n" +
+	"\x0equeried_tokens\x18\x01 \x01(\x04R\rqueriedTokens\x12\x1d\n" +
+	"\n" +
+	"hit_tokens\x18\x02 \x01(\x04R\thitTokens\x12\x1f\n" +
+	"\vread_blocks\x18\x03 \x01(\x04R\n" +
+	"readBlocks\x12\x1d\n" +
+	"\n" +
+	"read_bytes\x18\x04 \x01(\x04R\treadBytes\x12%\n" +
+	"\x0ewritten_blocks\x18\x05 \x01(\x04R\rwrittenBlocks\x12#\n" +
+	"\rwritten_bytes\x18\x06 \x01(\x04R\fwrittenBytes\x12%\n" +
+	"\x0eevicted_blocks\x18\a \x01(\x04R\revictedBlocks\x12#\n" +
+	"\revicted_bytes\x18\b \x01(\x04R\fevictedBytes\"\xbd\x01\n" +
 	"\tLiveEpoch\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x12\n" +
 	"\x04kept\x18\x02 \x01(\bR\x04kept\x12\x16\n" +
@@ -6546,7 +6751,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"movedBytes\x12#\n" +
 	"\rmove_failures\x18\x17 \x01(\x03R\fmoveFailures\x121\n" +
 	"\x15move_bytes_per_second\x18\x18 \x01(\x03R\x12moveBytesPerSecond\x12!\n" +
-	"\fmove_stalled\x18\x19 \x01(\tR\vmoveStalled\"\x89\b\n" +
+	"\fmove_stalled\x18\x19 \x01(\tR\vmoveStalled\"\x96\n" +
+	"\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\"\n" +
@@ -6586,11 +6792,19 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\vdata_detail\x18\x1b \x01(\tR\n" +
 	"dataDetail\x12*\n" +
 	"\x04nics\x18\x1c \x03(\v2\x16.penstock.v1.NICStatusR\x04nics\x12:\n" +
-	"\fmemory_parts\x18\x1d \x03(\v2\x17.penstock.v1.MemoryPartR\vmemoryParts\"6\n" +
+	"\fmemory_parts\x18\x1d \x03(\v2\x17.penstock.v1.MemoryPartR\vmemoryParts\x12\x1b\n" +
+	"\tuptime_us\x18\x1e \x01(\x03R\buptimeUs\x121\n" +
+	"\bcounters\x18\x1f \x01(\v2\x15.penstock.v1.CountersR\bcounters\x12\x1d\n" +
+	"\n" +
+	"busy_calls\x18  \x01(\x04R\tbusyCalls\x12#\n" +
+	"\rrunning_reads\x18! \x01(\x03R\frunningReads\x12#\n" +
+	"\rwaiting_reads\x18\" \x01(\x03R\fwaitingReads\x12.\n" +
+	"\x13running_reads_limit\x18# \x01(\x03R\x11runningReadsLimit\x12\"\n" +
+	"\freservations\x18$ \x01(\x03R\freservations\"6\n" +
 	"\n" +
 	"MemoryPart\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
-	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"\xa7\x01\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"\xd8\x01\n" +
 	"\tNICStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x0e\n" +
@@ -6598,7 +6812,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x1d\n" +
 	"\n" +
 	"sent_bytes\x18\x05 \x01(\x04R\tsentBytes\x12%\n" +
-	"\x0ereceived_bytes\x18\x06 \x01(\x04R\rreceivedBytes\"K\n" +
+	"\x0ereceived_bytes\x18\x06 \x01(\x04R\rreceivedBytes\x12/\n" +
+	"\x14link_bits_per_second\x18\a \x01(\x03R\x11linkBitsPerSecond\"K\n" +
 	"\x10StatBlockRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x19\n" +
 	"\bblock_id\x18\x02 \x01(\fR\ablockId\"\x97\x02\n" +
@@ -6754,7 +6969,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 85)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 86)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -6765,203 +6980,206 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*Group)(nil),                   // 6: penstock.v1.Group
 	(*Geometry)(nil),                // 7: penstock.v1.Geometry
 	(*Namespace)(nil),               // 8: penstock.v1.Namespace
-	(*LiveEpoch)(nil),               // 9: penstock.v1.LiveEpoch
-	(*DescribeRequest)(nil),         // 10: penstock.v1.DescribeRequest
-	(*DescribeResponse)(nil),        // 11: penstock.v1.DescribeResponse
-	(*MatchRequest)(nil),            // 12: penstock.v1.MatchRequest
-	(*EpochRun)(nil),                // 13: penstock.v1.EpochRun
-	(*PinEpochRequest)(nil),         // 14: penstock.v1.PinEpochRequest
-	(*PinEpochResponse)(nil),        // 15: penstock.v1.PinEpochResponse
-	(*MatchResponse)(nil),           // 16: penstock.v1.MatchResponse
-	(*RenewLeaseRequest)(nil),       // 17: penstock.v1.RenewLeaseRequest
-	(*RenewLeaseResponse)(nil),      // 18: penstock.v1.RenewLeaseResponse
-	(*ReleaseLeaseRequest)(nil),     // 19: penstock.v1.ReleaseLeaseRequest
-	(*ReleaseLeaseResponse)(nil),    // 20: penstock.v1.ReleaseLeaseResponse
-	(*PieceRef)(nil),                // 21: penstock.v1.PieceRef
-	(*Fragment)(nil),                // 22: penstock.v1.Fragment
-	(*ReadRequest)(nil),             // 23: penstock.v1.ReadRequest
-	(*PieceResult)(nil),             // 24: penstock.v1.PieceResult
-	(*ReadResponse)(nil),            // 25: penstock.v1.ReadResponse
-	(*ReturnLoansRequest)(nil),      // 26: penstock.v1.ReturnLoansRequest
-	(*ReturnLoansResponse)(nil),     // 27: penstock.v1.ReturnLoansResponse
-	(*ReserveRequest)(nil),          // 28: penstock.v1.ReserveRequest
-	(*ReserveResponse)(nil),         // 29: penstock.v1.ReserveResponse
-	(*PieceSums)(nil),               // 30: penstock.v1.PieceSums
-	(*CommitRequest)(nil),           // 31: penstock.v1.CommitRequest
-	(*CommitResponse)(nil),          // 32: penstock.v1.CommitResponse
-	(*WriteRequest)(nil),            // 33: penstock.v1.WriteRequest
-	(*WriteResponse)(nil),           // 34: penstock.v1.WriteResponse
-	(*AbortRequest)(nil),            // 35: penstock.v1.AbortRequest
-	(*AbortResponse)(nil),           // 36: penstock.v1.AbortResponse
-	(*DeliveredRequest)(nil),        // 37: penstock.v1.DeliveredRequest
-	(*DeliveredResponse)(nil),       // 38: penstock.v1.DeliveredResponse
-	(*ExistsRequest)(nil),           // 39: penstock.v1.ExistsRequest
-	(*ExistsResponse)(nil),          // 40: penstock.v1.ExistsResponse
-	(*DeleteRequest)(nil),           // 41: penstock.v1.DeleteRequest
-	(*DeleteResponse)(nil),          // 42: penstock.v1.DeleteResponse
-	(*EventsRequest)(nil),           // 43: penstock.v1.EventsRequest
-	(*VolumeState)(nil),             // 44: penstock.v1.VolumeState
-	(*Event)(nil),                   // 45: penstock.v1.Event
-	(*CreateNamespaceRequest)(nil),  // 46: penstock.v1.CreateNamespaceRequest
-	(*GetNamespaceRequest)(nil),     // 47: penstock.v1.GetNamespaceRequest
-	(*ListNamespacesRequest)(nil),   // 48: penstock.v1.ListNamespacesRequest
-	(*ListNamespacesResponse)(nil),  // 49: penstock.v1.ListNamespacesResponse
-	(*DeleteNamespaceRequest)(nil),  // 50: penstock.v1.DeleteNamespaceRequest
-	(*DeleteNamespaceResponse)(nil), // 51: penstock.v1.DeleteNamespaceResponse
-	(*BumpEpochRequest)(nil),        // 52: penstock.v1.BumpEpochRequest
-	(*BumpEpochResponse)(nil),       // 53: penstock.v1.BumpEpochResponse
-	(*RetireEpochRequest)(nil),      // 54: penstock.v1.RetireEpochRequest
-	(*RetireEpochResponse)(nil),     // 55: penstock.v1.RetireEpochResponse
-	(*SetQuotaRequest)(nil),         // 56: penstock.v1.SetQuotaRequest
-	(*DeleteBlocksRequest)(nil),     // 57: penstock.v1.DeleteBlocksRequest
-	(*DeleteBlocksResponse)(nil),    // 58: penstock.v1.DeleteBlocksResponse
-	(*EvictRequest)(nil),            // 59: penstock.v1.EvictRequest
-	(*EvictResponse)(nil),           // 60: penstock.v1.EvictResponse
-	(*ListPinsRequest)(nil),         // 61: penstock.v1.ListPinsRequest
-	(*ListPinsResponse)(nil),        // 62: penstock.v1.ListPinsResponse
-	(*Pin)(nil),                     // 63: penstock.v1.Pin
-	(*StatusRequest)(nil),           // 64: penstock.v1.StatusRequest
-	(*VolumeStatus)(nil),            // 65: penstock.v1.VolumeStatus
-	(*StatusResponse)(nil),          // 66: penstock.v1.StatusResponse
-	(*MemoryPart)(nil),              // 67: penstock.v1.MemoryPart
-	(*NICStatus)(nil),               // 68: penstock.v1.NICStatus
-	(*StatBlockRequest)(nil),        // 69: penstock.v1.StatBlockRequest
-	(*Block)(nil),                   // 70: penstock.v1.Block
-	(*ListBlocksRequest)(nil),       // 71: penstock.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),      // 72: penstock.v1.ListBlocksResponse
-	(*VerifyBlocksRequest)(nil),     // 73: penstock.v1.VerifyBlocksRequest
-	(*VerifyBlocksResponse)(nil),    // 74: penstock.v1.VerifyBlocksResponse
-	(*ListVolumesRequest)(nil),      // 75: penstock.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),     // 76: penstock.v1.ListVolumesResponse
-	(*DrainVolumeRequest)(nil),      // 77: penstock.v1.DrainVolumeRequest
-	(*DrainVolumeResponse)(nil),     // 78: penstock.v1.DrainVolumeResponse
-	(*RemoveVolumeRequest)(nil),     // 79: penstock.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),    // 80: penstock.v1.RemoveVolumeResponse
-	(*ScrubRequest)(nil),            // 81: penstock.v1.ScrubRequest
-	(*ScrubProgress)(nil),           // 82: penstock.v1.ScrubProgress
-	(*ConfigChange)(nil),            // 83: penstock.v1.ConfigChange
-	(*DiffConfigRequest)(nil),       // 84: penstock.v1.DiffConfigRequest
-	(*DiffConfigResponse)(nil),      // 85: penstock.v1.DiffConfigResponse
-	(*ReloadConfigRequest)(nil),     // 86: penstock.v1.ReloadConfigRequest
-	(*ReloadConfigResponse)(nil),    // 87: penstock.v1.ReloadConfigResponse
-	(*Member)(nil),                  // 88: penstock.v1.Member
-	(*ListMembersRequest)(nil),      // 89: penstock.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),     // 90: penstock.v1.ListMembersResponse
+	(*Counters)(nil),                // 9: penstock.v1.Counters
+	(*LiveEpoch)(nil),               // 10: penstock.v1.LiveEpoch
+	(*DescribeRequest)(nil),         // 11: penstock.v1.DescribeRequest
+	(*DescribeResponse)(nil),        // 12: penstock.v1.DescribeResponse
+	(*MatchRequest)(nil),            // 13: penstock.v1.MatchRequest
+	(*EpochRun)(nil),                // 14: penstock.v1.EpochRun
+	(*PinEpochRequest)(nil),         // 15: penstock.v1.PinEpochRequest
+	(*PinEpochResponse)(nil),        // 16: penstock.v1.PinEpochResponse
+	(*MatchResponse)(nil),           // 17: penstock.v1.MatchResponse
+	(*RenewLeaseRequest)(nil),       // 18: penstock.v1.RenewLeaseRequest
+	(*RenewLeaseResponse)(nil),      // 19: penstock.v1.RenewLeaseResponse
+	(*ReleaseLeaseRequest)(nil),     // 20: penstock.v1.ReleaseLeaseRequest
+	(*ReleaseLeaseResponse)(nil),    // 21: penstock.v1.ReleaseLeaseResponse
+	(*PieceRef)(nil),                // 22: penstock.v1.PieceRef
+	(*Fragment)(nil),                // 23: penstock.v1.Fragment
+	(*ReadRequest)(nil),             // 24: penstock.v1.ReadRequest
+	(*PieceResult)(nil),             // 25: penstock.v1.PieceResult
+	(*ReadResponse)(nil),            // 26: penstock.v1.ReadResponse
+	(*ReturnLoansRequest)(nil),      // 27: penstock.v1.ReturnLoansRequest
+	(*ReturnLoansResponse)(nil),     // 28: penstock.v1.ReturnLoansResponse
+	(*ReserveRequest)(nil),          // 29: penstock.v1.ReserveRequest
+	(*ReserveResponse)(nil),         // 30: penstock.v1.ReserveResponse
+	(*PieceSums)(nil),               // 31: penstock.v1.PieceSums
+	(*CommitRequest)(nil),           // 32: penstock.v1.CommitRequest
+	(*CommitResponse)(nil),          // 33: penstock.v1.CommitResponse
+	(*WriteRequest)(nil),            // 34: penstock.v1.WriteRequest
+	(*WriteResponse)(nil),           // 35: penstock.v1.WriteResponse
+	(*AbortRequest)(nil),            // 36: penstock.v1.AbortRequest
+	(*AbortResponse)(nil),           // 37: penstock.v1.AbortResponse
+	(*DeliveredRequest)(nil),        // 38: penstock.v1.DeliveredRequest
+	(*DeliveredResponse)(nil),       // 39: penstock.v1.DeliveredResponse
+	(*ExistsRequest)(nil),           // 40: penstock.v1.ExistsRequest
+	(*ExistsResponse)(nil),          // 41: penstock.v1.ExistsResponse
+	(*DeleteRequest)(nil),           // 42: penstock.v1.DeleteRequest
+	(*DeleteResponse)(nil),          // 43: penstock.v1.DeleteResponse
+	(*EventsRequest)(nil),           // 44: penstock.v1.EventsRequest
+	(*VolumeState)(nil),             // 45: penstock.v1.VolumeState
+	(*Event)(nil),                   // 46: penstock.v1.Event
+	(*CreateNamespaceRequest)(nil),  // 47: penstock.v1.CreateNamespaceRequest
+	(*GetNamespaceRequest)(nil),     // 48: penstock.v1.GetNamespaceRequest
+	(*ListNamespacesRequest)(nil),   // 49: penstock.v1.ListNamespacesRequest
+	(*ListNamespacesResponse)(nil),  // 50: penstock.v1.ListNamespacesResponse
+	(*DeleteNamespaceRequest)(nil),  // 51: penstock.v1.DeleteNamespaceRequest
+	(*DeleteNamespaceResponse)(nil), // 52: penstock.v1.DeleteNamespaceResponse
+	(*BumpEpochRequest)(nil),        // 53: penstock.v1.BumpEpochRequest
+	(*BumpEpochResponse)(nil),       // 54: penstock.v1.BumpEpochResponse
+	(*RetireEpochRequest)(nil),      // 55: penstock.v1.RetireEpochRequest
+	(*RetireEpochResponse)(nil),     // 56: penstock.v1.RetireEpochResponse
+	(*SetQuotaRequest)(nil),         // 57: penstock.v1.SetQuotaRequest
+	(*DeleteBlocksRequest)(nil),     // 58: penstock.v1.DeleteBlocksRequest
+	(*DeleteBlocksResponse)(nil),    // 59: penstock.v1.DeleteBlocksResponse
+	(*EvictRequest)(nil),            // 60: penstock.v1.EvictRequest
+	(*EvictResponse)(nil),           // 61: penstock.v1.EvictResponse
+	(*ListPinsRequest)(nil),         // 62: penstock.v1.ListPinsRequest
+	(*ListPinsResponse)(nil),        // 63: penstock.v1.ListPinsResponse
+	(*Pin)(nil),                     // 64: penstock.v1.Pin
+	(*StatusRequest)(nil),           // 65: penstock.v1.StatusRequest
+	(*VolumeStatus)(nil),            // 66: penstock.v1.VolumeStatus
+	(*StatusResponse)(nil),          // 67: penstock.v1.StatusResponse
+	(*MemoryPart)(nil),              // 68: penstock.v1.MemoryPart
+	(*NICStatus)(nil),               // 69: penstock.v1.NICStatus
+	(*StatBlockRequest)(nil),        // 70: penstock.v1.StatBlockRequest
+	(*Block)(nil),                   // 71: penstock.v1.Block
+	(*ListBlocksRequest)(nil),       // 72: penstock.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),      // 73: penstock.v1.ListBlocksResponse
+	(*VerifyBlocksRequest)(nil),     // 74: penstock.v1.VerifyBlocksRequest
+	(*VerifyBlocksResponse)(nil),    // 75: penstock.v1.VerifyBlocksResponse
+	(*ListVolumesRequest)(nil),      // 76: penstock.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),     // 77: penstock.v1.ListVolumesResponse
+	(*DrainVolumeRequest)(nil),      // 78: penstock.v1.DrainVolumeRequest
+	(*DrainVolumeResponse)(nil),     // 79: penstock.v1.DrainVolumeResponse
+	(*RemoveVolumeRequest)(nil),     // 80: penstock.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),    // 81: penstock.v1.RemoveVolumeResponse
+	(*ScrubRequest)(nil),            // 82: penstock.v1.ScrubRequest
+	(*ScrubProgress)(nil),           // 83: penstock.v1.ScrubProgress
+	(*ConfigChange)(nil),            // 84: penstock.v1.ConfigChange
+	(*DiffConfigRequest)(nil),       // 85: penstock.v1.DiffConfigRequest
+	(*DiffConfigResponse)(nil),      // 86: penstock.v1.DiffConfigResponse
+	(*ReloadConfigRequest)(nil),     // 87: penstock.v1.ReloadConfigRequest
+	(*ReloadConfigResponse)(nil),    // 88: penstock.v1.ReloadConfigResponse
+	(*Member)(nil),                  // 89: penstock.v1.Member
+	(*ListMembersRequest)(nil),      // 90: penstock.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),     // 91: penstock.v1.ListMembersResponse
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,  // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
 	6,  // 1: penstock.v1.Geometry.groups:type_name -> penstock.v1.Group
 	7,  // 2: penstock.v1.Namespace.geometry:type_name -> penstock.v1.Geometry
 	2,  // 3: penstock.v1.Namespace.index:type_name -> penstock.v1.IndexKind
-	9,  // 4: penstock.v1.Namespace.live:type_name -> penstock.v1.LiveEpoch
-	0,  // 5: penstock.v1.MatchResponse.outcome:type_name -> penstock.v1.Outcome
-	13, // 6: penstock.v1.MatchResponse.epochs:type_name -> penstock.v1.EpochRun
-	22, // 7: penstock.v1.PieceRef.fragments:type_name -> penstock.v1.Fragment
-	21, // 8: penstock.v1.ReadRequest.pieces:type_name -> penstock.v1.PieceRef
-	4,  // 9: penstock.v1.PieceResult.state:type_name -> penstock.v1.PieceResult.State
-	0,  // 10: penstock.v1.ReadResponse.outcome:type_name -> penstock.v1.Outcome
-	24, // 11: penstock.v1.ReadResponse.pieces:type_name -> penstock.v1.PieceResult
-	21, // 12: penstock.v1.ReserveRequest.pieces:type_name -> penstock.v1.PieceRef
-	3,  // 13: penstock.v1.ReserveRequest.block_class:type_name -> penstock.v1.BlockClass
-	0,  // 14: penstock.v1.ReserveResponse.outcome:type_name -> penstock.v1.Outcome
-	24, // 15: penstock.v1.ReserveResponse.pieces:type_name -> penstock.v1.PieceResult
-	30, // 16: penstock.v1.CommitRequest.pieces:type_name -> penstock.v1.PieceSums
-	0,  // 17: penstock.v1.CommitResponse.outcome:type_name -> penstock.v1.Outcome
-	24, // 18: penstock.v1.CommitResponse.pieces:type_name -> penstock.v1.PieceResult
-	28, // 19: penstock.v1.WriteRequest.reserve:type_name -> penstock.v1.ReserveRequest
-	30, // 20: penstock.v1.WriteRequest.sums:type_name -> penstock.v1.PieceSums
-	29, // 21: penstock.v1.WriteResponse.reserve:type_name -> penstock.v1.ReserveResponse
-	32, // 22: penstock.v1.WriteResponse.commit:type_name -> penstock.v1.CommitResponse
-	5,  // 23: penstock.v1.Event.kind:type_name -> penstock.v1.Event.Kind
-	44, // 24: penstock.v1.Event.volume:type_name -> penstock.v1.VolumeState
-	8,  // 25: penstock.v1.CreateNamespaceRequest.namespace:type_name -> penstock.v1.Namespace
-	8,  // 26: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
-	63, // 27: penstock.v1.ListPinsResponse.pins:type_name -> penstock.v1.Pin
-	65, // 28: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	68, // 29: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
-	67, // 30: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
-	3,  // 31: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
-	70, // 32: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
-	24, // 33: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
-	65, // 34: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	83, // 35: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	83, // 36: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	88, // 37: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
-	10, // 38: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	12, // 39: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	17, // 40: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	19, // 41: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	23, // 42: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	26, // 43: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	28, // 44: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	31, // 45: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	35, // 46: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	14, // 47: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
-	37, // 48: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	39, // 49: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
-	41, // 50: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
-	43, // 51: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	46, // 52: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	47, // 53: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	48, // 54: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	50, // 55: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	52, // 56: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	54, // 57: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
-	56, // 58: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	57, // 59: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	59, // 60: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	64, // 61: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	69, // 62: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	71, // 63: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	73, // 64: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	61, // 65: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	81, // 66: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	75, // 67: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
-	77, // 68: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
-	79, // 69: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
-	84, // 70: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
-	86, // 71: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
-	89, // 72: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
-	11, // 73: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	16, // 74: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	18, // 75: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	20, // 76: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	25, // 77: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	27, // 78: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	29, // 79: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	32, // 80: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	36, // 81: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	15, // 82: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
-	38, // 83: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	40, // 84: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
-	42, // 85: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
-	45, // 86: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	8,  // 87: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	8,  // 88: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	49, // 89: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	51, // 90: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	53, // 91: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	55, // 92: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
-	8,  // 93: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	58, // 94: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	60, // 95: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	66, // 96: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	70, // 97: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	72, // 98: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	74, // 99: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	62, // 100: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	82, // 101: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	76, // 102: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
-	78, // 103: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
-	80, // 104: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
-	85, // 105: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
-	87, // 106: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
-	90, // 107: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
-	73, // [73:108] is the sub-list for method output_type
-	38, // [38:73] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	10, // 4: penstock.v1.Namespace.live:type_name -> penstock.v1.LiveEpoch
+	9,  // 5: penstock.v1.Namespace.counters:type_name -> penstock.v1.Counters
+	0,  // 6: penstock.v1.MatchResponse.outcome:type_name -> penstock.v1.Outcome
+	14, // 7: penstock.v1.MatchResponse.epochs:type_name -> penstock.v1.EpochRun
+	23, // 8: penstock.v1.PieceRef.fragments:type_name -> penstock.v1.Fragment
+	22, // 9: penstock.v1.ReadRequest.pieces:type_name -> penstock.v1.PieceRef
+	4,  // 10: penstock.v1.PieceResult.state:type_name -> penstock.v1.PieceResult.State
+	0,  // 11: penstock.v1.ReadResponse.outcome:type_name -> penstock.v1.Outcome
+	25, // 12: penstock.v1.ReadResponse.pieces:type_name -> penstock.v1.PieceResult
+	22, // 13: penstock.v1.ReserveRequest.pieces:type_name -> penstock.v1.PieceRef
+	3,  // 14: penstock.v1.ReserveRequest.block_class:type_name -> penstock.v1.BlockClass
+	0,  // 15: penstock.v1.ReserveResponse.outcome:type_name -> penstock.v1.Outcome
+	25, // 16: penstock.v1.ReserveResponse.pieces:type_name -> penstock.v1.PieceResult
+	31, // 17: penstock.v1.CommitRequest.pieces:type_name -> penstock.v1.PieceSums
+	0,  // 18: penstock.v1.CommitResponse.outcome:type_name -> penstock.v1.Outcome
+	25, // 19: penstock.v1.CommitResponse.pieces:type_name -> penstock.v1.PieceResult
+	29, // 20: penstock.v1.WriteRequest.reserve:type_name -> penstock.v1.ReserveRequest
+	31, // 21: penstock.v1.WriteRequest.sums:type_name -> penstock.v1.PieceSums
+	30, // 22: penstock.v1.WriteResponse.reserve:type_name -> penstock.v1.ReserveResponse
+	33, // 23: penstock.v1.WriteResponse.commit:type_name -> penstock.v1.CommitResponse
+	5,  // 24: penstock.v1.Event.kind:type_name -> penstock.v1.Event.Kind
+	45, // 25: penstock.v1.Event.volume:type_name -> penstock.v1.VolumeState
+	8,  // 26: penstock.v1.CreateNamespaceRequest.namespace:type_name -> penstock.v1.Namespace
+	8,  // 27: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
+	64, // 28: penstock.v1.ListPinsResponse.pins:type_name -> penstock.v1.Pin
+	66, // 29: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	69, // 30: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
+	68, // 31: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
+	9,  // 32: penstock.v1.StatusResponse.counters:type_name -> penstock.v1.Counters
+	3,  // 33: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
+	71, // 34: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
+	25, // 35: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
+	66, // 36: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	84, // 37: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	84, // 38: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	89, // 39: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
+	11, // 40: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	13, // 41: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	18, // 42: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	20, // 43: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	24, // 44: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	27, // 45: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	29, // 46: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	32, // 47: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	36, // 48: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	15, // 49: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
+	38, // 50: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	40, // 51: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
+	42, // 52: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
+	44, // 53: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	47, // 54: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	48, // 55: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	49, // 56: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	51, // 57: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	53, // 58: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	55, // 59: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
+	57, // 60: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	58, // 61: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	60, // 62: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	65, // 63: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	70, // 64: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	72, // 65: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	74, // 66: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	62, // 67: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	82, // 68: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	76, // 69: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
+	78, // 70: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
+	80, // 71: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
+	85, // 72: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
+	87, // 73: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
+	90, // 74: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
+	12, // 75: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	17, // 76: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	19, // 77: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	21, // 78: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	26, // 79: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	28, // 80: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	30, // 81: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	33, // 82: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	37, // 83: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	16, // 84: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
+	39, // 85: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	41, // 86: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
+	43, // 87: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
+	46, // 88: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	8,  // 89: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	8,  // 90: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	50, // 91: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	52, // 92: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	54, // 93: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	56, // 94: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
+	8,  // 95: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	59, // 96: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	61, // 97: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	67, // 98: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	71, // 99: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	73, // 100: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	75, // 101: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	63, // 102: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	83, // 103: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	77, // 104: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
+	79, // 105: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
+	81, // 106: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
+	86, // 107: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
+	88, // 108: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
+	91, // 109: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
+	75, // [75:110] is the sub-list for method output_type
+	40, // [40:75] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -6975,7 +7193,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   85,
+			NumMessages:   86,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

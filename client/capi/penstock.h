@@ -63,7 +63,7 @@ extern "C" {
 #endif
 
 /* The version of this interface: the major version in the upper 16 bits, the minor version in the lower. */
-#define PENSTOCK_ABI_VERSION 0x00010006u
+#define PENSTOCK_ABI_VERSION 0x00010007u
 
 /* The length of the longest key, in bytes. */
 #define PENSTOCK_KEY_MAX 256
@@ -891,12 +891,20 @@ typedef struct penstock_traffic_options {
 	uint32_t connections;    /* TCP connections for payload to each engine; default 4 */
 	uint32_t cuda;           /* since version 1.6. 0: the CPU can address memory; n: memory is on the CUDA driver's device n-1 */
 	uint32_t verify;         /* since version 1.6: the places where blocks are compared with their checksums between engines; see below */
+	const char *ca_file;     /* since version 1.7: PEM, the CA of the engines' certificates; NULL, as the next two: no TLS between engines */
+	const char *cert_file;   /* since version 1.7: PEM, the certificate of this engine, as server and as client */
+	const char *key_file;    /* since version 1.7 */
 } penstock_traffic_options;
 
 /*
  * Opens a traffic manager. The namespace is chained, its keys are PENSTOCK_KEYS_IDS, and it has one
- * group, of kind FULL. The payload is not encrypted. memory must stay allocated until
+ * group, of kind FULL. memory must stay allocated until
  * penstock_traffic_close or penstock_close has returned; it needs no penstock_register.
+ *
+ * Without ca_file, cert_file and key_file the payload is not encrypted. With these files the engines use TLS
+ * 1.3, and each one verifies the certificate of the other. The certificate is valid for the host of advertise, or of
+ * listen. Engines with and without TLS refuse each other: a transfer between them fails with AUTH or UNAVAILABLE. With
+ * TLS the payload is copied in the host's memory.
  *
  * verify is PENSTOCK_VERIFY_EVERY_HOP, PENSTOCK_VERIFY_LAST_HOP, or n > 1: at the last hop, one layer of a
  * block in n, chosen at random. With n some wrong blocks are not detected. Blocks that storage returns, and
@@ -908,7 +916,8 @@ typedef struct penstock_traffic_options {
  * penstock_transfer_computed when the device has computed the layer (an event). When penstock_transfer_layer
  * returns, the layer is on the device.
  *
- * Errors: INVALID (also: the address is in use, the CUDA driver cannot be loaded, there is no such device),
+ * Errors: INVALID (also: the address is in use, a file for TLS is missing or cannot be read, the CUDA driver cannot be
+ * loaded, there is no such device),
  * CLOSED, FORKED.
  */
 int32_t penstock_traffic_open(penstock_namespace ns, const penstock_traffic_options *options, penstock_traffic *traffic, penstock_error *error);

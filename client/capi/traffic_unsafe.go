@@ -6,6 +6,7 @@ import "C"
 import (
 	"context"
 	"crypto/rand"
+	"crypto/tls"
 	"log/slog"
 	"math"
 	"slices"
@@ -90,8 +91,8 @@ func trafficOptions(from *C.penstock_traffic_options) (out binding.TrafficOption
 		options.Listen = "127.0.0.1:0"
 	}
 	out = binding.TrafficOptions{
-		Compute: func(ctx context.Context, log *slog.Logger) (rdma.Engine, error) {
-			options.Logger = log
+		Compute: func(ctx context.Context, secure *tls.Config, log *slog.Logger) (rdma.Engine, error) {
+			options.TLS, options.TLSOnly, options.Logger = secure, secure != nil, log
 			e, err := tcp.New(ctx, options)
 			if err != nil {
 				return nil, invalid("compute NIC: %w", err)
@@ -101,7 +102,7 @@ func trafficOptions(from *C.penstock_traffic_options) (out binding.TrafficOption
 		Token: token, Address: uint64(uintptr(o.memory)), Bytes: uint64(o.memory_bytes),
 		Bases: slices.Clone(slice[uint64](o.bases, int(o.n_bases))), Stride: uint64(o.stride), Pages: int(o.pages),
 		BufferBytes: int64(o.buffer_bytes), AppendBytes: int64(o.append_bytes), PersistMax: int(o.persist_max), TransfersMax: int(o.transfers_max),
-		Verify: traffic.Verify(o.verify),
+		Verify: traffic.Verify(o.verify), CAFile: text(o.ca_file), CertFile: text(o.cert_file), KeyFile: text(o.key_file),
 	}
 	if o.cuda > 0 {
 		device := int(o.cuda) - 1

@@ -36,7 +36,8 @@
 // of the output's blocks may follow if the gateway already has the output, as in a replay.
 // Otherwise the decode engine continues the chain (kv.Chain.Resume). A prompt whose KV depends on
 // more than its tokens and the weights (LoRA, a cache salt, images) needs the ids of a salted
-// chain. The caller computes them and passes them as Request.IDs.
+// chain. The caller passes the salts as Request.Salts, or computes the ids and passes them as
+// Request.IDs.
 //
 // Lock order: Gateway.mu is the only lock. It is not held across a call.
 package gateway

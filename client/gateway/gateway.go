@@ -75,6 +75,9 @@ type Request struct {
 	Tokens []kv.Token
 	Prompt int
 	IDs    []kv.BlockID
+	// Salts are the data, besides tokens and weights, on which the KV of Tokens depends. Their blocks
+	// must ascend. The engines must compute the ids with the same salts.
+	Salts []Salt
 	// Output is the number of tokens expected to be generated. The planner reserves
 	// device memory for them.
 	Output int
@@ -94,6 +97,13 @@ type Request struct {
 	Resident []Resident
 	// Extra, if set, is JSON that both engines get (Payload.Extra).
 	Extra json.RawMessage
+}
+
+// Salt is data on which the KV of a prompt depends from a block on. It is hashed in front of that block
+// (kv.Chain.Salt).
+type Salt struct {
+	Block int
+	Extra []byte
 }
 
 // Resident is a decode engine and the number of leading tokens of the prompt that it holds.
@@ -196,13 +206,34 @@ func (g *Gateway) Prepare(r Request) (Request, error) {
 	if r.Tokens != nil && (r.Prompt != 0 || r.IDs != nil) {
 		return r, fmt.Errorf("gateway: %w: request %q has tokens, and a length or ids beside them; give one or the other", client.ErrRequest, r.ID)
 	}
+	if r.Tokens == nil && r.Salts != nil {
+		return r, fmt.Errorf("gateway: %w: request %q has salts and no tokens; salt the ids instead", client.ErrRequest, r.ID)
+	}
 	if r.Tokens != nil {
 		r.Prompt = len(r.Tokens)
-		chain := g.chain
-		r.IDs, _ = chain.Append(nil, r.Tokens)
-		r.Tokens = nil
+		var err error
+		if r.IDs, err = g.idsOf(r.Tokens, r.Salts); err != nil {
+			return r, fmt.Errorf("gateway: %w: request %q: %w", client.ErrRequest, r.ID, err)
+		}
+		r.Tokens, r.Salts = nil, nil
 	}
 	return r, r.check(g.opts.Namespace.Geometry.BlockTokens)
+}
+
+// idsOf returns the ids of a prompt's full blocks.
+func (g *Gateway) idsOf(tokens []kv.Token, salts []Salt) (ids []kv.BlockID, err error) {
+	chain, bt, last := g.chain, g.opts.Namespace.Geometry.BlockTokens, -1
+	for _, s := range salts {
+		if s.Block <= last {
+			return nil, fmt.Errorf("a salt of block %d after the salt of block %d; their blocks must ascend", s.Block, last)
+		}
+		last = s.Block
+		until := min(s.Block, len(tokens)/bt)
+		ids, _ = chain.Append(ids, tokens[len(ids)*bt:until*bt])
+		chain = chain.Salt(s.Extra)
+	}
+	ids, _ = chain.Append(ids, tokens[len(ids)*bt:])
+	return ids, nil
 }
 
 // Serve serves a request and returns its events. Serving begins when the loop over the events

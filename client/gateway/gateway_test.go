@@ -453,6 +453,9 @@ func TestRequests(t *testing.T) {
 		"give one or the other":      {ID: "r", Tokens: tokens(1), Prompt: 1},
 		"a deadline of -1ns":         {ID: "r", Tokens: tokens(1), Deadline: -1},
 		"holds 2 tokens of a prompt": {ID: "r", Tokens: tokens(1), Resident: []Resident{{"d", 2}}},
+		"salts and no tokens":        {ID: "r", Prompt: 1, Salts: []Salt{{}}},
+		"must ascend":                {ID: "r", Tokens: tokens(1), Salts: []Salt{{Block: 1}, {Block: 1}}},
+		"of block -1":                {ID: "r", Tokens: tokens(1), Salts: []Salt{{Block: -1}}},
 		"Extra is not JSON":          {ID: "r", Tokens: tokens(1), Extra: json.RawMessage("{")},
 		"whose ID has 257 bytes":     {ID: strings.Repeat("r", 257), Tokens: tokens(1)},
 	} {
@@ -466,6 +469,23 @@ func TestRequests(t *testing.T) {
 	}
 	if _, err := New(Options{Namespace: h.ns, Store: h.store}); err == nil || !strings.Contains(err.Error(), "Planner") {
 		t.Errorf("a gateway without a planner: %v", err)
+	}
+}
+
+// TestSalts: the ids of a prompt depend on its salts from the salts' blocks on.
+func TestSalts(t *testing.T) {
+	h := newHost(t)
+	prompt := tokens(4*16 + 5)
+	chain, err := h.ns.Chain()
+	h.must(err)
+	want, _ := chain.Append(nil, prompt[:16])
+	chain = chain.Salt([]byte("a"))
+	want, _ = chain.Append(want, prompt[16:48])
+	chain = chain.Salt([]byte("b"))
+	want, _ = chain.Append(want, prompt[48:])
+	r, err := h.gateway(0).Prepare(Request{ID: "r", Tokens: prompt, Salts: []Salt{{1, []byte("a")}, {3, []byte("b")}, {4, []byte("c")}, {9, []byte("d")}}})
+	if err != nil || !slices.Equal(r.IDs, want) || r.Prompt != len(prompt) || r.Tokens != nil || r.Salts != nil {
+		t.Errorf("%+v, %v; want the ids %x", r, err, want)
 	}
 }
 

@@ -28,6 +28,10 @@
 //
 //	job := traffic.PrefillJob{Request: r.Name, Hit: r.Hit, Parts: r.Parts, Progress: r.Progress, Stopped: r.Stopped, …}
 //
+// An engine whose part needs more than Start, such as a request over HTTP with the prompt, must bound the
+// wait for it and call Done with an error after that. Otherwise the other engine of the attempt waits
+// until its own time limit.
+//
 // A request's payload comes from the gateway (package client/gateway defines it), and this package
 // does not read it. The planner passes the address of an engine to the request's other engine. An
 // address is JSON, with both fields in base64:

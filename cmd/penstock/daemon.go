@@ -32,6 +32,8 @@ type source[C any] struct {
 	read func() (C, error)
 	// hangups delivers SIGHUP, at which the process reads its configuration anew.
 	hangups <-chan os.Signal
+	// notifySocket is the socket of the service manager, "" without one.
+	notifySocket string
 }
 
 // runWithSettings adds to cmd the flag --config and a flag for each key of the configuration. cmd
@@ -47,7 +49,7 @@ func runWithSettings[C any, P interface {
 	addConfigFlags(cmd.Flags(), keys)
 	groupSettings(cmd, keys)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
-		s := source[C]{path: file, read: func() (C, error) {
+		s := source[C]{path: file, notifySocket: w.env("NOTIFY_SOCKET"), read: func() (C, error) {
 			cfg := defaults()
 			err := loadSettings(P(&cfg), file, w.environ, cmd.Flags())
 			return cfg, err
@@ -79,19 +81,20 @@ func loadSettings(c settings, file string, environ []string, flags *pflag.FlagSe
 	return c.Validate()
 }
 
-// serveUntil calls serve until ctx ends or serve fails, and then shutdown with the time limit that
-// drainWithin returns at that time.
-func serveUntil(ctx context.Context, log *slog.Logger, drainWithin func() time.Duration, serve func() error, shutdown func(context.Context) error) (err error) {
+// serveUntil calls serve until ctx ends or serve fails, and then shutdown with the drain time limit
+// of that time.
+func serveUntil(ctx context.Context, log *slog.Logger, l *live, serve func() error, shutdown func(context.Context) error) (err error) {
 	stopped := make(chan error, 1)
 	go func() { stopped <- serve() }()
 	select {
 	case err = <-stopped:
 		log.Error("a listener failed; shutting down", "err", err)
 	case <-ctx.Done():
-		log.Info("draining", "within", drainWithin())
+		log.Info("draining", "within", l.drain())
 	}
+	l.manager.stopping()
 	start := time.Now()
-	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainWithin()) // ctx has ended
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.drain()) // ctx has ended
 	defer cancel()
 	err = errors.Join(err, shutdown(closing))
 	if err == nil {

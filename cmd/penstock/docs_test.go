@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/penstock-kv/penstock/internal/testkit"
-	"github.com/penstock-kv/penstock/server/config"
 )
 
 // rewriting reports whether -rewrite was given; datadriven defines the flag.
@@ -123,57 +122,6 @@ func flagLines(set *pflag.FlagSet) string {
 		fmt.Fprintf(&b, "--%-22s %s%s\n", f.Name, f.Usage, def)
 	})
 	return b.String()
-}
-
-// TestDeploymentFilesAreRight: the example configuration is valid, and has every key with its
-// default, except data and degraded.
-func TestDeploymentFilesAreRight(t *testing.T) {
-	path := filepath.Join(testkit.RepositoryRoot(t), "deploy", "penstock.yaml")
-	cfg, err := config.Load(path, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cfg.Validate(); err != nil {
-		t.Error(err)
-	}
-	raw, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !cfg.Degraded {
-		t.Errorf("%s does not set degraded", path)
-	}
-	def, example := config.Default(), cfg.Keys()
-	for i, k := range def.Keys() {
-		if k.Path != "data" && k.Path != "degraded" && example[i].String() != k.String() {
-			t.Errorf("%s: %s is %s; the default is %s", path, k.Path, example[i], k)
-		}
-		name := k.Path[strings.LastIndex(k.Path, ".")+1:]
-		if !strings.Contains(string(raw), name+":") {
-			t.Errorf("%s does not mention %s", path, k.Path)
-		}
-	}
-}
-
-// TestUnitServesDegraded: the command of the systemd unit is valid, and with it the node starts
-// without a missing disk, whatever its configuration file sets.
-func TestUnitServesDegraded(t *testing.T) {
-	unit, err := os.ReadFile(filepath.Join(testkit.RepositoryRoot(t), "deploy", "penstock.service"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, line, _ := strings.Cut(string(unit), "\nExecStart=/usr/local/bin/penstock ")
-	line, _, _ = strings.Cut(line, "\n")
-	serve, rest, err := newRootCommand(world{out: io.Discard, err: io.Discard}).Find(exampleWords(line))
-	if err == nil {
-		err = serve.ParseFlags(rest)
-	}
-	if err != nil {
-		t.Fatalf("ExecStart of the unit, %q: %v", line, err)
-	}
-	if degraded := serve.Flags().Lookup("degraded"); serve.Name() != "serve" || degraded == nil || degraded.Value.String() != "true" {
-		t.Errorf("the unit runs %q, which does not serve degraded", line)
-	}
 }
 
 // TestCommandsDocumentThemselves: every command and flag has a help text, and no two flags of one

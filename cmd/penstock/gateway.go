@@ -190,7 +190,7 @@ func runGateway(ctx context.Context, from source[config.Gateway], planner front.
 	if planner != nil {
 		opts.Planner, opts.Instance = planner, rand.Text()
 	}
-	live, err := newLive(cfg.Auth, level, cfg.DrainWithin)
+	live, err := newLive(cfg.Auth, level, cfg.DrainWithin, &manager{socket: from.notifySocket, log: log})
 	if err != nil {
 		return err
 	}
@@ -211,5 +211,5 @@ func runGateway(ctx context.Context, from source[config.Gateway], planner front.
 		return reload.Candidate{Keys: next.Keys(), Auth: next.Auth, Apply: func() { live.apply(next.Log, next.DrainWithin) }}, err
 	}, nil, metrics.NewReloads(registry), log)
 	defer live.run(ctx, from.hangups)()
-	return serveUntil(ctx, log, live.drain, func() error { return node.Serve(api, web) }, node.Shutdown)
+	return serveUntil(ctx, log, live, func() error { return node.Serve(api, web) }, node.Shutdown)
 }

@@ -114,16 +114,11 @@ func TestMembers(t *testing.T) {
 	}
 	awaitTrue(t, "the killed node leaves the list", func() bool { return states(t, a) == "a:serving" })
 	a.run("ns", "bump-epoch", "m", "--to", "7").must(t)
-	again := startProcess(t, dir+"/c", clusterOf(etcd, "c")...)
-	t.Cleanup(func() {
-		if err := again.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	awaitTrue(t, "the node is back", serving(t, again.client(t)))
+	again := alone(t, dir+"/c", clusterOf(etcd, "c")...)
+	awaitTrue(t, "the node is back", serving(t, again))
 	list := decode[struct {
 		Namespaces []struct{ Epoch int }
-	}](t, again.client(t).run("ns", "list", "--format", "json"))
+	}](t, again.run("ns", "list", "--format", "json"))
 	if len(list.Namespaces) != 1 || list.Namespaces[0].Epoch != 7 {
 		t.Errorf("the node that is back has the namespaces %+v", list)
 	}
@@ -136,7 +131,7 @@ func TestMembers(t *testing.T) {
 		t.Error("a node without etcd returned blocks")
 	}
 	etcd.Resume(0)
-	awaitTrue(t, "the nodes serve again", func() bool { return serving(t, a)() && serving(t, again.client(t))() })
+	awaitTrue(t, "the nodes serve again", func() bool { return serving(t, a)() && serving(t, again)() })
 }
 
 // TestDiscover: a client that has the address of one node stores on all nodes of the cluster, and
@@ -223,12 +218,7 @@ func TestDiscover(t *testing.T) {
 	if n := hits(); n != part {
 		t.Errorf("%d sequences are found after the node has left the list; %d before", n, part)
 	}
-	again := startProcess(t, dir+"/c", durable("c")...)
-	t.Cleanup(func() {
-		if err := again.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	alone(t, dir+"/c", durable("c")...)
 	awaitTrue(t, "all sequences are found again", func() bool { return hits() == sequences })
 	d := startServed(t, dir+"/d", durable("d")...)
 	awaitTrue(t, "the client has the new node", func() bool { return names() == "a c d" })

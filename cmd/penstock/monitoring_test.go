@@ -235,8 +235,9 @@ func complete(ctx context.Context, c *http.Client, gateway, prompt string) error
 	return nil
 }
 
-// writeAndRead stores, matches and reads a chain of two blocks in a namespace of a node.
-func writeAndRead(ctx context.Context, node *served, dir, namespace string, i int) error {
+// writeReadEvict stores, matches and reads a chain of two blocks in a namespace of a node, and
+// evicts a block of the namespace.
+func writeReadEvict(ctx context.Context, node *served, dir, namespace string, i int) error {
 	toks, data := filepath.Join(dir, "tokens"), filepath.Join(dir, "data")
 	if err := os.WriteFile(toks, tokens(8*i, 8), 0o600); err != nil {
 		return err
@@ -244,8 +245,11 @@ func writeAndRead(ctx context.Context, node *served, dir, namespace string, i in
 	if err := os.WriteFile(data, bytesOf(byte(i), 1024), 0o600); err != nil {
 		return err
 	}
-	for _, args := range [][]string{{"block", "put", namespace, "--data-file", data}, {"prefix", "match", namespace}, {"block", "get", namespace, "--out", filepath.Join(dir, "out")}} {
-		args = append(args, "--tokens-file", toks, "--server", node.ready.Listen)
+	for _, args := range [][]string{
+		{"block", "put", namespace, "--data-file", data, "--tokens-file", toks}, {"prefix", "match", namespace, "--tokens-file", toks},
+		{"block", "get", namespace, "--out", filepath.Join(dir, "out"), "--tokens-file", toks}, {"evict", "--namespace", namespace, "--bytes", "1B"},
+	} {
+		args = append(args, "--server", node.ready.Listen)
 		if r := penstockIn(ctx, "", nil, args...); r.code != exitOK {
 			return fmt.Errorf("%v: exit %d\n%s", args, r.code, r.err)
 		}
@@ -293,7 +297,7 @@ func TestMonitoring(t *testing.T) {
 	})
 	dir, prompt := t.TempDir(), strings.Repeat("0123456789abcdef", 64)
 	stopLoad := repeatedly(t, func(ctx context.Context, i int) error {
-		return errors.Join(writeAndRead(ctx, node, dir, "load", i), complete(ctx, web, planned.ready.Listen, prompt), complete(ctx, web, plain.ready.Listen, prompt))
+		return errors.Join(writeReadEvict(ctx, node, dir, "load", i), complete(ctx, web, planned.ready.Listen, prompt), complete(ctx, web, plain.ready.Listen, prompt))
 	})
 
 	missing := panelQueries(t, penstock(t, "", nil, "metrics", "dashboard").must(t))

@@ -441,7 +441,7 @@ func closeListener(l net.Listener) func(context.Context) error {
 
 // openServer starts the data plane and joins all parts.
 func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *metrics.Node, registry *prometheus.Registry, level *slog.LevelVar) (err error) {
-	if n.live, err = newLive(n.cfg.Auth, level, n.cfg.DrainWithin); err != nil {
+	if n.live, err = newLive(n.cfg.Auth, level, n.cfg.DrainWithin, &manager{socket: n.from.notifySocket, log: n.log}); err != nil {
 		return err
 	}
 	n.live.follow(n.from.cfg.Keys(), n.from.path, n.candidate, func() { n.server.EndRemovedSessions() }, counters.Reloads, n.log)
@@ -500,6 +500,7 @@ func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *me
 			LandWithin:  n.cfg.Limits.QueueWait.Std(),
 		},
 		Volumes:       n.volumes,
+		LinkRate:      newLinkRates().of,
 		Durability:    n.cfg.Durability,
 		CapacityBytes: n.share.capacityBytes,
 		MemoryBudget:  n.budget.parts,

@@ -29,7 +29,7 @@ a new epoch and makes every block of the old weights unmatchable at once, unless
 keeps older epochs live. A block of one epoch is never served as one of another.`,
 	}
 	c := addConnectionFlags(cmd, w)
-	return noun(cmd, newNamespaceCreate(c), newNamespaceList(c), newNamespaceShow(c), newNamespaceDelete(c), newNamespaceBump(c), newNamespaceRetire(c), newNamespacePin(c), newNamespaceQuota(c))
+	return noun(cmd, newNamespaceCreate(c), newNamespaceList(c), newNamespaceShow(c), newNamespaceDelete(c), newNamespaceBump(c), newNamespaceRetire(c), newNamespacePin(c), newNamespaceQuota(c), newNamespaceTop(c, w))
 }
 
 // geometryFlags are the flags of ns create.
@@ -199,6 +199,9 @@ func printNamespace(t *table, ns *pb.Namespace) {
 	t.pair("geometry", geometryWords(ns.GetGeometry()))
 	t.pair("block", size(blockBytes(ns.GetGeometry())))
 	t.pair("epoch", ns.GetEpoch())
+	if ms := ns.GetEpochSinceUnixMs(); ms != 0 {
+		t.pair("epoch since", time.UnixMilli(ms).UTC().Format("2006-01-02T15:04:05.000Z"))
+	}
 	t.pair("quota", quotaWord(ns.GetQuotaBytes()))
 	t.pair("used", size(ns.GetUsedBytes()))
 	t.pair("blocks", count(ns.GetBlocks()))

@@ -100,7 +100,7 @@ func runPlanner(ctx context.Context, from source[config.Planner], record string,
 	if err != nil {
 		return err
 	}
-	live, err := newLive(cfg.Auth, level, cfg.DrainWithin)
+	live, err := newLive(cfg.Auth, level, cfg.DrainWithin, &manager{socket: from.notifySocket, log: log})
 	if err != nil {
 		return err
 	}
@@ -153,5 +153,5 @@ func runPlanner(ctx context.Context, from source[config.Planner], record string,
 		return reload.Candidate{Keys: next.Keys(), Auth: next.Auth, Apply: func() { live.apply(next.Log, next.DrainWithin) }}, err
 	}, nil, metrics.NewReloads(registry), log)
 	defer live.run(ctx, from.hangups)()
-	return serveUntil(ctx, log, live.drain, func() error { return node.Serve(control, web) }, node.Shutdown)
+	return serveUntil(ctx, log, live, func() error { return node.Serve(control, web) }, node.Shutdown)
 }

@@ -19,15 +19,16 @@ type live struct {
 	drainWithin atomic.Int64 // nanoseconds
 	credentials *reload.Credentials
 	reloader    *reload.Reloader
+	manager     *manager
 }
 
 // newLive reads the credentials from the files that auth names, and returns the settings.
-func newLive(auth config.Auth, level *slog.LevelVar, drainWithin config.Duration) (*live, error) {
+func newLive(auth config.Auth, level *slog.LevelVar, drainWithin config.Duration, m *manager) (*live, error) {
 	c, err := reload.OpenCredentials(auth)
 	if err != nil {
 		return nil, err
 	}
-	l := &live{level: level, credentials: c}
+	l := &live{level: level, credentials: c, manager: m}
 	l.drainWithin.Store(int64(drainWithin))
 	return l, nil
 }
@@ -46,12 +47,17 @@ func (l *live) drain() time.Duration { return time.Duration(l.drainWithin.Load()
 // and read returns the configuration to change to. changed, if not nil, is called after the
 // credentials have changed.
 func (l *live) follow(keys []config.Key, path string, read func() (reload.Candidate, error), changed func(), counters *metrics.Reloads, log *slog.Logger) {
-	l.reloader = reload.New(keys, reload.Options{Read: read, Path: path, Credentials: l.credentials, Changed: changed, Metrics: counters, Logger: log})
+	l.reloader = reload.New(keys, reload.Options{
+		Read: read, Path: path, Credentials: l.credentials, Changed: changed, Metrics: counters, Logger: log,
+		Began: l.manager.reloading, Ended: l.manager.reloaded,
+	})
 }
 
-// run starts a goroutine that reloads the configuration at each hangup, and the credentials when
-// their files change. stop ends the goroutine and waits for its end.
+// run reports to the service manager that the process is ready. Then it starts a goroutine that
+// reloads the configuration at each hangup, and the credentials when their files change. stop ends
+// the goroutine and waits for its end.
 func (l *live) run(ctx context.Context, hangups <-chan os.Signal) (stop func()) {
+	l.manager.ready()
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan struct{})
 	go func() {

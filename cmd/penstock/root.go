@@ -236,7 +236,7 @@ JSON on standard error.`,
 			root.AddCommand(c)
 		}
 	}
-	add(groupNode, newServeCommand(w), newStatusCommand(w), newConfigCommand(w), newDoctorCommand(w), newStoreCommand(w), newVolumeCommand(w), newClusterCommand(w), newNICCommand(), newVersionCommand(w))
+	add(groupNode, newServeCommand(w), newStatusCommand(w), newTopCommand(w), newConfigCommand(w), newDoctorCommand(w), newStoreCommand(w), newVolumeCommand(w), newClusterCommand(w), newNICCommand(), newVersionCommand(w))
 	add(groupCache, newNamespaceCommand(w), newBlockCommand(w), newPrefixCommand(w), newPinCommand(w), newUnpinCommand(w), newEvictCommand(w), newScrubCommand(w), newEventsCommand(w))
 	add(groupCluster, newGatewayCommand(w), newPlannerCommand(w), newPlanCommand(w), newSimCommand(w), newMetricsCommand())
 	add(groupMeasure, newDemoCommand(w), newTraceCommand(w), newBenchCommand(w), newFabricCommand(w), newProfileCommand(w))

@@ -207,7 +207,7 @@ func serve(ctx context.Context, from source[config.Config], level *slog.LevelVar
 	}
 	log.Info("ready", n.readyAttrs()...)
 	defer n.live.run(ctx, from.hangups)()
-	return serveUntil(ctx, log, n.live.drain, func() error { return n.server.Serve(n.control, n.web) }, n.close)
+	return serveUntil(ctx, log, n.live, func() error { return n.server.Serve(n.control, n.web) }, n.close)
 }
 
 // readToken returns the token that a client sends: the first one of a file. Other users should not be

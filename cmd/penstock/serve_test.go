@@ -17,7 +17,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 	"strings"
 	"syscall"
 	"testing"
@@ -38,6 +37,19 @@ func startProcess(t *testing.T, data string, more ...string) *process {
 		t.Fatal(err)
 	}
 	return &process{p}
+}
+
+// alone runs serve in a separate process until the test ends. doctor compares the memory of that
+// process with its budget; the process of the tests has the memory of all of them.
+func alone(t *testing.T, data string, more ...string) *served {
+	t.Helper()
+	p := startProcess(t, data, more...)
+	t.Cleanup(func() {
+		if err := p.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return p.client(t)
 }
 
 // process is a node in a separate process.
@@ -320,7 +332,7 @@ func TestDamageIsFound(t *testing.T) {
 	if check.code != exitFailed || !strings.Contains(check.out, "exact-or-miss") {
 		t.Errorf("check: exit %d\n%s%s", check.code, check.out, check.err)
 	}
-	s = startServed(t, dir+"/volume")
+	s = alone(t, dir+"/volume")
 	get := s.run("block", "get", "m", "--tokens-file", tokensFile, "--out", dir+"/got")
 	if get.code != exitMiss || !strings.Contains(get.out, "2 of 4 blocks") {
 		t.Errorf("get: exit %d\n%s%s", get.code, get.out, get.err)
@@ -329,7 +341,6 @@ func TestDamageIsFound(t *testing.T) {
 	if err != nil || !bytes.Equal(got, bytesOf(1, 4*8192)[:2*8192]) {
 		t.Errorf("the fetched file is not the prefix before the damage (%d bytes, %v)", len(got), err)
 	}
-	debug.FreeOSMemory() // the node runs in this process, so garbage of other tests counts as the node's memory
 	doctor := s.run("doctor")
 	if doctor.code != exitOK || !strings.Contains(doctor.out, "corrupt blocks were found") {
 		t.Errorf("doctor: exit %d\n%s", doctor.code, doctor.out)
@@ -362,7 +373,7 @@ func TestTokenAndTLS(t *testing.T) {
 	token := writeFile(t, dir, "token", []byte("0123456789abcdef0123\n"))
 	ca, cert, key := certificates(t, dir)
 	otherCA, _, _ := certificates(t, t.TempDir())
-	s := startServed(t, dir+"/volume", "--auth-token-file", token, "--auth-tls-cert", cert, "--auth-tls-key", key, "--auth-client-ca", ca)
+	s := alone(t, dir+"/volume", "--auth-token-file", token, "--auth-tls-cert", cert, "--auth-tls-key", key, "--auth-client-ca", ca)
 	tokensFile, dataFile := prompt2(t, dir)
 	secure := []string{"--ca", ca, "--cert", cert, "--key", key}
 	for _, tc := range []struct {
@@ -386,7 +397,6 @@ func TestTokenAndTLS(t *testing.T) {
 	all := append(secure, "--token-file", token)
 	s.run(append([]string{"ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024"}, all...)...).must(t)
 	s.run(append([]string{"block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile}, all...)...).must(t)
-	debug.FreeOSMemory() // the node runs in this process
 	s.run(append([]string{"doctor"}, all...)...).must(t)
 }
 

@@ -26,6 +26,8 @@ import (
 //	sysfs NAME HOST        a copy of /sys of the host in rdma/topo/testdata/HOST.host,
 //	                       with the changes in the rest of the input
 //	run                    runs each line as a command line; @NAME is a file
+//	fields                 like run, for tables whose columns differ in width between runs:
+//	                       blanks in sequence are one
 //
 // Addresses, directories and durations are replaced, because they differ between runs.
 func TestTranscripts(t *testing.T) {
@@ -77,12 +79,15 @@ func (tr *transcript) command(d *datadriven.TestData) string {
 		tr.sysfs(arg(0), arg(1), d.Input)
 	case "same":
 		return tr.same(arg(0), arg(1))
-	case "run":
+	case "run", "fields":
 		var b strings.Builder
 		for line := range strings.Lines(d.Input) {
 			tr.runLine(&b, strings.TrimSpace(line))
 		}
 		said := tr.stable(b.String())
+		if d.Cmd == "fields" {
+			said = blanks.ReplaceAllString(said, " ")
+		}
 		for line := range strings.Lines(said) {
 			if twice := repeatedPart(line); twice != "" {
 				tr.t.Errorf("%q is said twice: %s", twice, line)
@@ -174,6 +179,8 @@ func exitLine(code int) string { return fmt.Sprintf("exit %d\n", code) }
 
 var (
 	durations = regexp.MustCompile(`\b\d+(\.\d+)?(ns|µs|ms|s)\b`)
+	blanks    = regexp.MustCompile(` +`)
+	moments   = regexp.MustCompile(`(_unix_ms": )[1-9]\d+`)
 	instants  = regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z`)
 	owners    = regexp.MustCompile(`is in use by .*; stop`)
 )
@@ -186,6 +193,7 @@ func (tr *transcript) stable(s string) string {
 	}
 	s = strings.ReplaceAll(s, tr.dir, "DIR")
 	s = owners.ReplaceAllString(s, "is in use by OWNER; stop")
+	s = moments.ReplaceAllString(s, "${1}TIME")
 	s = instants.ReplaceAllString(s, "TIME")
 	s = durations.ReplaceAllString(s, "DURATION")
 	// Trailing blanks of the last column would be invisible in the transcript.

@@ -4,11 +4,16 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 )
+
+// release is the version of a build without git's history, set by the linker (make VERSION=1.2.3).
+// Otherwise the go command stamps the program with git's tag and commit.
+var release string
 
 // buildInfo is the output of `penstock version`.
 type buildInfo struct {
@@ -29,6 +34,9 @@ func readBuildInfo() buildInfo {
 	}
 	if v := info.Main.Version; v != "" && v != "(devel)" {
 		b.Version = v
+	}
+	if release != "" {
+		b.Version = "v" + strings.TrimPrefix(release, "v")
 	}
 	for _, s := range info.Settings {
 		switch s.Key {

@@ -27,6 +27,7 @@ var places = []struct {
 	{"google.golang.org/protobuf", []string{"api/...", "server/...", "client/..."}, "messages are converted at the edge; the inner packages use the types of kv"},
 	{"github.com/fsnotify/fsnotify", []string{"server/reload"}, "one package decides when changed files are complete"},
 	{"github.com/prometheus/client_golang", []string{"server/...", "lab/testnode"}, "the other packages count with integers; the server exports the counters"},
+	{"github.com/prometheus/client_model", []string{"server/metrics"}, "only the definitions of the metrics read counters back"},
 	{"go.opentelemetry.io/otel", []string{"server/...", "client/..."}, "spans are made at the edges"},
 	{"go.opentelemetry.io/otel/trace", []string{"server/...", "client/..."}, "spans are made at the edges"},
 	{"golang.org/x/sys", []string{"internal/...", "io/...", "rdma/...", "lab/..."}, "backends, providers, internal/sys and lab call the kernel; the packages above them run anywhere"},

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from harness.process import EngineError
 from harness.sessions import Session
 from harness.vllm import BLOCK, OUTPUT, RANKS, Stored, Vllm, dual_path
 
-from penstock import Event, EventKind, Gateway, Request, Store, testing
+from penstock import Event, EventKind, Gateway, Request, Store, _adapter, testing
 
 TIMEOUT = 300
 BATCH = 10  # requests that are under way at once
@@ -271,3 +273,18 @@ def test_refused_ranks(vllm: Vllm, options: dict[str, Any], extra: dict[str, Any
         with pytest.raises(EngineError) as raised:
             vllm.start("refused", dual_path(node, planner, "refused", prefill=True, **extra), **{**ALONE, **options})
         assert why in str(raised.value) + vllm.host.log.read_text()  # a rank in a process of its own logs the reason
+
+
+@pytest.mark.filterwarnings("ignore")  # those of vLLM's imports
+def test_keys_of_a_cache_salt() -> None:
+    """The connector's salts of vLLM's own keys are those that the gateway computes (server/front/salt_test.go)."""
+    from penstock.vllm import _engine
+
+    vectors = json.loads((Path(__file__).parents[2] / "server" / "front" / "testdata" / "cache_salts.json").read_text())
+    for vector in vectors:
+        request = SimpleNamespace(lora_request=None, mm_features=[], prompt_embeds=None, cache_salt=vector["salt"])
+        extra = _engine.salts_of().of(request)
+        assert extra is not None
+        assert _adapter.canonical(extra(0, BLOCK)) == vector["first"].encode()
+        assert extra(BLOCK, 2 * BLOCK) is None
+        assert _adapter.canonical(None) == vector["second"].encode()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import readme
+from harness.model import make_adapter
 from harness.sessions import Session
 from harness.vllm import BLOCK, OUTPUT, Stored, Vllm
 
@@ -20,7 +21,7 @@ _TIMEOUT = 300
 # For a machine without GPU and with little memory, for a busy one, and for a model without a template for chats.
 _TEMPLATE = shlex.quote("{% for m in messages %}{{ m['content'] }}{% endfor %}")
 _FLAGS = " --host 127.0.0.1 --dtype float32 --max-model-len 1024 --distributed-executor-backend uni --enforce-eager --chat-template "
-_BOUNDS = {f"PENSTOCK_{name}_TIMEOUT": "120" for name in ("CONNECT", "START", "JOB", "LAYER", "APPEND")}
+_BOUNDS = {f"PENSTOCK_{name}_TIMEOUT": "120" for name in ("CONNECT", "START", "REQUEST", "JOB", "LAYER", "APPEND")}
 
 
 def _metric(port: int, event: str) -> float:
@@ -35,6 +36,8 @@ def test_page(vllm: Vllm, agents: list[Session], tmp_path: Path) -> None:
     readme.install(pip, tmp_path)
     first = max((turn.prompt for turn in agents[0].turns), key=len)
     first = first[: len(first) // 2]
+    adapter = make_adapter(tmp_path / "red", Path(vllm.model), seed=1)
+    lora = f" --enable-lora --max-loras 2 --max-lora-rank 8 --lora-modules red={adapter}"
     vllm.start("alone", None)
 
     def alone(prompt: list[int]) -> list[int]:
@@ -55,7 +58,7 @@ def test_page(vllm: Vllm, agents: list[Session], tmp_path: Path) -> None:
             # Two engines whose threads are bound to the same two cores wait for each other.
             environ = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", **_BOUNDS}
             return stack.enter_context(
-                readme.Server(command.rstrip("& ") + _FLAGS + _TEMPLATE, "Application startup complete", log=log, env=environ)
+                readme.Server(command.rstrip("& ") + lora + _FLAGS + _TEMPLATE, "Application startup complete", log=log, env=environ)
             )
 
         with ThreadPoolExecutor() as pool:
@@ -64,12 +67,12 @@ def test_page(vllm: Vllm, agents: list[Session], tmp_path: Path) -> None:
         front = stack.enter_context(readme.penstock(command, tmp_path / "gateway.log"))
         port = int(front.rpartition(":")[2])
 
-        def complete(prompt: list[int] | str, *, stream: bool = False) -> list[dict[str, Any]]:
+        def complete(prompt: list[int] | str, *, stream: bool = False, at: int = port, **fields: Any) -> list[dict[str, Any]]:
             request = {
                 "model": vllm.model, "prompt": prompt, "max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True, "return_token_ids": True,
-                "stream": stream,
+                "stream": stream, **fields,
             }  # fmt: skip
-            text = readme.http(port, "/v1/completions", request)
+            text = readme.http(at, "/v1/completions", request)
             if not stream:
                 return [json.loads(text)]
             *events, last = [line for line in text.splitlines() if line]
@@ -94,6 +97,21 @@ def test_page(vllm: Vllm, agents: list[Session], tmp_path: Path) -> None:
             assert time.monotonic() < end
             loaded = _metric(ports["8001"], "hit_tokens")
         assert answer == alone(second)
+
+        # A request with a cache salt finds the blocks of requests with that salt only.
+        loaded = _metric(ports["8001"], "hit_tokens")
+        assert tokens(complete(first, cache_salt="s")) == alone(first)
+        assert _metric(ports["8001"], "hit_tokens") == loaded
+        while _metric(ports["8001"], "hit_tokens") - loaded < len(first) // BLOCK * BLOCK - BLOCK:
+            assert time.monotonic() < end
+            loaded = _metric(ports["8001"], "hit_tokens")
+            assert tokens(complete(first, cache_salt="s")) == alone(first)
+
+        # One engine computes a request for an adapter.
+        attempts = [_metric(engine_port, "attempts") for engine_port in ports.values()]
+        red = tokens(complete(first, model="red"))
+        assert red == tokens(complete(first, model="red", at=ports["8002"])) != alone(first)
+        assert [_metric(engine_port, "attempts") for engine_port in ports.values()] == attempts
 
         # Text is tokenized by an engine, for completions and for chats.
         assert len(tokens(complete("Once upon a time"))) == OUTPUT

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -34,6 +36,29 @@ def use(address):
 
 Run = Callable[..., str]
 MakeNamespace = Callable[..., Namespace]
+
+
+def certificate(directory: Path, *, name: str, of: dict[str, Path] | None = None) -> dict[str, Path]:
+    """Return the options of a Traffic with a new certificate for 127.0.0.1, which the CA of other options signs, or a new CA."""
+    if shutil.which("openssl") is None:
+        assert os.environ.get("CI") != "true", "this test needs openssl, which continuous integration must have"
+        pytest.skip("this test needs openssl, which is not in PATH")
+    new = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1"]
+
+    def make(file: str, *arguments: str) -> None:
+        out = directory / file
+        subprocess.run(
+            [*new, "-keyout", f"{out}.key", "-out", f"{out}.crt", "-subj", f"/CN={file}", *arguments], check=True, capture_output=True
+        )
+
+    ca = directory / f"ca of {name}.crt" if of is None else of["ca_file"]
+    if of is None:
+        make(f"ca of {name}")
+    make(
+        name, "-CA", str(ca), "-CAkey", str(ca.with_suffix(".key")), "-addext", "subjectAltName=IP:127.0.0.1",
+        "-addext", "extendedKeyUsage=serverAuth,clientAuth", "-addext", "basicConstraints=critical,CA:FALSE",
+    )  # fmt: skip
+    return {"ca_file": ca, "cert_file": directory / f"{name}.crt", "key_file": directory / f"{name}.key"}
 
 
 @pytest.fixture(scope="session")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import random
+import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MakeNamespace, Run
+from conftest import MakeNamespace, Run, certificate
 
 from penstock import (
     ActionKind,
+    AuthError,
     BusyError,
     CanceledError,
     ClosedError,
@@ -74,9 +78,9 @@ class Side:
 class Pair:
     """A prefill and a decode engine."""
 
-    def __init__(self, ns: Namespace) -> None:
+    def __init__(self, ns: Namespace, prefill: dict[str, Any] | None = None, decode: dict[str, Any] | None = None) -> None:
         self.ns = ns
-        self.prefill, self.decode = Side(ns), Side(ns)
+        self.prefill, self.decode = Side(ns, **(prefill or {})), Side(ns, **(decode or {}))
 
     def begin(
         self, name: str, ids: Keys | list[bytes], blocks: int, hit: int = 0, split: int = 0, first: int = 0, persist: bool = True
@@ -173,6 +177,97 @@ def test_two_turns(pair: Pair) -> None:
     last = [bytearray(ns.value_bytes)]
     assert ns.get(ids, last, first=8).ok == 1
     assert last == [values[8]]
+
+
+class Wire:
+    """A TCP relay to a port of this host, which records the bytes in both directions."""
+
+    def __init__(self, port: int, to: int) -> None:
+        self.seen = bytearray()
+        self._to = to
+        self._listener = socket.create_server(("127.0.0.1", port))
+        self._threads = [threading.Thread(target=self._accept)]
+        self._sockets: list[socket.socket] = []
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                here, _ = self._listener.accept()
+                there = socket.create_connection(("127.0.0.1", self._to))
+                self._sockets += [here, there]
+                for source, target in ((here, there), (there, here)):
+                    self._threads.append(threading.Thread(target=self._relay, args=(source, target)))
+                    self._threads[-1].start()
+
+    def _relay(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                self.seen += data
+                target.sendall(data)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._threads[0].join()
+        for s in self._sockets:
+            with contextlib.suppress(OSError):
+                s.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads[1:]:
+            thread.join()
+        for s in self._sockets:
+            s.close()
+
+
+def ports() -> list[int]:
+    """Return two free ports."""
+    with socket.create_server(("127.0.0.1", 0)) as a, socket.create_server(("127.0.0.1", 0)) as b:
+        return [a.getsockname()[1], b.getsockname()[1]]
+
+
+def test_tls(ns: Namespace, tmp_path: Path) -> None:
+    """With TLS the KV between two engines is not on the wire in plaintext. Without TLS it is."""
+    prefill = certificate(tmp_path, name="prefill")
+    decode = certificate(tmp_path, name="decode", of=prefill)
+    for i, options in enumerate(((None, None), (prefill, decode))):
+        port, relay = ports()
+        mine: dict[str, Any] = {"listen": f"127.0.0.1:{port}", "advertise": f"127.0.0.1:{relay}", **(options[0] or {})}
+        pair, wire = Pair(ns, mine, options[1]), Wire(relay, port)
+        assert pair.prefill.traffic.address.startswith(b"tls://") == bool(i)
+        values, ids = values_of(ns, i, 5), ns.chain(tokens(i, 5))
+        p, d = pair.begin("r", ids, 5)
+        play(pair.prefill, p, values, list(range(5)))
+        pair.prefill.until(p, TransferKind.FINISHED)
+        pair.decode.until(d, TransferKind.READY)
+        assert [pair.decode.block(b) for b in range(5)] == values
+        d.finish()
+        pair.decode.until(d, TransferKind.FINISHED)
+        pair.close()
+        wire.close()
+        assert len(wire.seen) > 5 * ns.value_bytes
+        assert [value[:64] in wire.seen for value in values] == [not i] * 5
+
+
+def test_tls_refuses(ns: Namespace, tmp_path: Path) -> None:
+    """An engine without TLS, or without a certificate of the CA, gets no KV."""
+    good = certificate(tmp_path, name="good")
+    other = {**certificate(tmp_path, name="other"), "ca_file": good["ca_file"]}
+    for prefill, decode, error, text in (
+        (good, None, AuthError, "requires TLS"),
+        (None, good, AuthError, "has no TLS"),
+        (good, other, UnavailableError, "certificate required"),
+        (other, good, AuthError, "unknown authority"),
+    ):
+        pair = Pair(ns, prefill, decode)
+        _, d = pair.begin("r", ns.chain(tokens(3, 2)), 2)
+        event = pair.decode.until(d, TransferKind.FAILED)
+        assert isinstance(event.error, error)
+        assert text in str(event.error)
+        pair.close()
+    with pytest.raises(InvalidError, match="key_file"):
+        Side(ns, ca_file=good["ca_file"], cert_file=good["cert_file"])
 
 
 def test_chunks(pair: Pair) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import hashlib
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import certificate
 
-from penstock import Event, EventKind, Gateway, Role, Store, _adapter, errors, testing
+from penstock import Event, EventKind, Gateway, Keys, Role, Store, _adapter, errors, testing
 from penstock._cluster import Action, ActionKind, Member, Part
+from penstock.vllm._extra import Extras
 from penstock.vllm._layout import Layer, LayerGroup, Layout, split
 from penstock.vllm._pd_plan import EVENTS, Ended, Options, Progress, Release, Report, Stopped, join_members, split_peer
 from penstock.vllm._pd_scheduler import Scheduler, _Running, _Taken, _Turn
@@ -34,6 +37,11 @@ BLOCKS = 64
 OUTPUT = 6
 BUSY = 120.0  # seconds; only a failure reaches the limit
 DOC = Path(__file__).parents[2] / "docs" / "dualpath.md"
+# By cache salt: the extras of the first two blocks.
+VECTORS: dict[str, tuple[str, str]] = {
+    v["salt"]: (v["first"], v["second"])
+    for v in json.loads((Path(__file__).parents[2] / "server" / "front" / "testdata" / "cache_salts.json").read_text())
+}
 
 
 def test_the_page_has_all_options_and_events() -> None:
@@ -77,6 +85,14 @@ class Request:
     @property
     def done(self) -> bool:
         return self.aborted or self.num_output_tokens == self.output
+
+
+def keys(request: Request, start: int, end: int) -> tuple[tuple[str, str], ...] | None:
+    """Return the extra keys of a block, as vLLM's generate_block_hash_extra_keys. A contract test compares them."""
+    return (("cache_salt", request.cache_salt),) if request.cache_salt and start == 0 else None
+
+
+EXTRAS = Extras(keys, None)
 
 
 class Broadcasts:
@@ -179,15 +195,16 @@ class Engine:
         self.before_layer: Callable[[int], None] = lambda layer: None
         self.ends_of_reads: Counter[str] = Counter()  # by attempt, over all shards
         given: dict[str, Any] = {
-            "namespace": "dual", "buffer_mib": 8, "connect_timeout": BUSY, "start_timeout": BUSY, "job_timeout": BUSY,
-            "layer_timeout": BUSY, "append_timeout": BUSY, **options,
+            "namespace": "dual", "buffer_mib": 8, "connect_timeout": BUSY, "start_timeout": BUSY, "request_timeout": BUSY,
+            "job_timeout": BUSY, "layer_timeout": BUSY, "append_timeout": BUSY, **options,
         }  # fmt: skip
         o = Options(servers=node.address, planner=planner, engine=name, machine=f"machine of {name}", **given)
         self.counters = _adapter.Counters(name)
         self.broadcasts = Broadcasts()
         self.ranks = [Rank(o, self.counters, role, i, ranks, self.broadcasts, latent=latent) for i in range(ranks)]
         self.workers = [rank.worker for rank in self.ranks]
-        self.side = Scheduler(o, self.counters, role=role)
+        self.late = 0.0  # seconds that the scheduler's clock is ahead
+        self.side = Scheduler(o, self.counters, role=role, extras=EXTRAS, clock=lambda: time.monotonic() + self.late)
         self.side.attach([d for worker in self.workers for d in worker.definitions], ranks)
 
     def __enter__(self) -> Engine:
@@ -197,6 +214,10 @@ class Engine:
         self.side.close()
         for worker in self.workers:
             worker.close()  # a second call does nothing
+
+    def add(self, request: Request) -> None:
+        self.side.arrived(request)
+        self.waiting.append(request)
 
     def abort(self, request_id: str) -> None:
         for request in [*self.waiting, *self.running]:
@@ -357,6 +378,7 @@ class Course:
 
     prompt: list[int]
     request: Any
+    salt: str | None = None
     events: list[Event] = dataclasses.field(default_factory=list)
     prefill: tuple[Engine, Request] | None = None
     decode: tuple[Engine, Request] | None = None
@@ -396,6 +418,7 @@ class Cluster:
         self.gateway = Gateway(self.ns, planner.address)
         self.courses: dict[Any, Course] = {}
         self.send = True
+        self.lose: set[Role] = set()  # requests to engines of these roles do not arrive
 
     def close(self) -> None:
         self.gateway.close()
@@ -418,10 +441,12 @@ class Cluster:
         assert event.kind == EventKind.STARTED
         params = {"penstock": {"attempt": event.attempt, "epoch": event.epoch}}
         pe, de = self.engines[event.prefill], self.engines[event.decode]
-        course.prefill = pe, Request(f"{event.attempt} at {pe.name}", list(course.prompt), params, 1)
-        course.decode = de, Request(f"{event.attempt} at {de.name}", list(course.prompt), params, OUTPUT)
+        salt = course.salt
+        course.prefill = pe, Request(f"{event.attempt} at {pe.name}", list(course.prompt), params, 1, cache_salt=salt)
+        course.decode = de, Request(f"{event.attempt} at {de.name}", list(course.prompt), params, OUTPUT, cache_salt=salt)
         for engine, request in (course.prefill, course.decode):
-            engine.waiting.append(request)
+            if engine.role not in self.lose:
+                engine.add(request)
 
     def until(self, condition: Callable[[], Any]) -> None:
         end = time.monotonic() + BUSY
@@ -432,14 +457,24 @@ class Cluster:
     def until_over(self, *courses: Course) -> None:
         self.until(lambda: all(course.over for course in courses))
 
-    def submit(self, prompt: list[int]) -> Course:
-        request = self.gateway.submit(f"request {len(self.courses)}", tokens=prompt, output=OUTPUT)
-        course = self.courses[request] = Course(prompt, request)
+    def submit(self, prompt: list[int], salt: str | None = None) -> Course:
+        ids = self.ids(prompt, salt)
+        request = self.gateway.submit(f"request {len(self.courses)}", ids=ids, prompt=len(prompt), output=OUTPUT)
+        course = self.courses[request] = Course(prompt, request, salt)
         return course
 
-    def serve(self, *prompts: list[int]) -> list[Course]:
+    def ids(self, tokens: list[int], salt: str | None) -> Keys:
+        """Return the ids of the salted chain as server/front computes them."""
+        if salt is None:
+            return self.ns.chain(tokens)
+        first = self.ns.chain(tokens[:BLOCK], extra=VECTORS[salt][0].encode())
+        if not first:
+            return first
+        return Keys([*first, *self.ns.chain(tokens[BLOCK:], parent=first[0], extra=VECTORS[salt][1].encode())])
+
+    def serve(self, *prompts: list[int], salt: str | None = None) -> list[Course]:
         """Serve prompts concurrently until all have ended."""
-        courses = [self.submit(prompt) for prompt in prompts]
+        courses = [self.submit(prompt, salt) for prompt in prompts]
         self.until_over(*courses)
         self.idle()
         return courses
@@ -447,16 +482,16 @@ class Cluster:
     def idle(self) -> None:
         self.until(lambda: not any(e.side.busy or e.side._turns or e.waiting or e.running for e in self.engines.values()))
 
-    def stored(self, tokens: list[int], blocks: int) -> None:
+    def stored(self, tokens: list[int], blocks: int, salt: str | None = None) -> None:
         """Wait until the first blocks of a sequence are in the node, in all shards."""
-        ids = self.ns.chain(tokens)
+        ids = self.ids(tokens, salt)
         self.until(lambda: all(ns.match(ids).prefix >= blocks for ns in self.shards))
         assert [ns.match(ids).prefix for ns in self.shards] == [blocks] * len(self.shards)
-        self.check_stored(tokens)
+        self.check_stored(tokens, salt)
 
-    def check_stored(self, tokens: list[int]) -> None:
+    def check_stored(self, tokens: list[int], salt: str | None = None) -> None:
         """What the shards have of a sequence is right."""
-        ids = self.ns.chain(tokens)
+        ids = self.ids(tokens, salt)
         heads = HEADS // len(self.shards)
         for shard, ns in enumerate(self.shards):
             blocks = ns.match(ids).prefix
@@ -576,6 +611,70 @@ def test_both_sides_read(make: Callable[..., Cluster]) -> None:
 
 
 @any_ranks
+def test_cache_salt(make: Callable[..., Cluster]) -> None:
+    """A request finds the blocks of requests with the same salt, decoded blocks too. An engine fails an attempt whose salt differs from
+    the gateway's."""
+    c = make()
+    salt, other = list(VECTORS)[:2]
+    prompt = list(range(37))
+    for turn, (by, hit) in enumerate(((salt, 0), (salt, 40), (other, 0), (None, 0))):
+        (course,) = c.serve(prompt if by != salt else prompt + turn * expected(prompt), salt=by)
+        assert course.event(EventKind.MATCHED).hit == hit
+        assert course.tokens == expected(course.prompt)
+        whole = course.prompt + course.tokens
+        c.stored(whole, (len(whole) - 1) // BLOCK, by)
+    (course,) = c.serve([1, 2, 3], salt=salt)  # its first block is decoded
+    assert course.tokens == expected([1, 2, 3])
+    c.stored(course.prompt + course.tokens, 2, salt)
+    c.check()
+    course = c.submit(prompt, salt)
+    course.salt = other
+    c.until_over(course)
+    c.idle()
+    assert course.kinds()[-1] == EventKind.FAILED
+    c.check()
+
+
+def test_cache_salt_vectors() -> None:
+    """The connector's salts are those that the gateway computes (server/front/salt_test.go)."""
+
+    class Chained:
+        """A namespace that records the extras of blocks."""
+
+        def __init__(self) -> None:
+            self.extras: list[bytes] = []
+
+        def chain(self, tokens: list[int], *, parent: bytes | None, extra: bytes) -> Keys:
+            self.extras += [extra, *[b""] * (len(tokens) // BLOCK - 1)]
+            return Keys([bytes(16)] * (len(tokens) // BLOCK))
+
+    assert len(VECTORS) >= 7
+    for salt, (first, second) in VECTORS.items():
+        ns: Any = Chained()
+        request = Request("r", list(range(4 * BLOCK)), None, OUTPUT, cache_salt=salt)
+        _adapter.Chain(ns, BLOCK).extend(request.all_token_ids, EXTRAS.of(request))
+        assert ns.extras == [first.encode(), second.encode(), b"", b""], salt
+
+
+def test_tls_between_engines(make: Callable[..., Cluster], tmp_path: Path) -> None:
+    """Engines whose compute NICs have TLS serve a session. An engine has TLS only if it has all three options."""
+    files = {f"listen_{name}": str(path) for name, path in certificate(tmp_path, name="engine").items()}
+    c = make(**files)
+    prompt = list(range(37))
+    for turn in range(2):
+        (course,) = c.serve(prompt)
+        assert course.tokens == expected(prompt)
+        assert course.event(EventKind.MATCHED).hit == (0, 36)[turn]
+        c.stored(prompt, 9)
+    for engine in c.engines.values():
+        for worker in engine.workers:
+            assert all(d.member.address.startswith(b"tls://127.0.0.1:") for d in worker.definitions)
+    c.check()
+    del files["listen_key_file"]
+    with pytest.raises(errors.InvalidError, match="key_file"):
+        make(**files)
+
+
 def test_requests_at_once(make: Callable[..., Cluster]) -> None:
     """Requests share engines, steps and prefixes, in chunks."""
     c = make(prefill=2, chunk=7)
@@ -680,6 +779,65 @@ def test_cancelled_requests(make: Callable[..., Cluster]) -> None:
     c.check()
 
 
+@pytest.mark.parametrize("lost", [{Role.PREFILL}, {Role.DECODE}, {Role.PREFILL, Role.DECODE}], ids=["prefill", "decode", "both"])
+def test_request_that_does_not_arrive(make: Callable[..., Cluster], lost: set[Role]) -> None:
+    """The planner plans a request again when one of its engines has not got it in time. The other engine ends its part."""
+    c = make(request_timeout=0.2)
+    prompt = list(range(37))
+    c.lose = lost
+    course = c.submit(prompt)
+    c.until(lambda: EventKind.STARTED in course.kinds())
+    c.lose = set()
+    c.until_over(course)
+    c.idle()
+    assert course.tokens == expected(prompt)
+    assert course.kinds().count(EventKind.REPLANNED) >= 1
+    assert sum(e.counters["attempts_failed"] for e in c.engines.values() if e.role in lost) >= 1
+    c.stored(prompt, 9)
+    c.check()
+
+
+@pytest.mark.parametrize("make", [(1, 1)], indirect=True, ids=["1 rank"])
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+def test_request_in_the_engines_queue(make: Callable[..., Cluster], role: Role) -> None:
+    """A request that an engine has put in its queue keeps its attempt. A request that leaves the queue does not."""
+    c = make()
+    prompt = list(range(37))
+    c.lose = {role}
+    course = c.submit(prompt)
+    c.until(lambda: EventKind.STARTED in course.kinds())
+    sent = course.prefill if role == Role.PREFILL else course.decode
+    assert sent is not None
+    engine, request = sent
+    c.until(lambda: engine.side._turns)
+
+    def pass_by() -> None:
+        engine.late += BUSY + 1
+        engine.side.expire()
+
+    engine.side.arrived(request)
+    again = dataclasses.replace(request, request_id="sent again")
+    engine.side.arrived(again)
+    pass_by()
+    engine.side.finished(again)
+    pass_by()
+    assert len(engine.side._turns) == 1
+    engine.side.finished(request)
+    engine.side.arrived(request)
+    pass_by()
+    assert len(engine.side._turns) == 1
+    engine.side.finished(request)
+    assert len(engine.side._turns) == 1
+    c.lose = set()
+    pass_by()
+    assert not engine.side._turns
+    c.until_over(course)
+    c.idle()
+    assert course.tokens == expected(prompt)
+    assert course.kinds().count(EventKind.REPLANNED) == 1
+    c.check()
+
+
 def test_lost_engine(make: Callable[..., Cluster]) -> None:
     """A prefill engine ends during a prompt. The other one serves it."""
     c = make(prefill=2, chunk=5)
@@ -753,7 +911,7 @@ def test_requests_without_an_attempt(make: Callable[..., Cluster], params: dict[
     c = make(start_timeout=0.01)
     for engine in c.engines.values():
         request = Request("r", list(range(21)), params, OUTPUT)
-        engine.waiting.append(request)
+        engine.add(request)
         while not request.done:
             c.step()
         assert request.all_token_ids[21:] == expected(list(range(21)))
@@ -1060,6 +1218,7 @@ class Reports:
     """An attempt that records the reports of its reads."""
 
     def __init__(self) -> None:
+        self.name = "a"
         self.made: list[tuple[Any, ...]] = []
 
     def progress(self, part: tuple[int, int], upto: int, read: int) -> None:
@@ -1083,7 +1242,7 @@ class Reports:
 )
 def test_reads_of_shards(reads: list[tuple[int, int, int | bool]], reports: list[tuple[Any, ...]]) -> None:
     """A part is read as far as all shards have read it, and its end is that of the last one: the planner gets one for each read."""
-    side = Scheduler(Options(), _adapter.Counters("x"), role=Role.PREFILL)
+    side = Scheduler(Options(), _adapter.Counters("x"), role=Role.PREFILL, extras=EXTRAS)
     side._shards = 2
     attempt: Any = Reports()
     turn = _Turn(attempt)
@@ -1094,14 +1253,34 @@ def test_reads_of_shards(reads: list[tuple[int, int, int | bool]], reports: list
     assert not turn.reads
 
 
+def test_request_before_its_order() -> None:
+    """A request that arrives before the planner's order does not count as late, and neither does one that has ended when its
+    transfers go on."""
+    now = 0.0
+    side = Scheduler(Options(), _adapter.Counters("x"), role=Role.PREFILL, extras=EXTRAS, clock=lambda: now)
+    request = Request("r", [1], {"penstock": {"attempt": "a", "epoch": 1}}, OUTPUT)
+    side.arrived(request)
+    attempt: Any = Reports()
+    side._take(Action(ActionKind.START, attempt))
+    now = Options.request_timeout + 1
+    side.expire()
+    assert side._turns["a"].attempt is attempt
+    side._turns["a"].request = "r"
+    side.finished(request)
+    now *= 2
+    side.expire()
+    assert side._turns["a"].attempt is attempt
+
+
 def test_members_of_shards() -> None:
     """An engine has one address and one token for the planner, and the other side gets those of each shard."""
     shards = [(b"10.0.0.1:7000", b"a" * 32), (b"10.0.0.1:7001", b"b" * 32), (b"[::1]:80", b"c" * 32)]
-    for n in (1, 2, 3):
-        definitions: list[Any] = [Shard(Member("e", 9 - i, *shard)) for i, shard in enumerate(shards[:n])]
+    shards += [(b"tls://" + address, token) for address, token in shards]
+    for n in range(1, 7):
+        definitions: list[Any] = [Shard(Member("e", 20 - i, *shard)) for i, shard in enumerate(shards[:n])]
         member = join_members(definitions)
         assert split_peer(member.address, member.token) == tuple(shards[:n])
-        assert member.device_blocks == 10 - n
+        assert member.device_blocks == 21 - n
     assert join_members([Shard(Member("e", 9, *shards[0]))]) == Member("e", 9, *shards[0])  # type: ignore[list-item]
 
 
@@ -1134,7 +1313,7 @@ def test_pages_that_are_not_cut(shape: list[int], heads: int, spec: str, shards:
 
 def test_steps_of_ranks() -> None:
     """The last layer of a step leaves when each rank has reported the step, in whatever order the reports come."""
-    side = Scheduler(Options(), _adapter.Counters("x"), role=Role.PREFILL)
+    side = Scheduler(Options(), _adapter.Counters("x"), role=Role.PREFILL, extras=EXTRAS)
     side._ranks, side._shards = 2, 2
     side._running["a"] = _Running("request")
     for number in (1, 2):

@@ -398,6 +398,9 @@ func (e *Engine) dialNIC(ctx context.Context, n *nic, a rdma.NetAddr, class rdma
 	if secure && e.opts.TLS == nil {
 		return nil, fmt.Errorf("%s requires TLS and this engine has no TLS configuration (Options.TLS): %w", hostPort, rdma.ErrAuth)
 	}
+	if !secure && e.opts.TLSOnly {
+		return nil, fmt.Errorf("%s has no TLS and this engine dials peers with TLS only (Options.TLSOnly): %w", hostPort, rdma.ErrAuth)
+	}
 	d := net.Dialer{Control: e.control(n), LocalAddr: n.local}
 	d.SetMultipathTCP(false)
 	nc, err := d.DialContext(ctx, "tcp", hostPort)

@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -35,6 +36,8 @@ type Options struct {
 	// without TLS; the source of the addresses must be authenticated. With TLS, payload is copied
 	// once more at each engine.
 	TLS *tls.Config
+	// TLSOnly makes the engine dial only peers whose address states TLS. It needs TLS.
+	TLSOnly bool
 
 	// Wrap, if set, wraps each of the engine's sockets, below TLS, to limit or count its traffic.
 	// The result must support deadlines as the socket does, and its method NetConn must return the
@@ -170,6 +173,9 @@ func (o *Options) checkToken() error {
 func (o *Options) Validate() error {
 	if err := o.validateNICs(); err != nil {
 		return err
+	}
+	if o.TLSOnly && o.TLS == nil {
+		return errors.New("tcp: TLSOnly needs TLS")
 	}
 	return options.CheckRanges("tcp", []options.Range{
 		{Name: "Conns", Value: int64(o.Conns), Min: 1, Max: MaxConns},

@@ -132,6 +132,23 @@ func TestTLSMistakesAreNamed(t *testing.T) {
 	}
 }
 
+// TestTLSOnly: an engine that dials peers with TLS only refuses an address without TLS.
+func TestTLSOnly(t *testing.T) {
+	testkit.VerifyNone(t)
+	cfg := testTLS(t)
+	plain, secure := newServer(t, Options{}), newServer(t, Options{TLS: cfg})
+	c := closing(t, newEngine(t, Options{TLS: cfg, TLSOnly: true}))
+	if _, err := c.Connect(testContext(t), plain.Addr(), plain.opts.Token); !errors.Is(err, rdma.ErrAuth) || !strings.Contains(err.Error(), "has no TLS") {
+		t.Errorf("connect: %v; want ErrAuth", err)
+	}
+	if _, err := c.Connect(testContext(t), secure.Addr(), secure.opts.Token); err != nil {
+		t.Error(err)
+	}
+	if e, err := New(t.Context(), Options{TLSOnly: true}); err == nil {
+		t.Error("TLSOnly without TLS was accepted", e.Close())
+	}
+}
+
 // BenchmarkTLS alternates writes of 4 MiB over TLS and plain text. It reports rate and CPU time
 // of TLS (both sides are in this process) as multiples of plain text's.
 func BenchmarkTLS(b *testing.B) {

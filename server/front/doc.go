@@ -21,6 +21,7 @@
 //
 // With a planner, completions have another router:
 //
+//	                          models: LoRA adapter? ─────────────────────► one engine, through pooled
 //	                          planned: text, messages ─► tokens ─────────► POST /tokenize, through pooled
 //	                          session: gateway.Serve ─► storage, planner
 //	                            │ Started: attempt, epoch, both engines
@@ -51,6 +52,8 @@
 //
 // The planner chooses both engines of a request, by the load of the cluster, and keeps the queue.
 // It orders the queue by priority and tenant, and refuses requests whose first token would be late.
+// A completion whose model is a LoRA adapter is not planned: models.go requests the list of models
+// from an engine. The ids of a prompt with a cache salt are those of the vLLM connector (salt.go).
 // class.go takes priority, tenant and time limit from the request. The health of engines matters
 // only for /tokenize and GET. A session has one goroutine that owns the state of a request, one
 // that receives the planner's events, and one for each request to an engine.
@@ -75,5 +78,5 @@
 // body before it passes on the status, because engines send the status before the prefill, when
 // they accept the prompt.
 //
-// Lock order: pool.mu and planned.mu are never held together, and neither is held across I/O.
+// Lock order: pool.mu, planned.mu and models.mu are never held together, and none is held across I/O.
 package front

@@ -42,7 +42,8 @@ type planned struct {
 	front   *Front
 	planner Planner
 	engines map[string]*engine // by the planner's name
-	numbers atomic.Uint64      // of requests
+	models  models
+	numbers atomic.Uint64 // of requests
 	// confirming has an element for each request that waits only for the planner's Done.
 	confirming  chan struct{}
 	confirmWait time.Duration
@@ -62,7 +63,7 @@ var _ router = (*planned)(nil)
 
 func newPlanned(f *Front, engines []*engine) *planned {
 	r := &planned{
-		front: f, planner: f.opts.Planner, engines: make(map[string]*engine),
+		front: f, planner: f.opts.Planner, engines: make(map[string]*engine), models: models{front: f},
 		confirming: make(chan struct{}, maxConfirming), confirmWait: confirmWait,
 	}
 	for _, e := range engines {
@@ -98,27 +99,43 @@ func (r *planned) close() {
 
 // route serves one completion request.
 func (r *planned) route(out *http.Request, req *request) (*http.Response, error) {
-	resp, err := r.serve(out, req)
-	if err != nil {
+	resp, reason, err := r.serveAny(out, req)
+	if reason != "" {
+		r.front.metrics.unplanned.WithLabelValues(reason).Inc()
+	} else if err != nil {
 		r.front.metrics.planned.WithLabelValues(outcomeOf(out.Context(), err)).Inc()
 	}
 	return resp, err
 }
 
-func (r *planned) serve(out *http.Request, req *request) (*http.Response, error) {
+// serveAny serves a request without a plan if its model requires it. reason is then the reason.
+func (r *planned) serveAny(out *http.Request, req *request) (resp *http.Response, reason string, err error) {
 	if out.Header.Get("Content-Encoding") != "" {
-		return nil, unsupported("Content-Encoding", "the gateway does not read compressed bodies")
+		return nil, "", unsupported("Content-Encoding", "the gateway does not read compressed bodies")
 	}
 	params, err := paramsOf(req.fields)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
+	if reason := r.models.unplanned(out, req.fields); reason != "" {
+		resp, err := r.front.pooled.route(out, req)
+		return resp, reason, err
+	}
+	resp, err = r.serve(out, req, params)
+	return resp, "", err
+}
+
+// serve serves a request with a plan.
+func (r *planned) serve(out *http.Request, req *request, params fields) (*http.Response, error) {
 	output, err := outputTokens(req.fields, isChat(out), r.front.opts.OutputTokens)
 	if err != nil {
 		return nil, err
 	}
 	ask := gateway.Request{Output: output, Deadline: r.front.opts.QueueWait}
 	if err := r.class(&ask, out.Header, req); err != nil {
+		return nil, err
+	}
+	if ask.Salts, err = saltsOf(req.fields); err != nil {
 		return nil, err
 	}
 	tokens, resp, err := r.tokensOf(out, req)

@@ -52,6 +52,8 @@ type member struct {
 	gone   chan *leader.Request // requests whose context has ended
 	asked  chan string          // bodies of requests
 	open   atomic.Int32         // open completion requests
+	models atomic.Pointer[http.HandlerFunc]
+	listed atomic.Int32 // requests for the list of models
 	// work handles a request over HTTP. The leader has the attempt.
 	work    atomic.Pointer[func(w http.ResponseWriter, r *http.Request, q *leader.Request)]
 	current atomic.Pointer[leader.Request] // the last request that the leader started
@@ -72,6 +74,7 @@ func (e *member) Recompute(string, traffic.Part) {}
 // newMember returns an engine that answers completions with its work.
 func newMember(t *testing.T, text string) *member {
 	e := &member{t: t, starts: make(chan *leader.Request, 64), gone: make(chan *leader.Request, 64), asked: make(chan string, 64)}
+	e.lists(`{"data":[{"id":"m","root":"/m","parent":null},{"id":"tuned","root":"/lora","parent":"m"}]}`)
 	e.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
 		readAll(q)
 		q.Done(nil)
@@ -82,8 +85,13 @@ func newMember(t *testing.T, text string) *member {
 		if err != nil {
 			return // the front has closed the request
 		}
-		if r.URL.Path == "/tokenize" {
+		switch r.URL.Path {
+		case "/tokenize":
 			tokenize(w, body)
+			return
+		case "/v1/models":
+			e.listed.Add(1)
+			(*e.models.Load())(w, r)
 			return
 		}
 		e.open.Add(1)
@@ -119,6 +127,12 @@ func newMember(t *testing.T, text string) *member {
 // does sets the engine's work.
 func (e *member) does(work func(w http.ResponseWriter, r *http.Request, q *leader.Request)) {
 	e.work.Store(&work)
+}
+
+// lists sets the engine's list of models.
+func (e *member) lists(text string) {
+	handler := say(text)
+	e.models.Store(&handler)
 }
 
 // tokenize responds like vLLM's POST /tokenize.
@@ -499,6 +513,104 @@ func TestDecodeConnectionLost(t *testing.T) {
 	}
 }
 
+// TestPrefillLost: the request to the prefill engine fails and its leader does not notice, so that the
+// decode engine would wait for the prompt. The front waits for the planner, responds, and both engines
+// end the request.
+func TestPrefillLost(t *testing.T) {
+	for name, answer := range map[string]http.HandlerFunc{
+		"dropped": reset,
+		"404":     func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusNotFound) },
+		"429":     func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusTooManyRequests) },
+		"500":     func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusInternalServerError) },
+		"503":     func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) },
+		"refused": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t, Options{ReplanWait: time.Millisecond}, dualpath.Options{})
+			c.d.does(silent)
+			if answer == nil {
+				c.must(c.p.Listener.Close())
+				c.p.CloseClientConnections()
+			} else {
+				c.p.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) { answer(w, r) })
+			}
+			resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":[1,2,3]}`)
+			if err != nil || resp.StatusCode != http.StatusBadGateway || !strings.Contains(text, "prefill engine p0") {
+				t.Fatalf("%v, %s, %v", resp, text, err)
+			}
+			checkError(t, text, "engine_failed")
+			c.checkAborted()
+			if c.value("planned_requests_total", outcomeFailed) != 1 || c.value("engine_failures_total", prefillSide) != 1 {
+				t.Error("the request that failed is not counted")
+			}
+		})
+	}
+}
+
+// TestPrefillLostAfterDelivery: the request to the prefill engine fails when the decode engine has the
+// prompt. The client gets the decode engine's response, however long that takes.
+func TestPrefillLostAfterDelivery(t *testing.T) {
+	for _, first := range []string{"the report", "the failure"} {
+		t.Run(first, func(t *testing.T) {
+			var log testkit.Log
+			o := Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})), ReplanWait: time.Hour}
+			delivered := func() bool { return strings.Contains(log.String(), "the decode engine has the prompt") }
+			if first == "the report" {
+				o.ReplanWait = time.Nanosecond
+			}
+			c := newCluster(t, o, dualpath.Options{})
+			failed := func() bool { return c.value("engine_failures_total", prefillSide) == 1 }
+			held := make(chan *leader.Request, 1)
+			c.p.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+				if first == "the report" {
+					q.Done(nil)
+					c.await(delivered)
+				} else {
+					held <- q
+				}
+				w.WriteHeader(http.StatusServiceUnavailable)
+			})
+			c.d.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+				c.await(failed)
+				if first == "the failure" {
+					receive(t, held).Done(nil)
+					c.await(delivered)
+				}
+				q.Done(nil)
+				fmt.Fprint(w, "an answer")
+			})
+			resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":"x"}`)
+			if err != nil || resp.StatusCode != http.StatusOK || text != "an answer" {
+				t.Fatalf("%v, %s, %v", resp, text, err)
+			}
+			c.ended(outcomeDone, 1)
+		})
+	}
+}
+
+// TestPrefillLostTimer: the end of prefill or of the request ends the wait of a request whose prefill
+// engine has failed. An engine that accepts no connection fails the request at once.
+func TestPrefillLostTimer(t *testing.T) {
+	c := newCluster(t, Options{}, dualpath.Options{})
+	lost := func(why error) *session {
+		s := &session{router: c.front.planned, timer: time.NewTimer(time.Hour), reply: make(chan reply, 1)}
+		s.withoutPrefill(why)
+		return s
+	}
+	for _, kind := range []gateway.Kind{gateway.Prefilled, gateway.Done} {
+		s := lost(errLost)
+		if s.waits != forPrefill || s.ended {
+			t.Fatalf("waits for %d, ended %v", s.waits, s.ended)
+		}
+		if s.on(gateway.Event{Kind: kind}); s.waits != forNothing || s.ended {
+			t.Errorf("%v: waits for %d, ended %v", kind, s.waits, s.ended)
+		}
+	}
+	if s := lost(&net.OpError{Op: "dial", Err: errLost}); !s.ended {
+		t.Error("the request goes on without a prefill engine")
+	}
+}
+
 // TestReplannedAfterTheFirstByte: the leader of the decode engine fails the attempt during the
 // stream. The client's stream ends, and the request is not started again.
 func TestReplannedAfterTheFirstByte(t *testing.T) {
@@ -709,7 +821,9 @@ func TestUnsupported(t *testing.T) {
 		{"/v1/completions", `{"prompt":{"a":1}}`, "token ids"},
 		{"/v1/completions", `{"prompt":null}`, "prompt: there is none"},
 		{"/v1/completions", `null`, "prompt: there is none"},
-		{"/v1/completions", `{"prompt":"x","cache_salt":"s"}`, "cache_salt: "},
+		{"/v1/completions", `{"prompt":"x","cache_salt":""}`, "cache_salt: want a text"},
+		{"/v1/completions", `{"prompt":"x","cache_salt":3}`, "cache_salt: want a text"},
+		{"/v1/completions", `{"prompt":"x","prompt_embeds":"e"}`, "prompt_embeds: "},
 		{"/v1/completions", `{"prompt":"x","truncate_prompt_tokens":4}`, "truncate_prompt_tokens: "},
 		{"/v1/completions", `{"prompt":"x","max_tokens":1.5}`, "max_tokens: it is 1.5"},
 		{"/v1/completions", `{"prompt":"x","max_tokens":-1}`, "max_tokens: it is -1"},
@@ -737,6 +851,87 @@ func TestUnsupported(t *testing.T) {
 	}
 	if len(c.p.asked)+len(c.d.asked) > 0 {
 		t.Error("an engine got a request")
+	}
+}
+
+// TestAdapters: a request for a LoRA adapter, or for a model that the engines do not list, goes to one
+// engine, with the client's body, and the planner does not get it.
+func TestAdapters(t *testing.T) {
+	c := newCluster(t, Options{}, dualpath.Options{})
+	got := make(chan string, 2)
+	for _, e := range []*member{c.p, c.d} {
+		inner := *e.answer.Load()
+		handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			var body bytes.Buffer
+			_, _ = body.ReadFrom(r.Body)
+			if !strings.Contains(body.String(), "penstock") && strings.HasSuffix(r.URL.Path, "completions") {
+				got <- body.String()
+				fmt.Fprint(w, "alone")
+				return
+			}
+			r.Body = io.NopCloser(&body)
+			inner(w, r)
+		})
+		e.answer.Store(&handler)
+	}
+	lists := func() int { return int(c.p.listed.Load() + c.d.listed.Load()) }
+	for i, s := range []struct {
+		model, reason, text string
+		lists               int // so far
+	}{
+		{`"m"`, "", "an answer", 1},
+		{`"tuned"`, unplannedAdapter, "alone", 1},
+		{`"t\u0075ned"`, unplannedAdapter, "alone", 1},
+		{`"other"`, unplannedUnlisted, "alone", 2},
+		{`"other"`, unplannedUnlisted, "alone", 3},
+		{`"m"`, "", "an answer", 3},
+		{`null`, "", "an answer", 3},
+		{`""`, "", "an answer", 3},
+	} {
+		body := `{"prompt":[1,2,3],"model":` + s.model + `}`
+		before := map[string]float64{s.reason: c.value("unplanned_requests_total", s.reason)}
+		attempts := c.value("attempts_total")
+		resp, text, err := c.call(t.Context(), "/v1/completions", body)
+		if err != nil || resp.StatusCode != http.StatusOK || text != s.text {
+			t.Fatalf("%d: %v, %s, %v", i, resp, text, err)
+		}
+		if s.reason != "" {
+			if sent := receive(t, got); sent != body {
+				t.Errorf("%d: the engine got %s", i, sent)
+			}
+			if c.value("unplanned_requests_total", s.reason) != before[s.reason]+1 || c.value("attempts_total") != attempts {
+				t.Errorf("%d: the request is not counted, or was planned", i)
+			}
+		}
+		if n := lists(); n != s.lists {
+			t.Errorf("%d: %d requests for the list of models; want %d", i, n, s.lists)
+		}
+	}
+	c.ended(outcomeDone, 4)
+
+	// The list is renewed after a time.
+	for _, e := range []*member{c.p, c.d} {
+		e.lists(`{"data":[{"id":"tuned","parent":null}]}`)
+	}
+	c.front.planned.models.mu.Lock()
+	c.front.planned.models.until = time.Now().Add(-time.Second)
+	c.front.planned.models.mu.Unlock()
+	if resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":[1,2,3],"model":"tuned"}`); err != nil || resp.StatusCode != http.StatusOK || text != "an answer" {
+		t.Errorf("%v, %s, %v", resp, text, err)
+	}
+
+	// Without a list all requests are planned.
+	for i, list := range []http.HandlerFunc{say("nothing"), say(`{"data":[]}`), reset, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusUnauthorized) }, say(strings.Repeat(" ", modelsBytes) + `{"data":[{"id":"x"}]}`)} {
+		for _, e := range []*member{c.p, c.d} {
+			e.models.Store(&list)
+		}
+		c.await(func() bool { return c.value("engine_healthy") == 2 })
+		if resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":[1,2,3],"model":"x"}`); err != nil || resp.StatusCode != http.StatusOK || text != "an answer" {
+			t.Errorf("%v, %s, %v", resp, text, err)
+		}
+		if n := c.value("models_errors_total"); n != float64(i+1) {
+			t.Errorf("%v errors are counted; want %d", n, i+1)
+		}
 	}
 }
 

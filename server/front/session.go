@@ -43,6 +43,7 @@ type session struct {
 	answered  bool     // the client has the start of a response
 	refused   bool     // the response to the client is an engine's refusal
 	prefilled bool     // in this attempt, the prefill engine has responded or has failed
+	delivered bool     // in this attempt, the decode engine has the KV of the prompt
 	complete  bool     // the client has the whole response
 	ended     bool
 	slot      bool  // the session has an element in planned.confirming
@@ -60,6 +61,7 @@ const (
 	forNothing wait = iota
 	forPlanner      // storage and the planner accept the request
 	forAttempt      // the planner starts the request again
+	forPrefill      // as forAttempt, or the planner reports that the decode engine has the KV of the prompt
 	forDone         // the planner and the prefill engine end the request
 )
 
@@ -233,10 +235,19 @@ func (s *session) on(ev gateway.Event) {
 		opts.Logger.Debug("the planner is planning a request again", "request", s.id, "reason", ev.Reason)
 		m.replans.Inc()
 		s.lose(errors.New(ev.Reason))
+	case gateway.Prefilled:
+		opts.Logger.Debug("the decode engine has the prompt", "request", s.id)
+		s.delivered = true
+		if s.waits == forPrefill {
+			s.goOn()
+		}
 	case gateway.Done:
 		s.done = true
-		if s.waits == forAttempt {
+		switch s.waits {
+		case forAttempt:
 			s.late() // there will be no further attempt
+		case forPrefill:
+			s.goOn()
 		}
 		s.settle()
 	}
@@ -274,7 +285,7 @@ func (s *session) start(ev gateway.Event) {
 		return
 	}
 	m.attempts.Inc()
-	s.prefilled = false
+	s.prefilled, s.delivered = false, false
 	s.attempt = &attempt{name: ev.Attempt}
 	s.attempt.ctx, s.attempt.cancel = context.WithCancel(context.Background())
 	toPrefill, toDecode := bodies(s.fields, s.params, attemptParams{Attempt: ev.Attempt, Epoch: uint64(ev.Epoch)})
@@ -346,8 +357,11 @@ func (s *session) arrived(o outcome) {
 		o.close()
 		s.settle()
 	case o.side == prefillSide:
-		if o.err == nil && badRequest(o.resp.StatusCode) {
+		switch {
+		case o.err == nil && badRequest(o.resp.StatusCode):
 			s.answer(o)
+		case o.err != nil && !s.delivered && !s.done:
+			s.withoutPrefill(o.err)
 		}
 	case o.err == nil:
 		s.answer(o)
@@ -356,6 +370,20 @@ func (s *session) arrived(o outcome) {
 		if s.retry(o.err); s.done || unreachable(o.err) {
 			s.late() // no further attempt will start, or ask has already waited ReplanWait
 		}
+	}
+}
+
+// withoutPrefill handles a failure of the prefill engine before the decode engine has the prompt. The
+// failed request may not have reached the engine, whose leader then has no failure to report, and the
+// decode engine would wait for the KV until its own time limit. So the request fails if the planner
+// neither starts it again nor reports the end of prefill in time.
+func (s *session) withoutPrefill(why error) {
+	s.last = why
+	if s.waits != forAttempt {
+		s.await(forPrefill, s.router.front.opts.ReplanWait)
+	}
+	if unreachable(why) {
+		s.late() // ask has already waited ReplanWait
 	}
 }
 
@@ -441,7 +469,7 @@ func (s *session) late() {
 			message = fmt.Sprintf("storage has not answered within %v", opts.QueueWait)
 		}
 		s.fail(&refusal{reason: rejectPlanner, status: http.StatusServiceUnavailable, code: "planner_unavailable", message: message, retry: true})
-	case forAttempt:
+	case forAttempt, forPrefill:
 		message := fmt.Sprintf("the engines failed before they answered: %v", s.last)
 		if !s.done {
 			message += fmt.Sprintf("; the planner has not started the request again within %v", opts.ReplanWait)

@@ -22,7 +22,7 @@ var (
 )
 
 // notPlanned are fields that make the KV of a prompt depend on more than the tokens from /tokenize.
-var notPlanned = []string{"cache_salt", "prompt_embeds", "truncate_prompt_tokens", "documents"}
+var notPlanned = []string{"prompt_embeds", "truncate_prompt_tokens", "documents"}
 
 // textParts are the types of the parts of a message that are text.
 var textParts = []string{"text", "input_text", "output_text", "refusal", "thinking"}

@@ -34,6 +34,8 @@ type Node struct {
 
 	RemovedBlocks *prometheus.CounterVec // reason
 	RemovedBytes  *prometheus.CounterVec // reason
+	EvictedBlocks *NamespaceCounter
+	EvictedBytes  *NamespaceCounter
 
 	LeasesGranted prometheus.Counter
 	LeasesDenied  prometheus.Counter
@@ -98,6 +100,8 @@ func NewNode(r prometheus.Registerer) *Node {
 
 		RemovedBlocks: reg.reasons("removed_blocks_total", "Pieces removed", removals...),
 		RemovedBytes:  reg.reasons("removed_bytes_total", "Slot bytes freed by removals", removals...),
+		EvictedBlocks: ns.counter(reg, "evicted_blocks_total", "Pieces removed to make room."),
+		EvictedBytes:  ns.counter(reg, "evicted_bytes_total", "Slot bytes freed by these evictions."),
 
 		LeasesGranted: reg.counter("lease_granted_total", "Leases granted."),
 		LeasesDenied:  reg.counter("lease_denied_total", "Leases denied because too many were open."),
@@ -121,6 +125,12 @@ func NewNode(r prometheus.Registerer) *Node {
 		RecoveredBlocks: reg.gauge("recovery_blocks", "Pieces found in the index at the last start."),
 		RejectedEntries: reg.gauge("recovery_rejected_blocks", "Index entries dropped at the last start because the volumes do not hold them."),
 	}
+}
+
+// BusyCalls returns the number of Read, Reserve and Commit calls that were refused because a limit
+// was reached.
+func (m *Node) BusyCalls() uint64 {
+	return valueOf(m.ReadFailures.WithLabelValues("busy")) + valueOf(m.WriteFailures.WithLabelValues("busy"))
 }
 
 type registrar struct{ prometheus.Registerer }

@@ -136,6 +136,8 @@ func Rows() []Row {
 			graph("Tokens found, a second", TokenRate, rate("penstock_prefix_hits_tokens_total", namespace, "namespace")),
 			graph("Read", ByteRate, rate("penstock_read_payload_bytes_total", namespace, "namespace")),
 			graph("Written", ByteRate, rate("penstock_write_payload_bytes_total", namespace, "namespace")),
+			graph("Blocks evicted", CallRate, rate("penstock_evicted_blocks_total", namespace, "namespace")),
+			graph("Bytes evicted", ByteRate, rate("penstock_evicted_bytes_total", namespace, "namespace")),
 			graph("Bytes by epoch", Bytes, Query{"sum by (namespace, epoch) (penstock_epoch_used_bytes)", "{{namespace}} epoch {{epoch}}"}),
 			graph("Matches by epoch", CallRate, rate("penstock_epoch_match_requests_total", "{{namespace}} epoch {{epoch}}", "namespace, epoch")),
 			graph("Leases by epoch", Count, Query{"sum by (namespace, epoch) (penstock_epoch_leases)", "{{namespace}} epoch {{epoch}}"}),

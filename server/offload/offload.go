@@ -129,7 +129,7 @@ func New(o Options) (*Offload, error) {
 // Serve serves a request as gateway.Gateway.Serve does.
 func (f *Offload) Serve(ctx context.Context, r gateway.Request) iter.Seq2[gateway.Event, error] {
 	return func(yield func(gateway.Event, error) bool) {
-		if r.Tokens != nil {
+		if r.Tokens != nil && r.Salts == nil { // the remote engines get the tokens only
 			begin := time.Now()
 			f.prefill(ctx, r)
 			if r.FirstToken > 0 {

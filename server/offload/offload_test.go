@@ -270,6 +270,17 @@ func TestAbundant(t *testing.T) {
 	}
 }
 
+// TestSalted: a prompt with salts is not sent, because the remote engines would compute it without them.
+func TestSalted(t *testing.T) {
+	w := newWorld(t, Options{Router: prfaas.Router{Threshold: 320}}, 1<<30)
+	for ev, err := range w.offload.Serve(w.Context(), gateway.Request{ID: "r", Tokens: prompt(2, 640), Salts: []gateway.Salt{{Extra: []byte("s")}}}) {
+		if err != nil || ev.Kind != gateway.Matched || ev.Hit != 0 || w.asked.Load() != 0 {
+			t.Errorf("%+v, %v, %d requests", ev, err, w.asked.Load())
+		}
+		break
+	}
+}
+
 // TestFailures: after each remote failure the request continues locally, with the blocks copied so
 // far.
 func TestFailures(t *testing.T) {

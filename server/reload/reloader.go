@@ -42,6 +42,10 @@ type Options struct {
 	// Settle is the time between two reads of changed files, which are used if both reads return
 	// the same content. Default 250 ms.
 	Settle time.Duration
+	// Began is called when Reload begins, and Ended with the error of Reload before Reload returns.
+	// The calls of one Reload are not interleaved with those of another. Both may be nil.
+	Began func()
+	Ended func(error)
 	// Logger receives a line for each change and each refusal. Default: discard.
 	Logger *slog.Logger
 }
@@ -58,6 +62,12 @@ type Reloader struct {
 // New returns a Reloader. keys are the settings with which the process runs.
 func New(keys []config.Key, opts Options) *Reloader {
 	options.SetDefault(&opts.Settle, 250*time.Millisecond)
+	if opts.Began == nil {
+		opts.Began = func() {}
+	}
+	if opts.Ended == nil {
+		opts.Ended = func(error) {}
+	}
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -77,9 +87,11 @@ func (r *Reloader) Diff() ([]config.Change, error) {
 
 // Reload applies the differences that Diff returns, and returns them. If it fails, nothing has
 // changed; the error is ErrRestart if settings differ that need a restart.
-func (r *Reloader) Reload() ([]config.Change, error) {
+func (r *Reloader) Reload() (changes []config.Change, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.opts.Began()
+	defer func() { r.opts.Ended(err) }()
 	candidate, files, changes, err := r.readLocked()
 	if err != nil {
 		return nil, r.failed(fmt.Errorf("nothing was applied: %w", err))

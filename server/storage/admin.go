@@ -240,6 +240,9 @@ type Stats struct {
 	HotBytes            int64
 	HotHits, HotQueries uint64
 	Reservations        int
+	// RunningReads and WaitingReads count the Loads that run and that wait for others to end. At
+	// most ReadsMax run.
+	RunningReads, WaitingReads, ReadsMax int
 	// LoanBytes is the size of the arena memory lent to readers on this host, and Loans the number
 	// of lent pieces.
 	LoanBytes int64
@@ -251,6 +254,7 @@ func (n *Node) Stats() Stats {
 	s := Stats{Index: n.index.Stats(), Store: n.store.Stats(), Arena: n.opts.Arena.Stats()}
 	s.HotBytes, s.HotHits, s.HotQueries = n.hot.stats()
 	s.LoanBytes, s.Loans = n.loans.stats()
+	s.RunningReads, s.WaitingReads, s.ReadsMax = n.reads.stats()
 	n.mu.Lock()
 	s.Reservations = len(n.reservations)
 	n.mu.Unlock()

@@ -88,9 +88,15 @@ func (g *gate) setMax(n int) {
 
 // limit returns the bound.
 func (g *gate) limit() int {
+	_, _, limit := g.stats()
+	return limit
+}
+
+// stats returns the number of running and of waiting calls, and the bound.
+func (g *gate) stats() (running, waiting, limit int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.max
+	return g.running, len(g.waiting), g.max
 }
 
 // close waits for the running calls and admits no further call. It fails only if a call is still

@@ -210,6 +210,7 @@ func (n *Node) create(ctx context.Context, def kv.Namespace) (kv.Namespace, erro
 		return kv.Namespace{}, errors.Join(err, n.index.DeleteNamespace(ns.Name))
 	}
 	n.opts.Metrics.AddNamespace(ns.Name)
+	n.epochSince.Store(ns.ID, n.opts.Now())
 	return ns, nil
 }
 
@@ -275,6 +276,7 @@ func (n *Node) drop(ctx context.Context, ns kv.Namespace) error {
 		return n.undoCatalogue(ctx, err)
 	}
 	n.opts.Metrics.RemoveNamespace(ns.Name)
+	n.epochSince.Delete(ns.ID)
 	n.cleared()
 	return nil
 }
@@ -356,8 +358,10 @@ func (n *Node) setEpochs(ctx context.Context, want kv.Namespace) (retired []kv.E
 		return nil, err
 	}
 	namespaces := n.index.Namespaces()
+	begins := false
 	for i := range namespaces {
 		if namespaces[i].ID == want.ID {
+			begins = want.Epoch != namespaces[i].Epoch
 			namespaces[i] = want
 		}
 	}
@@ -368,8 +372,19 @@ func (n *Node) setEpochs(ctx context.Context, want kv.Namespace) (retired []kv.E
 	if err != nil {
 		return nil, n.undoCatalogue(ctx, err)
 	}
+	if begins {
+		n.epochSince.Store(want.ID, n.opts.Now())
+	}
 	n.cleared()
 	return retired, nil
+}
+
+// EpochSince returns the time at which the newest epoch of a namespace began. It returns the zero
+// time if that was before the node started.
+func (n *Node) EpochSince(id kv.NamespaceID) time.Time {
+	since, _ := n.epochSince.Load(id)
+	t, _ := since.(time.Time)
+	return t
 }
 
 // settleEpochs retires the live epochs whose pins have ended.

@@ -265,6 +265,7 @@ var removedWhy = map[trie.Why]string{
 func (n *Node) free(gone []trie.Evicted) (r Removed) {
 	n.publishChanges()
 	by := make(map[string]Removed)
+	evicted := make(map[kv.NamespaceID]Removed)
 	for _, e := range gone {
 		if err := n.store.Free(e.Ref); err != nil && !errors.Is(err, blockstore.ErrStale) {
 			n.logIf("free slot", err)
@@ -277,10 +278,20 @@ func (n *Node) free(gone []trie.Evicted) (r Removed) {
 		}
 		b := by[why]
 		by[why] = Removed{b.Blocks + 1, b.Bytes + e.SlotBytes}
+		if why == whyEvicted {
+			b := evicted[e.Namespace]
+			evicted[e.Namespace] = Removed{b.Blocks + 1, b.Bytes + e.SlotBytes}
+		}
 	}
 	for why, r := range by {
 		n.opts.Metrics.RemovedBlocks.WithLabelValues(why).Add(float64(r.Blocks))
 		n.opts.Metrics.RemovedBytes.WithLabelValues(why).Add(float64(r.Bytes))
+	}
+	for id, r := range evicted {
+		if ns, err := n.index.NamespaceByID(id); err == nil {
+			n.opts.Metrics.EvictedBlocks.Of(ns.Name).Add(float64(r.Blocks))
+			n.opts.Metrics.EvictedBytes.Of(ns.Name).Add(float64(r.Bytes))
+		}
 	}
 	return r
 }

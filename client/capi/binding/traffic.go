@@ -3,6 +3,7 @@ package binding
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -18,9 +19,13 @@ import (
 // TrafficOptions are the options of a Traffic. Compute, Token, the memory, Bases and BufferBytes are
 // required. Zero in another field selects the default.
 type TrafficOptions struct {
-	// Compute opens the engine's compute NIC, whose token is Token. The Traffic closes it.
-	Compute func(ctx context.Context, log *slog.Logger) (rdma.Engine, error)
+	// Compute opens the engine's compute NIC, whose token is Token. With secure it accepts and dials only
+	// engines that use TLS. The Traffic closes it.
+	Compute func(ctx context.Context, secure *tls.Config, log *slog.Logger) (rdma.Engine, error)
 	Token   rdma.Token
+	// CAFile, CertFile and KeyFile are PEM files for TLS between engines: all three, or none for
+	// plaintext. Each engine proves its certificate to the other one.
+	CAFile, CertFile, KeyFile string
 	// Address and Bytes are the address and the size of the engine's device memory, or of host
 	// memory used instead.
 	Address, Bytes uint64
@@ -124,10 +129,32 @@ func (n *Namespace) OpenTraffic(o TrafficOptions) (Handle, error) {
 	return t.handle, nil
 }
 
+// tls returns the TLS configuration of both sides of a connection between two engines, or nil.
+func (o *TrafficOptions) tls() (*tls.Config, error) {
+	if o.CAFile == "" && o.CertFile == "" && o.KeyFile == "" {
+		return nil, nil
+	}
+	if o.CAFile == "" || o.CertFile == "" || o.KeyFile == "" {
+		return nil, fmt.Errorf("%w: TLS between engines needs ca_file, cert_file and key_file: ca_file %q, cert_file %q, key_file %q", ErrInvalid, o.CAFile, o.CertFile, o.KeyFile)
+	}
+	files := Credentials{CAFile: o.CAFile, CertFile: o.CertFile, KeyFile: o.KeyFile}
+	secure, err := files.tls()
+	if err != nil {
+		return nil, err
+	}
+	secure.MinVersion = tls.VersionTLS13 // both sides are this library
+	secure.ClientCAs, secure.ClientAuth = secure.RootCAs, tls.RequireAndVerifyClientCert
+	return secure, nil
+}
+
 // open opens the compute NIC and the manager. release closes both.
 func (t *Traffic) open(def kv.Namespace, o TrafficOptions) (err error) {
 	log := t.store.logs.logger()
-	if t.compute, err = o.Compute(context.Background(), log); err != nil {
+	secure, err := o.tls()
+	if err != nil {
+		return err
+	}
+	if t.compute, err = o.Compute(context.Background(), secure, log); err != nil {
 		return err
 	}
 	if err := t.openDevice(o); err != nil {

@@ -3,6 +3,7 @@ package binding
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -44,10 +45,16 @@ func newPair(t testing.TB) *pair {
 func newPairIn(t testing.TB, options func(*pair) (TrafficOptions, []byte)) *pair {
 	t.Helper()
 	p := &pair{rig: newRig(t, testnode.Start(t, testnode.Options{}).Addr)}
-	h, err := p.store.Ensure(kv.Namespace{Name: "m", Index: kv.IndexTrie, Geometry: geo}, true)
-	p.ns = valueOf(t, p.library.Namespace, h, err)
+	p.ensure()
 	p.prefill, p.decode = p.open(options), p.open(options)
 	return p
+}
+
+// ensure opens the namespace.
+func (p *pair) ensure() {
+	p.t.Helper()
+	h, err := p.store.Ensure(kv.Namespace{Name: "m", Index: kv.IndexTrie, Geometry: geo}, true)
+	p.ns = valueOf(p.t, p.library.Namespace, h, err)
 }
 
 // trafficOptions returns options of a traffic manager, and its device memory. The buffer has room for
@@ -68,8 +75,8 @@ func (p *pair) trafficOptions() (TrafficOptions, []byte) {
 		}
 	})
 	return TrafficOptions{
-		Compute: func(ctx context.Context, log *slog.Logger) (rdma.Engine, error) {
-			return tcp.New(ctx, tcp.Options{Listen: "127.0.0.1:0", Token: token, Logger: log})
+		Compute: func(ctx context.Context, secure *tls.Config, log *slog.Logger) (rdma.Engine, error) {
+			return tcp.New(ctx, tcp.Options{Listen: "127.0.0.1:0", Token: token, TLS: secure, TLSOnly: secure != nil, Logger: log})
 		},
 		Token: token, Address: addressOf(a.Bytes()), Bytes: uint64(len(a.Bytes())), Pages: devicePages,
 		Bases: []uint64{0, uint64(geo.LayerBytes(0)) * devicePages}, BufferBytes: 2 << 20,
@@ -508,7 +515,7 @@ func TestBadTraffic(t *testing.T) {
 		"memory of":   func(o *TrafficOptions) { o.Pages = 1 << 20 },
 		"every 1":     func(o *TrafficOptions) { o.Stride = 1 },
 		"no such nic!": func(o *TrafficOptions) {
-			o.Compute = func(context.Context, *slog.Logger) (rdma.Engine, error) {
+			o.Compute = func(context.Context, *tls.Config, *slog.Logger) (rdma.Engine, error) {
 				return nil, fmt.Errorf("%w: no such nic!", ErrInvalid)
 			}
 		},

@@ -897,8 +897,17 @@ static struct side move(penstock_namespace ns, penstock_namespace flat) {
 	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_OK, "%s", e.message);
 	CHECK(penstock_traffic_close(again, &e) == PENSTOCK_OK, "%s", e.message);
 	again = 0;
-	o.size = sizeof o;
 	o.cuda = 0;
+	o.size = offsetof(penstock_traffic_options, ca_file); /* a caller of version 1.6 */
+	o.ca_file = "/no/such/file";
+	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_traffic_close(again, &e) == PENSTOCK_OK, "%s", e.message);
+	again = 0;
+	o.size = sizeof o;
+	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "cert_file"), "%s", e.message);
+	o.cert_file = o.key_file = "/no/such/file";
+	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "ca_file"), "%s", e.message);
+	o.ca_file = o.cert_file = o.key_file = NULL;
 	o.memory = NULL;
 	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "device memory"), "%s", e.message);
 	o.memory = side.memory;

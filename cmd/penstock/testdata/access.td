@@ -37,26 +37,28 @@ config diff --token-file @team.token
 config diff --token-file @sre.token
 status
 ----
-name      team-a/m
-id        1
-index     trie
-geometry  4 tokens × [full 4×1024 B]
-block     16 KiB
-epoch     1
-quota     none
-used      0 B
-blocks    0
-leases    0
-name      m
-id        2
-index     trie
-geometry  4 tokens × [full 4×1024 B]
-block     16 KiB
-epoch     1
-quota     none
-used      0 B
-blocks    0
-leases    0
+name         team-a/m
+id           1
+index        trie
+geometry     4 tokens × [full 4×1024 B]
+block        16 KiB
+epoch        1
+epoch since  TIME
+quota        none
+used         0 B
+blocks       0
+leases       0
+name         m
+id           2
+index        trie
+geometry     4 tokens × [full 4×1024 B]
+block        16 KiB
+epoch        1
+epoch since  TIME
+quota        none
+used         0 B
+blocks       0
+leases       0
 penstock: principal "team-a" lacks the role admin on namespace "team-b/m"; an administrator grants it in auth.roles_file of the node
 exit 1
 NAME      TENANT  INDEX  EPOCH  BLOCKS  USED  QUOTA  BLOCK   GEOMETRY

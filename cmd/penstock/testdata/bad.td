@@ -54,16 +54,17 @@ ns create g --block-tokens 4 --group full:2:10 --layers 3
 ns create g --layers 2 --block-tokens 4 --token-bytes 8 --index tree
 ns create g --layers 2 --block-tokens 4 --token-bytes 8 --quota lots
 ----
-name      m
-id        1
-index     trie
-geometry  4 tokens × [full 2×1024 B]
-block     8.0 KiB
-epoch     1
-quota     none
-used      0 B
-blocks    0
-leases    0
+name         m
+id           1
+index        trie
+geometry     4 tokens × [full 2×1024 B]
+block        8.0 KiB
+epoch        1
+epoch since  TIME
+quota        none
+used         0 B
+blocks       0
+leases       0
 penstock: namespace "m" has another definition (4 tokens × [full 2×1024 B], tenant "", index trie): namespace exists
 exit 1
 penstock: kv: namespace "zero": layer group 0: 0 layers; want 1 to 4096: bad geometry

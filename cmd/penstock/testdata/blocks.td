@@ -9,20 +9,32 @@ ns create m --layers 2 --block-tokens 4 --token-bytes 1024 --tenant acme --quota
 ns create m --layers 2 --block-tokens 4 --token-bytes 1024 --tenant acme --quota 1GiB --format json
 ns list
 ----
-name      m
-id        1
-tenant    acme
-index     trie
-geometry  4 tokens × [full 2×1024 B]
-block     8.0 KiB
-epoch     1
-quota     1.0 GiB
-used      0 B
-blocks    0
-leases    0
+name         m
+id           1
+tenant       acme
+index        trie
+geometry     4 tokens × [full 2×1024 B]
+block        8.0 KiB
+epoch        1
+epoch since  TIME
+quota        1.0 GiB
+used         0 B
+blocks       0
+leases       0
 {
   "blocks": 0,
+  "counters": {
+    "evicted_blocks": 0,
+    "evicted_bytes": 0,
+    "hit_tokens": 0,
+    "queried_tokens": 0,
+    "read_blocks": 0,
+    "read_bytes": 0,
+    "written_blocks": 0,
+    "written_bytes": 0
+  },
   "epoch": 1,
+  "epoch_since_unix_ms": TIME,
   "geometry": {
     "block_tokens": 4,
     "dtype": "",
@@ -351,17 +363,18 @@ exit 1
     2
   ]
 }
-name      m
-id        1
-tenant    acme
-index     trie
-geometry  4 tokens × [full 2×1024 B]
-block     8.0 KiB
-epoch     9
-quota     none
-used      0 B
-blocks    0
-leases    0
+name         m
+id           1
+tenant       acme
+index        trie
+geometry     4 tokens × [full 2×1024 B]
+block        8.0 KiB
+epoch        9
+epoch since  TIME
+quota        none
+used         0 B
+blocks       0
+leases       0
 penstock: namespace "m" would be deleted with all its blocks, which cannot be undone; give --yes, or show the contents with --dry-run
 Run 'penstock ns delete --help' for usage.
 exit 2

@@ -7,16 +7,17 @@ ready
 run
 ns create m --layers 2 --block-tokens 4 --token-bytes 1024
 ----
-name      m
-id        1
-index     trie
-geometry  4 tokens × [full 2×1024 B]
-block     8.0 KiB
-epoch     1
-quota     none
-used      0 B
-blocks    0
-leases    0
+name         m
+id           1
+index        trie
+geometry     4 tokens × [full 2×1024 B]
+block        8.0 KiB
+epoch        1
+epoch since  TIME
+quota        none
+used         0 B
+blocks       0
+leases       0
 
 tokens prompt 1 22
 ----
@@ -70,16 +71,17 @@ cut      complete
 epoch    1
 penstock: bad request: the oldest epoch 2 is later than the newest, 1
 exit 1
-name      m
-id        1
-index     trie
-geometry  4 tokens × [full 2×1024 B]
-block     8.0 KiB
-epoch     2
-quota     none
-used      60 KiB
-blocks    5
-leases    0
+name         m
+id           1
+index        trie
+geometry     4 tokens × [full 2×1024 B]
+block        8.0 KiB
+epoch        2
+epoch since  TIME
+quota        none
+used         60 KiB
+blocks       5
+leases       0
 
 EPOCH  BLOCKS  USED    MATCHES  HITS  LEASES  PINS  LIVE
 2      0       0 B     1        0     0       0     newest
@@ -100,7 +102,18 @@ exit 1
 would be retired: 5 blocks, 60 KiB
 {
   "blocks": 5,
+  "counters": {
+    "evicted_blocks": 0,
+    "evicted_bytes": 0,
+    "hit_tokens": 40,
+    "queried_tokens": 60,
+    "read_blocks": 0,
+    "read_bytes": 0,
+    "written_blocks": 5,
+    "written_bytes": 40960
+  },
   "epoch": 2,
+  "epoch_since_unix_ms": TIME,
   "geometry": {
     "block_tokens": 4,
     "dtype": "",
@@ -162,16 +175,17 @@ exit 1
   ],
   "retired_epochs": []
 }
-name      m
-id        1
-index     trie
-geometry  4 tokens × [full 2×1024 B]
-block     8.0 KiB
-epoch     3
-quota     none
-used      0 B
-blocks    0
-leases    0
+name         m
+id           1
+index        trie
+geometry     4 tokens × [full 2×1024 B]
+block        8.0 KiB
+epoch        3
+epoch since  TIME
+quota        none
+used         0 B
+blocks       0
+leases       0
 
 EPOCH  BLOCKS  USED  MATCHES  HITS  LEASES  PINS  LIVE
 3      0       0 B   0        0     0       0     newest

@@ -8,26 +8,28 @@ run
 ns create hybrid --block-tokens 4 --group full:2:512 --group window:1:100:6 --group state:1:1000
 ns create flat --layers 2 --block-tokens 4 --token-bytes 1024 --index flat
 ----
-name      hybrid
-id        1
-index     trie
-geometry  4 tokens × [full 2×512 B, window 1×100 B window 6, state 1×1000 B]
-block     5.4 KiB
-epoch     1
-quota     none
-used      0 B
-blocks    0
-leases    0
-name      flat
-id        2
-index     flat
-geometry  4 tokens × [full 2×1024 B]
-block     8.0 KiB
-epoch     1
-quota     none
-used      0 B
-blocks    0
-leases    0
+name         hybrid
+id           1
+index        trie
+geometry     4 tokens × [full 2×512 B, window 1×100 B window 6, state 1×1000 B]
+block        5.4 KiB
+epoch        1
+epoch since  TIME
+quota        none
+used         0 B
+blocks       0
+leases       0
+name         flat
+id           2
+index        flat
+geometry     4 tokens × [full 2×1024 B]
+block        8.0 KiB
+epoch        1
+epoch since  TIME
+quota        none
+used         0 B
+blocks       0
+leases       0
 
 tokens prompt 1 20
 ----

@@ -9,36 +9,39 @@ ns create m --layers 2 --block-tokens 4 --token-bytes 1024
 ns create old --layers 2 --block-tokens 4 --token-bytes 1024
 ns create gone --layers 2 --block-tokens 4 --token-bytes 1024
 ----
-name      m
-id        1
-index     trie
-geometry  4 tokens × [full 2×1024 B]
-block     8.0 KiB
-epoch     1
-quota     none
-used      0 B
-blocks    0
-leases    0
-name      old
-id        2
-index     trie
-geometry  4 tokens × [full 2×1024 B]
-block     8.0 KiB
-epoch     1
-quota     none
-used      0 B
-blocks    0
-leases    0
-name      gone
-id        3
-index     trie
-geometry  4 tokens × [full 2×1024 B]
-block     8.0 KiB
-epoch     1
-quota     none
-used      0 B
-blocks    0
-leases    0
+name         m
+id           1
+index        trie
+geometry     4 tokens × [full 2×1024 B]
+block        8.0 KiB
+epoch        1
+epoch since  TIME
+quota        none
+used         0 B
+blocks       0
+leases       0
+name         old
+id           2
+index        trie
+geometry     4 tokens × [full 2×1024 B]
+block        8.0 KiB
+epoch        1
+epoch since  TIME
+quota        none
+used         0 B
+blocks       0
+leases       0
+name         gone
+id           3
+index        trie
+geometry     4 tokens × [full 2×1024 B]
+block        8.0 KiB
+epoch        1
+epoch since  TIME
+quota        none
+used         0 B
+blocks       0
+leases       0
 
 tokens prompt 1 20
 ----
@@ -136,16 +139,17 @@ epoch    2
 NAME  TENANT  INDEX  EPOCH  BLOCKS  USED     QUOTA  BLOCK    GEOMETRY
 m             trie   1      10      120 KiB  none   8.0 KiB  4 tokens × [full 2×1024 B]
 old           trie   2      0       0 B      none   8.0 KiB  4 tokens × [full 2×1024 B]
-name      next
-id        4
-index     trie
-geometry  4 tokens × [full 2×1024 B]
-block     8.0 KiB
-epoch     1
-quota     none
-used      0 B
-blocks    0
-leases    0
+name         next
+id           4
+index        trie
+geometry     4 tokens × [full 2×1024 B]
+block        8.0 KiB
+epoch        1
+epoch since  TIME
+quota        none
+used         0 B
+blocks       0
+leases       0
 
 same got blocks
 ----

@@ -18,16 +18,17 @@ volume drain 9
 volume remove @second/
 volume drain @second --dry-run
 ----
-name      m
-id        1
-index     trie
-geometry  4 tokens × [full 2×1024 B]
-block     8.0 KiB
-epoch     1
-quota     none
-used      0 B
-blocks    0
-leases    0
+name         m
+id           1
+index        trie
+geometry     4 tokens × [full 2×1024 B]
+block        8.0 KiB
+epoch        1
+epoch since  TIME
+quota        none
+used         0 B
+blocks       0
+leases       0
 stored 12 blocks (96 KiB), 0 were there already, last block 8283b2bad5e4c80f2fe872de0d80b3b2
 INDEX  STATE  CAPACITY  USED     BLOCKS  LEFT TO MOVE  RATE  TIME LEFT  VOLUME
 0      ok     16 MiB    0 B      0                                      DIR/volume

@@ -33,7 +33,7 @@ def connector(servers: testing.Node | str, **extra: Any) -> dict[str, Any]:
 
 def dual_path(servers: testing.Node | str, planner: testing.Planner | str, engine: str, *, prefill: bool, **extra: Any) -> dict[str, Any]:
     """Return the configuration of PenstockDualPath, with further options."""
-    bounds = dict.fromkeys(("connect_timeout", "start_timeout", "job_timeout", "layer_timeout", "append_timeout"), 120)
+    bounds = dict.fromkeys(("connect_timeout", "start_timeout", "request_timeout", "job_timeout", "layer_timeout", "append_timeout"), 120)
     return {
         "kv_connector": "PenstockDualPath",
         "kv_connector_module_path": "penstock.vllm",

@@ -312,6 +312,9 @@ class CTrafficOptions(Structure):
         ("connections", c_uint32),
         ("cuda", c_uint32),
         ("verify", c_uint32),
+        ("ca_file", c_char_p),
+        ("cert_file", c_char_p),
+        ("key_file", c_char_p),
     ]
 
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from penstock import _abi, errors
 from penstock._checks import _ID_BYTES, _address, _chain, _count, _ms, _numbers, _text
-from penstock._cluster import Member, Part, _part, _Queue, _string
+from penstock._cluster import Member, Part, _part, _Path, _Queue, _string
 from penstock._core import _NO_LIMIT, _WAIT_MS
 from penstock._keys import Keys
 from penstock._memory import Buffer, Pins, Pointers, Tensor
@@ -230,9 +230,13 @@ class Traffic(_Queue[TransferEvent]):
     ``buffer_bytes`` is the size of the host buffer for prompts on their way, which the library maps, and ``append_bytes``
     that for decoded blocks. ``listen`` is the host and port of the compute NIC, by default 127.0.0.1 and a free port.
     Other engines dial ``advertise`` and prove ``token``; by default these are the address of ``listen`` and random bytes.
-    The payload is not encrypted. KV on a CUDA device passes through the host buffer. Call ``computed`` when the device has
+    KV on a CUDA device passes through the host buffer. Call ``computed`` when the device has
     computed the layer, after an event of its stream. At most ``persist_max`` blocks wait for storage; others are not stored. At most
     ``transfers_max`` (1024) jobs run or have events that were not taken.
+
+    ``ca_file``, ``cert_file`` and ``key_file`` are PEM files for TLS with the other engines, all three or none. Each engine
+    verifies the certificate of the other one, which is valid for the host of ``advertise``, as a server's and as a client's.
+    Without them the payload is not encrypted. Engines with and without TLS refuse each other.
 
     ``verify`` chooses where KV is compared with its checksums between the engines: ``every-hop``; ``last-hop``, only in
     ``memory``, or in the host buffer before a CUDA device; or ``one-in-N``, there and for one layer of a block in N, chosen at
@@ -268,6 +272,9 @@ class Traffic(_Queue[TransferEvent]):
         connections: int = 0,
         cuda: int | None = None,
         verify: str = "every-hop",
+        ca_file: _Path | None = None,
+        cert_file: _Path | None = None,
+        key_file: _Path | None = None,
     ) -> None:
         super().__init__(ns._core)
         self._ns = ns  # a reference, because a store without references is closed
@@ -301,6 +308,9 @@ class Traffic(_Queue[TransferEvent]):
                 connections=_count("connections", connections, 31),
                 cuda=0 if cuda is None else 1 + _count("cuda", cuda, 31),
                 verify=verify_number(verify),
+                ca_file=_text("ca_file", ca_file),
+                cert_file=_text("cert_file", cert_file),
+                key_file=_text("key_file", key_file),
             )
             self._core.open_handle()
         except BaseException:

@@ -19,7 +19,7 @@ from penstock.vllm._plan import EVENTS
 
 _log = logging.getLogger("penstock.vllm")
 
-__all__ = ["Handshake", "PromMetrics", "Stats", "check_policy", "extras_of", "facts_of", "new_events", "refuse_unsupported"]
+__all__ = ["Handshake", "PromMetrics", "Stats", "check_policy", "extras_of", "facts_of", "new_events", "refuse_unsupported", "salts_of"]
 
 
 @dataclass
@@ -111,16 +111,21 @@ def facts_of(config: Any, kv_caches: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _keys(request: Any, start: int, end: int) -> Any:
+    found, _ = generate_block_hash_extra_keys(request, start, end, 0)
+    return found
+
+
+def salts_of() -> Extras:
+    """Return ``extras_of`` for requests without adapters and images."""
+    return Extras(_keys, None)
+
+
 def extras_of(config: Any, timeout: float) -> Extras:
     """Return the part of a block's name that does not come from the tokens, for the requests of an engine.
 
     ``timeout`` bounds the time that a request waits for its adapter's files, in seconds.
     """
-
-    def keys(request: Any, start: int, end: int) -> Any:
-        found, _ = generate_block_hash_extra_keys(request, start, end, 0)
-        return found
-
     adapters: Adapters | None = None
     decides: tuple[object, ...] = ()
     if (lora := config.lora_config) is not None:
@@ -135,4 +140,4 @@ def extras_of(config: Any, timeout: float) -> Extras:
         )
     images = config.model_config.multimodal_config
     hashed = images is None or images.mm_processor_cache_gb > 0 or config.cache_config.enable_prefix_caching
-    return Extras(keys, adapters, decides, images=hashed, timeout=timeout)
+    return Extras(_keys, adapters, decides, images=hashed, timeout=timeout)

@@ -91,6 +91,10 @@ class Options(_adapter.Connection):
     """Name of the model in the namespace's name; default: the engine's name of the model."""
     listen: str = "127.0.0.1:0"
     """Address at which engines of the other side reach this one: the address of the compute NIC."""
+    listen_ca_file: str | None = None
+    listen_cert_file: str | None = None
+    listen_key_file: str | None = None
+    """TLS with the engines of the other side: see ``penstock.Traffic``. All engines of a cluster have it, or none."""
     shards: int = 0
     """In how many shards a block is stored, by KV heads: the greatest tensor_parallel_size of the cluster, in every engine. Default:
     the engine's own. Latent KV is one shard, and needs no value."""
@@ -101,6 +105,8 @@ class Options(_adapter.Connection):
     """The verification of KV between the engines: see ``penstock.Traffic``."""
     start_timeout: float = 10.0
     """Time for which a request waits for the planner's order. After that the engine computes the request alone."""
+    request_timeout: float = 10.0
+    """Time for which an attempt waits until its request arrives in the engine's queue. After that the attempt fails."""
     job_timeout: float = 120.0
     """Time limit of one request's transfers, from its order to the end of its prefill."""
     layer_timeout: float = 10.0

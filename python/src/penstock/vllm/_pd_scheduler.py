@@ -7,6 +7,9 @@
 A request names its attempt in kv_transfer_params, {"penstock": {"attempt": NAME, "epoch": N}}. The planner's order and the
 request arrive separately, in either order.
 
+If no request has named an attempt after request_timeout, because the gateway has ended or the engine's HTTP server has not passed the
+request on, the attempt fails. A request arrives when vLLM puts it in its queue: the time in the queue does not count.
+
 A prefill engine's job begins when both have arrived, and the request is scheduled when storage has been read: no step waits for
 storage. A decode engine's job begins when the engine has blocks for the prompt. A request that names no attempt is computed
 without the cache. So is a request whose attempt has failed; the gateway is
@@ -29,6 +32,7 @@ from typing import Any, NamedTuple
 from penstock import _adapter, errors
 from penstock._cluster import Action, ActionKind, Attempt, Leader, Part, Role
 from penstock._store import Namespace, Store
+from penstock.vllm._extra import Extra, Extras
 from penstock.vllm._pd_plan import (
     Append,
     Definition,
@@ -52,6 +56,8 @@ __all__ = ["Scheduler"]
 _log = logging.getLogger("penstock.vllm")
 
 _ID = _adapter.Chain.SIZE
+
+_EXPIRE_EVERY = 1.0  # the longest time in seconds between two checks for attempts whose request has not arrived
 
 
 @dataclass
@@ -78,6 +84,7 @@ class _Turn:
     recomputed: int | None = None  # prefill: the first block that the planner has the engine compute
     scheduled: bool = False  # prefill: the engine has begun to compute
     served: bool = False  # decode: the engine has completed the output
+    until: float | None = None  # the attempt fails then, unless its request has arrived; None: it has
 
 
 class _Read(NamedTuple):
@@ -116,6 +123,7 @@ class _Request:
         self.epoch = epoch
         self.since = since
         self.chain: _adapter.Chain | None = None
+        self.extra: Extra | None = None  # of the chain's blocks
         self.alone = False  # the engine computes it without the other side
         self.pages = 0  # prefill: blocks that the worker knows
         self.appended = 0  # decode: blocks that are stored, or are being stored
@@ -127,8 +135,17 @@ class Scheduler:
     The lock guards the attempts, which the leader's thread and the engine's thread use.
     """
 
-    def __init__(self, options: Options, counters: _adapter.Counters, *, role: Role, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        options: Options,
+        counters: _adapter.Counters,
+        *,
+        role: Role,
+        extras: Extras,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._options = options
+        self._extras = extras
         self._counters = counters
         self._role = role
         self._clock = clock
@@ -144,6 +161,7 @@ class Scheduler:
         self._requests: dict[str, _Request] = {}
         self._lock = threading.Lock()
         self._turns: dict[str, _Turn] = {}
+        self._named: dict[str, str] = {}  # by request of the engine that has not ended: the attempt that it names
         self._jobs: list[Job] = []
         self._orders: list[Order] = []
         self._cancels: list[str] = []
@@ -205,16 +223,20 @@ class Scheduler:
     def _lead(self, leader: Leader) -> None:
         with contextlib.suppress(errors.ClosedError):
             while True:
-                for action in leader.wait():
+                actions = leader.wait(min(_EXPIRE_EVERY, self._options.request_timeout))
+                for action in actions:
                     with self._lock:
                         self._take(action)
+                self.expire()
 
     def _take(self, action: Action) -> None:
         """Handle an action of the planner. The lock is held."""
         attempt = action.attempt
         turn = self._turns.get(attempt.name)
         if action.kind == ActionKind.START:
-            self._turns[attempt.name] = _Turn(attempt)
+            turn = self._turns[attempt.name] = _Turn(attempt)
+            if attempt.name not in self._named.values():
+                turn.until = self._clock() + self._options.request_timeout
             self._counters.add("attempts")
         elif turn is None:
             return  # the attempt has already ended here
@@ -230,6 +252,14 @@ class Scheduler:
             order = Order(attempt.name, action.kind, action.part)
             (self._orders if turn.job else turn.early).append(order)
 
+    def expire(self) -> None:
+        """End the attempts whose request has not arrived in time. Without it the other engine would wait for job_timeout."""
+        now = self._clock()
+        with self._lock:
+            for turn in list(self._turns.values()):
+                if turn.until is not None and turn.until <= now:
+                    self._done(turn, f"no request has named attempt {turn.attempt.name} within {self._options.request_timeout:g} s")
+
     def _done(self, turn: _Turn, failure: str = "", intact: int = 0) -> None:
         """End an attempt. The lock is held."""
         self._turns.pop(turn.attempt.name, None)
@@ -239,6 +269,24 @@ class Scheduler:
             self._counters.warn(f"attempt {self._role}", f"an attempt has failed, and the planner plans its request again: {failure}")
 
     # -- requests
+
+    def arrived(self, request: Any) -> None:
+        """Take note of a new request of the engine, which may wait in the engine's queue before its first lookup."""
+        named = (request.kv_transfer_params or {}).get("penstock")
+        name = named.get("attempt") if isinstance(named, dict) else None
+        if not isinstance(name, str):
+            return
+        with self._lock:
+            self._named[request.request_id] = name
+            if (turn := self._turns.get(name)) is not None:
+                turn.until = None
+
+    def _left(self, request: Any) -> None:
+        """Remove a request that has ended. Its attempt waits for another request if it has not begun. The lock is held."""
+        name = self._named.pop(request.request_id, None)
+        turn = self._turns.get(name) if name is not None else None
+        if turn is not None and not turn.request and name not in self._named.values():
+            turn.until = self._clock() + self._options.request_timeout
 
     def lookup(self, request: Any) -> tuple[int | None, bool]:
         """Return how many tokens a load brings, and whether the load runs between steps.
@@ -322,23 +370,27 @@ class Scheduler:
                 f"the attempt is at epoch {attempt.epoch}, the request names epoch {state.epoch}, and the engine has the weights of"
                 f" epoch {self._epoch}"
             )
-        if request.lora_request is not None or request.cache_salt or request.mm_features or request.prompt_embeds is not None:
-            return "its KV depends on more than the tokens (LoRA, a cache salt, images); PenstockDualPath serves tokens only"
+        if request.lora_request is not None or request.mm_features or request.prompt_embeds is not None:
+            return "its KV depends on more than tokens and a cache salt (LoRA, images); PenstockDualPath does not serve that"
         if (shards := len(split_peer(attempt.peer_address, attempt.peer_token))) != self._shards:
             return (
                 f"engine {attempt.peer_engine} stores a block in {shards} shards, and this one in {self._shards}: set the option shards of"
                 " all engines to the greatest tensor_parallel_size"
             )
         state.chain = _adapter.Chain(ns, self._block)
-        full = state.chain.extend(request.all_token_ids)
+        state.extra = self._extras.of(request)
+        full = state.chain.extend(request.all_token_ids, state.extra)
         if attempt.prompt_tokens != request.num_tokens or bytes(attempt.ids.blob[: full * _ID]) != bytes(state.chain.ids):
-            return f"the gateway planned a prompt of {attempt.prompt_tokens} tokens and the engine has another one, of {request.num_tokens}"
+            return (
+                f"the gateway planned a prompt of {attempt.prompt_tokens} tokens and the engine has another one, of {request.num_tokens},"
+                " or another cache salt"
+            )
         if attempt.hit * self._block >= request.num_tokens:
             return (
                 f"{attempt.hit} cached blocks of {self._block} tokens cover all of a prompt of {request.num_tokens}; the engine"
                 " computes one token at least"
             )
-        turn.request = request.request_id
+        turn.request, turn.until = request.request_id, None
         state.appended = full
         if self._role == Role.PREFILL:
             self._begin(state, turn, ())
@@ -434,7 +486,7 @@ class Scheduler:
             epoch = 0 if turn is None else turn.attempt.epoch
         if turn is None or end // self._block <= state.appended:
             return
-        state.chain.extend(state.request.all_token_ids)
+        state.chain.extend(state.request.all_token_ids, state.extra)
         while state.appended < min(end // self._block, len(state.chain)):
             block = state.appended
             plan.appends.append(Append(state.name, bytes(state.chain.ids[: (block + 1) * _ID]), epoch, blocks[block]))
@@ -517,9 +569,10 @@ class Scheduler:
     def finished(self, request: Any) -> bool:
         """Remove a request. Return whether its blocks are held until the worker reports the end of its job."""
         state = self._requests.pop(request.request_id, None)
-        if state is None:
-            return False
         with self._lock:
+            self._left(request)
+            if state is None:
+                return False
             turn = self._turns.get(state.name)
             if turn is None or turn.request != request.request_id:
                 return False

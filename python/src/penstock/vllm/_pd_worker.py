@@ -159,6 +159,7 @@ class Worker:
             traffic = Traffic(
                 ns, Pointers([address], [length], keep=keep), offsets, stride=stride, pages=layout.blocks,
                 buffer_bytes=(o.buffer_mib << 20) // shards, listen=_listen(o.listen, base.rank), verify=o.verify,
+                ca_file=o.listen_ca_file, cert_file=o.listen_cert_file, key_file=o.listen_key_file,
             )  # fmt: skip
             return _Shard(base.rank, ns, traffic)
 

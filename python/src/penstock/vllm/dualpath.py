@@ -4,6 +4,7 @@ kv_role kv_producer makes the engine a prefill engine, kv_consumer a decode engi
 the transfers in _pd_worker.
 
     scheduler's process                                     worker's process
+    on_new_request             ─► arrived
     get_num_new_matched_tokens ─► lookup                    KV cache ◄═► buffer ◄═► storage, and the engine of the other side
     update_state_after_alloc   ─► a decode job
     build_connector_meta       ─► Plan ──────────────────►  bind_connector_metadata  jobs, pages, orders
@@ -95,7 +96,7 @@ class PenstockDualPath(KVConnectorBase_V1):
         self._worker: Worker | None = None
         if role == KVConnectorRole.SCHEDULER:
             _engine.check_policy(self._kv_transfer_config)
-            self._scheduler = Scheduler(options, self._counters, role=part)
+            self._scheduler = Scheduler(options, self._counters, role=part, extras=_engine.salts_of())
         else:
             self._worker = Worker(options, self._counters, role=part, broadcast=_broadcast)
         self._model = options.model or vllm_config.model_config.model
@@ -171,6 +172,10 @@ class PenstockDualPath(KVConnectorBase_V1):
             assert isinstance(handshake, Handshake)
             definitions += handshake.definitions
         self._scheduler.attach(definitions, self._vllm_config.parallel_config.tensor_parallel_size)
+
+    def on_new_request(self, request: Any) -> None:
+        assert self._scheduler is not None
+        self._scheduler.arrived(request)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         assert self._scheduler is not None

@@ -1,0 +1,184 @@
+package binding
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"log/slog"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock-kv/penstock/client/traffic"
+	"github.com/penstock-kv/penstock/lab/testnode"
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/tcp"
+)
+
+// authority issues certificates for 127.0.0.1, as files.
+type authority struct {
+	t    *testing.T
+	dir  string
+	ca   string // the authority's own certificate
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+func newAuthority(t *testing.T) *authority {
+	a := &authority{t: t, dir: t.TempDir()}
+	a.cert, a.key = a.sign(&x509.Certificate{IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}, "ca")
+	a.ca = filepath.Join(a.dir, "ca.crt")
+	return a
+}
+
+// issue returns the files of a certificate and its key.
+func (a *authority) issue() (cert, key string) {
+	a.sign(&x509.Certificate{
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	}, "engine")
+	return filepath.Join(a.dir, "engine.crt"), filepath.Join(a.dir, "engine.key")
+}
+
+// sign signs a certificate, the authority's own if there is none yet, and writes it and its key to files.
+func (a *authority) sign(c *x509.Certificate, name string) (*x509.Certificate, *ecdsa.PrivateKey) {
+	a.t.Helper()
+	must := func(err error) {
+		a.t.Helper()
+		if err != nil {
+			a.t.Fatal(err)
+		}
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(err)
+	c.SerialNumber, c.Subject = big.NewInt(time.Now().UnixNano()), pkix.Name{CommonName: "penstock test " + name}
+	c.NotBefore, c.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+	parent, by := a.cert, a.key
+	if parent == nil {
+		parent, by = c, key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, c, parent, key.Public(), by)
+	must(err)
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	must(err)
+	must(os.WriteFile(filepath.Join(a.dir, name+".crt"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
+	must(os.WriteFile(filepath.Join(a.dir, name+".key"), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), 0o600))
+	made, err := x509.ParseCertificate(der)
+	must(err)
+	return made, key
+}
+
+// wire records the bytes on the sockets of compute NICs.
+type wire struct {
+	mu   sync.Mutex
+	sent bytes.Buffer
+}
+
+type recorded struct {
+	net.Conn
+	wire *wire
+}
+
+// Write implements net.Conn.
+func (c recorded) Write(b []byte) (int, error) {
+	c.wire.mu.Lock()
+	c.wire.sent.Write(b)
+	c.wire.mu.Unlock()
+	return c.Conn.Write(b)
+}
+
+// options returns those of a traffic manager whose compute NIC is recorded.
+func (w *wire) options(ca, cert, key string) func(*pair) (TrafficOptions, []byte) {
+	return func(p *pair) (TrafficOptions, []byte) {
+		o, mem := p.trafficOptions()
+		o.CAFile, o.CertFile, o.KeyFile = ca, cert, key
+		o.Compute = func(ctx context.Context, secure *tls.Config, log *slog.Logger) (rdma.Engine, error) {
+			wrap := func(c net.Conn) net.Conn { return recorded{c, w} }
+			return tcp.New(ctx, tcp.Options{Listen: "127.0.0.1:0", Token: o.Token, TLS: secure, TLSOnly: secure != nil, Wrap: wrap, Logger: log})
+		}
+		return o, mem
+	}
+}
+
+// TestTrafficTLS: with TLS between two engines no part of the KV is on the wire in plaintext, and
+// without TLS it is.
+func TestTrafficTLS(t *testing.T) {
+	a := newAuthority(t)
+	cert, key := a.issue()
+	for _, secure := range []bool{false, true} {
+		var w wire
+		options := w.options("", "", "")
+		if secure {
+			options = w.options(a.ca, cert, key)
+		}
+		p := newPairIn(t, options)
+		if addr := p.prefill.peer().Addr.NICs[0]; strings.HasPrefix(string(addr), "tls://") != secure {
+			t.Errorf("the address is %s", addr)
+		}
+		p.testTransfers()
+		seen := 0
+		for block := range 9 {
+			for layer := range 2 {
+				if bytes.Contains(w.sent.Bytes(), computed(layer, block)[:256]) {
+					seen++
+				}
+			}
+		}
+		if w.sent.Len() < 10*int(geo.LayerBytes(0)) {
+			t.Errorf("%d bytes are recorded", w.sent.Len())
+		}
+		if secure && seen > 0 || !secure && seen < 10 {
+			t.Errorf("with TLS %v, %d layers of blocks are on the wire in plaintext", secure, seen)
+		}
+	}
+}
+
+// TestTrafficTLSRefuses: an engine is refused if it has no TLS or no certificate of the cluster's CA.
+func TestTrafficTLSRefuses(t *testing.T) {
+	a, other := newAuthority(t), newAuthority(t)
+	cert, key := a.issue()
+	foreign, foreignKey := other.issue()
+	var w wire
+	none, good := w.options("", "", ""), w.options(a.ca, cert, key)
+	p := &pair{rig: newRig(t, testnode.Start(t, testnode.Options{}).Addr)}
+	p.ensure()
+	for _, s := range []struct {
+		name            string
+		prefill, decode func(*pair) (TrafficOptions, []byte)
+		code            Code
+		want            string
+	}{
+		{"decode has no TLS", good, none, Auth, "requires TLS"},
+		{"prefill has no TLS", none, good, Auth, "has no TLS"},
+		{"prefill has another CA's certificate", w.options(a.ca, foreign, foreignKey), good, Auth, "unknown authority"},
+		{"decode has another CA's certificate", good, w.options(a.ca, foreign, foreignKey), Unavailable, "unknown certificate authority"},
+	} {
+		t.Run(s.name, func(t *testing.T) {
+			p.prefill, p.decode = p.open(s.prefill), p.open(s.decode)
+			h, err := p.decode.of.Decode(traffic.DecodeJob{Request: "r", Blocks: 1, Pages: pagesFrom(0, 1), Peer: p.prefill.peer()}, time.Minute)
+			dec := valueOf(t, p.library.Transfer, h, err)
+			if err := p.decode.failed(dec, s.code); err == nil || !strings.Contains(err.Error(), s.want) {
+				t.Errorf("%v; want %q", err, s.want)
+			}
+			p.must(p.decode.of.Close())
+			p.must(p.prefill.of.Close())
+		})
+	}
+	for _, files := range [][3]string{{a.ca, "", ""}, {"", cert, key}, {a.ca, cert, ""}, {a.ca, key, key}, {key, cert, key}, {"/no/such", cert, key}} {
+		o, _ := p.trafficOptions()
+		o.CAFile, o.CertFile, o.KeyFile = files[0], files[1], files[2]
+		if _, err := p.ns.OpenTraffic(o); CodeOf(err) != Invalid || !strings.Contains(err.Error(), "_file") {
+			t.Errorf("%v: %v", files, err)
+		}
+	}
+}

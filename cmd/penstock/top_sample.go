@@ -1,0 +1,191 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/internal/top"
+)
+
+// observed are the nodes of which top takes samples.
+type observed struct {
+	nodes   []observedNode
+	started time.Time
+	// namespaces: samples have the namespaces too.
+	namespaces bool
+}
+
+type observedNode struct {
+	address string
+	conn    *grpc.ClientConn
+}
+
+// observe opens connections to the nodes of --server. It contacts none.
+func (c *connection) observe() (*observed, error) {
+	if err := c.checkServers(); err != nil {
+		return nil, err
+	}
+	o := &observed{started: time.Now()}
+	for i, address := range c.list() {
+		if slices.Contains(c.list()[:i], address) {
+			o.close()
+			return nil, usagef("--%s: %s is listed twice", c.endpoint.flag, address)
+		}
+		conn, err := c.dial(address)
+		if err != nil {
+			o.close()
+			return nil, err
+		}
+		o.nodes = append(o.nodes, observedNode{address: address, conn: conn})
+	}
+	return o, nil
+}
+
+func (o *observed) close() {
+	for _, n := range o.nodes {
+		_ = n.conn.Close() // no call is in progress
+	}
+}
+
+// A node has the length of the interval for its answer, but at least answerMin and at most
+// answerMax.
+const (
+	answerMin = time.Second
+	answerMax = 10 * time.Second
+)
+
+// sample asks all nodes at once. A node that does not answer in time is in the sample with the
+// reason. The error is that of ctx.
+func (o *observed) sample(ctx context.Context, interval time.Duration) (top.Sample, error) {
+	within := min(max(interval, answerMin), answerMax)
+	asked, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	s := top.Sample{At: time.Since(o.started), Nodes: make([]top.Node, len(o.nodes))}
+	panics := make([]any, len(o.nodes))
+	var wg sync.WaitGroup
+	for i, n := range o.nodes {
+		wg.Go(func() {
+			panics[i] = caught(func() { s.Nodes[i] = n.answer(asked, within, o.namespaces) })
+		})
+	}
+	wg.Wait()
+	for _, p := range panics {
+		if p != nil {
+			panic(p)
+		}
+	}
+	return s, over(ctx)
+}
+
+// caught calls f, and returns the value of a panic with its stack, or nil. A goroutine passes the
+// value to a goroutine that has something to restore before it panics with it.
+func caught(f func()) (panicked any) {
+	defer func() {
+		if p := recover(); p != nil {
+			panicked = fmt.Sprintf("%v\n%s", p, debug.Stack())
+		}
+	}()
+	f()
+	return nil
+}
+
+// answer returns the answer of the node, or the reason why there is none.
+func (n observedNode) answer(ctx context.Context, within time.Duration, namespaces bool) top.Node {
+	// A node that was down may be back, so gRPC must not wait for its next attempt.
+	n.conn.ResetConnectBackoff()
+	node, err := n.sample(ctx, namespaces)
+	switch {
+	case err == nil:
+		return node
+	case outOfTime(ctx, err):
+		return top.Node{Address: n.address, Failure: fmt.Sprintf("timeout after %v", within)}
+	}
+	return top.Node{Address: n.address, Failure: firstLine(err)}
+}
+
+func (n observedNode) sample(ctx context.Context, namespaces bool) (top.Node, error) {
+	client := pb.NewAdminClient(n.conn)
+	status, err := client.Status(ctx, &pb.StatusRequest{})
+	if err != nil {
+		return top.Node{}, err
+	}
+	node := nodeSample(n.address, status)
+	if !namespaces {
+		return node, nil
+	}
+	resp, err := client.ListNamespaces(ctx, &pb.ListNamespacesRequest{})
+	if err != nil {
+		node.ListFailure = firstLine(err)
+		return node, nil
+	}
+	node.Listed = true
+	for _, ns := range resp.GetNamespaces() {
+		node.Namespaces = append(node.Namespaces, namespaceSample(ns))
+	}
+	return node, nil
+}
+
+// firstLine returns the text of an error without the hints in its further lines.
+func firstLine(err error) string {
+	line, _, _ := strings.Cut(explain(err), "\n")
+	return line
+}
+
+// nodeSample converts a status.
+func nodeSample(address string, s *pb.StatusResponse) top.Node {
+	n := top.Node{
+		Address: address, Name: s.GetNode(), Version: s.GetVersion(), State: s.GetState(), Reason: s.GetStateReason(),
+		Started: time.UnixMilli(s.GetStartUnixMs()), Up: time.Duration(s.GetUptimeUs()) * time.Microsecond,
+		CapacityBytes: s.GetCapacityBytes(), UsedBytes: s.GetUsedBytes(),
+		Counters: countersSample(s.GetCounters()), BusyCalls: s.GetBusyCalls(),
+		RunningReads: s.GetRunningReads(), WaitingReads: s.GetWaitingReads(), ReadsMax: s.GetRunningReadsLimit(), Reservations: s.GetReservations(),
+	}
+	for _, v := range s.GetVolumes() {
+		n.Volumes = append(n.Volumes, top.Volume{
+			Path: v.GetPath(), State: v.GetState(), Reason: v.GetStateReason(), BelowFloor: v.GetBelowFloor(),
+			CapacityBytes: v.GetCapacityBytes(), UsedBytes: v.GetUsedBytes(),
+			ReadBytes: v.GetReadBytes(), WriteBytes: v.GetWriteBytes(), Failures: v.GetReadFailures() + v.GetWriteFailures(),
+			InFlightBytes: v.GetInFlightBytes(), InFlightLimitBytes: v.GetInFlightLimitBytes(),
+		})
+	}
+	for _, nic := range s.GetNics() {
+		n.NICs = append(n.NICs, top.NIC{
+			Name: nic.GetName(), Address: nic.GetAddress(), Up: nic.GetUp(), Reason: nic.GetReason(),
+			SentBytes: nic.GetSentBytes(), ReceivedBytes: nic.GetReceivedBytes(), LinkBits: nic.GetLinkBitsPerSecond(),
+		})
+	}
+	return n
+}
+
+func namespaceSample(ns *pb.Namespace) top.Namespace {
+	n := top.Namespace{
+		ID: ns.GetId(), Name: ns.GetName(), Epoch: ns.GetEpoch(), LiveEpochs: len(ns.GetLive()),
+		UsedBytes: ns.GetUsedBytes(), QuotaBytes: ns.GetQuotaBytes(), Leases: ns.GetLeases(), Counters: countersSample(ns.GetCounters()),
+	}
+	if ms := ns.GetEpochSinceUnixMs(); ms != 0 {
+		n.EpochSince = time.UnixMilli(ms)
+	}
+	if live := ns.GetLive(); len(live) > 0 {
+		n.NewestBytes = live[0].GetBytes()
+	}
+	return n
+}
+
+// countersSample converts counters; nil stays nil.
+func countersSample(c *pb.Counters) *top.Counters {
+	if c == nil {
+		return nil
+	}
+	return &top.Counters{
+		QueriedTokens: c.GetQueriedTokens(), HitTokens: c.GetHitTokens(), ReadBlocks: c.GetReadBlocks(), ReadBytes: c.GetReadBytes(),
+		WrittenBlocks: c.GetWrittenBlocks(), WrittenBytes: c.GetWrittenBytes(), EvictedBlocks: c.GetEvictedBlocks(), EvictedBytes: c.GetEvictedBytes(),
+	}
+}

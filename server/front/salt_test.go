@@ -1,0 +1,79 @@
+package front
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/penstock-kv/penstock/client/gateway"
+	"github.com/penstock-kv/penstock/client/leader"
+	"github.com/penstock-kv/penstock/dualpath"
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// TestSalts: the front computes the salts of cache_salt as the vLLM connector does. The connector's
+// test (python/tests/test_vllm_dualpath.py) has the same vectors.
+func TestSalts(t *testing.T) {
+	text, err := os.ReadFile("testdata/cache_salts.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var vectors []struct{ Salt, First, Second string }
+	if err := json.Unmarshal(text, &vectors); err != nil {
+		t.Fatal(err)
+	}
+	if len(vectors) < 7 {
+		t.Fatalf("%d vectors", len(vectors))
+	}
+	for _, v := range vectors {
+		salt, err := json.Marshal(v.Salt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := parseFields(fmt.Appendf(nil, `{"cache_salt": %s}`, salt))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := saltsOf(f)
+		if err != nil || len(got) != 2 || got[0].Block != 0 || got[1].Block != 1 || string(got[0].Extra) != v.First || string(got[1].Extra) != v.Second {
+			t.Errorf("%q: %+v, %v; want %q and %q", v.Salt, got, err, v.First, v.Second)
+		}
+	}
+}
+
+// TestPlannedSalt: the engines get the ids of the salted chain.
+func TestPlannedSalt(t *testing.T) {
+	c := newCluster(t, Options{}, dualpath.Options{})
+	chain, err := c.ns.Chain()
+	c.must(err)
+	prompt := make([]kv.Token, 3*geo.BlockTokens)
+	words, err := json.Marshal(prompt)
+	c.must(err)
+	plain := chain
+	without, _ := plain.Append(nil, prompt)
+	salted := chain.Salt([]byte("(None,(('cache_salt','tenant 7')))"))
+	with, _ := salted.Append(nil, prompt[:geo.BlockTokens])
+	salted = salted.Salt([]byte("None"))
+	with, _ = salted.Append(with, prompt[geo.BlockTokens:])
+	for salt, want := range map[string][]kv.BlockID{``: without, `,"cache_salt":null`: without, `,"cache_salt":"tenant 7"`: with} {
+		got := make(chan *leader.Request, 1)
+		good := *c.d.work.Load()
+		c.d.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+			got <- q
+			good(w, r, q)
+		})
+		resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":`+string(words)+salt+`}`)
+		if err != nil || resp.StatusCode != http.StatusOK {
+			t.Fatalf("%v, %s, %v", resp, text, err)
+		}
+		load, err := gateway.ParsePayload(receive(t, got).Payload)
+		c.must(err)
+		if !slices.Equal(load.IDs, want) {
+			t.Errorf("%s: the engines have %x; want %x", salt, load.IDs, want)
+		}
+		c.d.does(good)
+	}
+}
