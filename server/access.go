@@ -240,7 +240,7 @@ func operates(ctx context.Context) bool {
 // refusal is the error of a call that the guard refuses.
 type refusal struct {
 	// shown is the status that the caller receives. logged is the reason for the audit log, which
-	// may name what the caller must not learn.
+	// may have names that the caller must not get.
 	shown  *status.Status
 	logged string
 }

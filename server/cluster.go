@@ -27,7 +27,7 @@ type Namespaces interface {
 // Cluster is the membership of a cluster. *membership.Cluster implements it.
 type Cluster interface {
 	Namespaces
-	// Admit returns nil if the node may serve a call on the namespace; an empty name asks for the
+	// Admit returns nil if the node may serve a call on the namespace; an empty name means the
 	// node in general.
 	Admit(namespace string) error
 	// Refused returns the number of namespaces that the node may not serve although it has a lease.

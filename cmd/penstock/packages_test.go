@@ -21,7 +21,7 @@ import (
 )
 
 // TestPackages builds the program as packages have it, runs the commands of docs/install.md, and
-// uses what they installed.
+// uses the installed files.
 func TestPackages(t *testing.T) {
 	testkit.Long(t, "builds the program and packages of it")
 	if invariants.Enabled {

@@ -160,7 +160,7 @@ func (f Frame) text() string {
 	return b.String()
 }
 
-// simulated is a node whose true counts the test knows.
+// simulated is a node whose true counts the test computes.
 type simulated struct {
 	start, up int64 // Unix time in seconds, and milliseconds
 	count     uint64

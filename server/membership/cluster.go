@@ -88,7 +88,6 @@ var errNoLease = refusal{errors.New("this node has no lease in etcd at the momen
 // Cluster is the membership of one node. All methods may be called concurrently.
 type Cluster struct {
 	opts Options
-	etcd *clientv3.Client
 	node *storage.Node
 	log  *slog.Logger
 
@@ -99,6 +98,8 @@ type Cluster struct {
 	// there is none. The map is not changed after it was stored.
 	blocked atomic.Pointer[map[string]error]
 
+	// etcd is nil until the client of etcd is open, which with a user needs an answer of etcd.
+	etcd   atomic.Pointer[clientv3.Client]
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
@@ -117,6 +118,19 @@ func Join(o Options) (*Cluster, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
+	ctx, cancel := context.WithCancel(context.Background())
+	c := &Cluster{opts: o, node: o.Node, log: o.Logger, began: time.Now(), cancel: cancel, joined: make(chan struct{})}
+	c.until.Store(-1)
+	c.wg.Go(func() { c.run(ctx) })
+	return c, nil
+}
+
+// open opens the client of etcd, if it is not open.
+func (c *Cluster) open() (*clientv3.Client, error) {
+	if etcd := c.etcd.Load(); etcd != nil {
+		return etcd, nil
+	}
+	o := c.opts
 	etcd, err := clientv3.New(clientv3.Config{
 		Endpoints: o.Endpoints, TLS: o.TLS, Username: o.Username, Password: o.Password,
 		DialTimeout: o.TTL / 4, DialKeepAliveTime: o.TTL / 4, DialKeepAliveTimeout: o.TTL / 4,
@@ -124,19 +138,16 @@ func Join(o Options) (*Cluster, error) {
 		Logger:              zap.NewNop(), // this package logs what an operator can act on
 	})
 	if err != nil {
-		return nil, fmt.Errorf("membership: etcd at %s: %w", strings.Join(o.Endpoints, ","), err)
+		return nil, fmt.Errorf("connect to etcd: %w", err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	c := &Cluster{opts: o, etcd: etcd, node: o.Node, log: o.Logger, began: time.Now(), cancel: cancel, joined: make(chan struct{})}
-	c.until.Store(-1)
-	c.wg.Go(func() { c.run(ctx) })
-	return c, nil
+	c.etcd.Store(etcd)
+	return etcd, nil
 }
 
 // Joined is closed when the node has become a member for the first time.
 func (c *Cluster) Joined() <-chan struct{} { return c.joined }
 
-// Admit returns nil if the node may serve a call on the namespace. An empty name asks for the node
+// Admit returns nil if the node may serve a call on the namespace. An empty name means the node
 // in general. Otherwise the error has a gRPC status.
 func (c *Cluster) Admit(namespace string) error {
 	if int64(time.Since(c.began)) >= c.until.Load() {
@@ -229,11 +240,15 @@ func (c *Cluster) Close(ctx context.Context) error {
 	c.cancel()
 	c.wg.Wait()
 	c.until.Store(-1)
+	etcd := c.etcd.Load()
+	if etcd == nil {
+		return nil
+	}
 	var err error
 	if s != nil {
-		_, err = c.etcd.Revoke(ctx, s.lease)
+		_, err = etcd.Revoke(ctx, s.lease)
 	}
-	return errors.Join(err, c.etcd.Close())
+	return errors.Join(err, etcd.Close())
 }
 
 // Members returns the records of all members, sorted by name.
@@ -244,9 +259,9 @@ func (c *Cluster) Members(ctx context.Context) ([]Member, error) {
 
 // members returns the members and the revision at which they were read.
 func (c *Cluster) members(ctx context.Context) ([]Member, int64, error) {
-	resp, err := c.etcd.Get(ctx, c.membersPrefix(), clientv3.WithPrefix())
+	resp, err := c.get(ctx, c.membersPrefix(), clientv3.WithPrefix())
 	if err != nil {
-		return nil, 0, c.failed(err)
+		return nil, 0, err
 	}
 	all := make([]Member, 0, len(resp.Kvs))
 	for _, kv := range resp.Kvs {
@@ -257,6 +272,21 @@ func (c *Cluster) members(ctx context.Context) ([]Member, int64, error) {
 		all = append(all, m)
 	}
 	return all, resp.Header.Revision, nil
+}
+
+// get reads from etcd for an admin call, for at most the TTL.
+func (c *Cluster) get(ctx context.Context, key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	etcd := c.etcd.Load()
+	if etcd == nil {
+		return nil, c.failed(errors.New("not connected yet"))
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.opts.TTL)
+	defer cancel()
+	resp, err := etcd.Get(ctx, key, opts...)
+	if err != nil {
+		return nil, c.failed(err)
+	}
+	return resp, nil
 }
 
 // failed describes an error of etcd for the caller of an admin call.

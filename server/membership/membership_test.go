@@ -603,6 +603,47 @@ func TestEtcdFails(t *testing.T) {
 	})
 }
 
+// TestLateEtcd: a node that starts before etcd joins when etcd runs. With a wrong password it says so,
+// and does not serve.
+func TestLateEtcd(t *testing.T) {
+	r := newRig(t, 1)
+	etcd := r.client()
+	_, err := etcd.UserAdd(r.ctx, "root", "right")
+	r.must(err)
+	_, err = etcd.UserGrantRole(r.ctx, "root", "root")
+	r.must(err)
+	_, err = etcd.AuthEnable(r.ctx)
+	r.must(err)
+	r.etcd.Kill(0)
+	join := func(name, password string, log *testkit.Log) *membership.Cluster {
+		c, err := membership.Join(membership.Options{
+			Endpoints: r.etcd.Endpoints, TTL: ttl, Node: r.store(), Username: "root", Password: password,
+			Member: membership.Member{Name: name, Addr: name + ".example:7420"}, Logger: slog.New(slog.NewTextHandler(log, nil)),
+		})
+		r.must(err)
+		t.Cleanup(func() { _ = c.Close(context.Background()) })
+		return c
+	}
+	var rightLog, wrongLog testkit.Log
+	right, wrong := join("a", "right", &rightLog), join("b", "wrong", &wrongLog)
+	rightLog.Await("not a member of the cluster")
+	ctx, cancel := context.WithTimeout(r.ctx, time.Second)
+	defer cancel()
+	if _, err := right.Members(ctx); status.Code(err) != codes.Unavailable {
+		t.Errorf("members without etcd: %v", err)
+	}
+	r.etcd.Run(0)
+	select {
+	case <-right.Joined():
+	case <-r.ctx.Done():
+		t.Fatal("the node has not joined")
+	}
+	wrongLog.Await("authentication failed")
+	if wrong.Admit("") == nil {
+		t.Error("a node with a wrong password serves")
+	}
+}
+
 // TestDrain: the list of members shows a node that drains, and not one that has left.
 func TestDrain(t *testing.T) {
 	r := newRig(t, 1)

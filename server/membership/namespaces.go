@@ -122,9 +122,9 @@ func (c *Cluster) DeleteNamespace(ctx context.Context, name string, dryRun bool)
 func (c *Cluster) change(ctx context.Context, name string, f func(*record) (record, error)) (record, error) {
 	key := c.namespacesPrefix() + name
 	for {
-		resp, err := c.etcd.Get(ctx, key)
+		resp, err := c.get(ctx, key)
 		if err != nil {
-			return record{}, c.failed(err)
+			return record{}, err
 		}
 		var old *record
 		rev := int64(0)
@@ -146,7 +146,9 @@ func (c *Cluster) change(ctx context.Context, name string, f func(*record) (reco
 		if err != nil {
 			return record{}, fmt.Errorf("membership: %w", err)
 		}
-		done, err := c.etcd.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", rev)).Then(clientv3.OpPut(key, string(value))).Commit()
+		limited, cancel := context.WithTimeout(ctx, c.opts.TTL)
+		done, err := c.etcd.Load().Txn(limited).If(clientv3.Compare(clientv3.ModRevision(key), "=", rev)).Then(clientv3.OpPut(key, string(value))).Commit()
+		cancel()
 		if err != nil {
 			return record{}, c.failed(err)
 		}
@@ -157,8 +159,7 @@ func (c *Cluster) change(ctx context.Context, name string, f func(*record) (reco
 }
 
 // awaitApplied waits until each member that serves has applied the changes up to the revision rev.
-// Without a deadline in ctx, it waits for at most twice the TTL: a member that has stopped leaves
-// the list within one TTL.
+// It waits for at most twice the TTL: a member that has stopped leaves the list within one TTL.
 func (c *Cluster) awaitApplied(ctx context.Context, rev int64) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*c.opts.TTL)
 	defer cancel()
@@ -172,7 +173,7 @@ func (c *Cluster) awaitApplied(ctx context.Context, rev int64) error {
 			behind[c.membersPrefix()+m.Name] = true
 		}
 	}
-	changes := c.etcd.Watch(ctx, c.membersPrefix(), clientv3.WithPrefix(), clientv3.WithRev(read+1))
+	changes := c.etcd.Load().Watch(ctx, c.membersPrefix(), clientv3.WithPrefix(), clientv3.WithRev(read+1))
 	for len(behind) > 0 {
 		resp, open := <-changes
 		if err := resp.Err(); err != nil && ctx.Err() == nil {

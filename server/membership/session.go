@@ -20,6 +20,7 @@ import (
 // session is the time of one lease.
 type session struct {
 	*Cluster
+	etcd  *clientv3.Client
 	lease clientv3.LeaseID
 	key   string
 	since time.Time
@@ -34,14 +35,18 @@ type session struct {
 
 // runSession gets a lease, joins, and follows the namespaces until the lease is lost or ctx ends.
 func (c *Cluster) runSession(ctx context.Context) error {
+	etcd, err := c.open()
+	if err != nil {
+		return err
+	}
 	sent := time.Now()
 	limited, cancel := context.WithTimeout(ctx, c.opts.TTL)
 	defer cancel()
-	grant, err := c.etcd.Grant(limited, int64(c.opts.TTL/time.Second))
+	grant, err := etcd.Grant(limited, int64(c.opts.TTL/time.Second))
 	if err != nil {
 		return fmt.Errorf("grant a lease: %w", err)
 	}
-	s := &session{Cluster: c, lease: grant.ID, key: c.membersPrefix() + c.opts.Member.Name, since: sent.UTC(), renewed: sent, state: Joining}
+	s := &session{Cluster: c, etcd: etcd, lease: grant.ID, key: c.membersPrefix() + c.opts.Member.Name, since: sent.UTC(), renewed: sent, state: Joining}
 	defer c.until.Store(-1)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.renew(ctx) })
