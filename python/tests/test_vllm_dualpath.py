@@ -22,7 +22,7 @@ from penstock import Event, EventKind, Gateway, Keys, Role, Store, _adapter, err
 from penstock._cluster import Action, ActionKind, Member, Part
 from penstock.vllm._extra import Extras
 from penstock.vllm._layout import Layer, LayerGroup, Layout, split
-from penstock.vllm._pd_plan import EVENTS, Ended, Options, Progress, Release, Report, Stopped, join_members, split_peer
+from penstock.vllm._pd_plan import EVENTS, Ended, Options, Progress, Release, Report, Stopped, join_members, read_options, split_peer
 from penstock.vllm._pd_scheduler import Scheduler, _Running, _Taken, _Turn
 from penstock.vllm._pd_worker import Worker
 from penstock.vllm._worker import open_namespace
@@ -48,6 +48,22 @@ def test_the_page_has_all_options_and_events() -> None:
     page = DOC.read_text()
     for name in [*(f.name for f in dataclasses.fields(Options)), *EVENTS]:
         assert f"`{name}`" in page, name
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "why"),
+    [
+        ("buffer_mib", 0, "want at least 1"),
+        ("request_timeout", 0, "more than 0 seconds"),
+        ("planner", "", "no option 'planner'"),
+        ("verify", "maybe", "verify"),
+    ],
+)
+def test_invalid_options(option: str, value: object, why: str) -> None:
+    given: dict[str, Any] = {"servers": ["n0:7420"], "namespace": "m", "planner": "p:7430", "engine": "p0"}
+    assert read_options(given).request_timeout == Options.request_timeout
+    with pytest.raises(errors.InvalidError, match=why):
+        read_options({**given, option: value})
 
 
 def row(tokens: list[int], layer: int) -> bytes:

@@ -43,17 +43,19 @@ func (m *models) unplanned(out *http.Request, f fields) string {
 	if raw := f.get("model"); raw == nil || json.Unmarshal(raw, &name) != nil || name == "" {
 		return "" // the engines' default model, or a request that they refuse
 	}
-	adapter, listed := m.lookup(name)
-	if !listed {
+	adapter, listed, fresh := m.lookup(name)
+	if !listed || !fresh {
 		list, err := m.fetch(out)
-		if err != nil {
-			if out.Context().Err() == nil {
-				m.front.metrics.modelsErrors.Inc()
-				m.front.opts.Logger.Debug("no engine sent the list of its models", "err", err)
-			}
+		switch {
+		case err == nil:
+			adapter, listed = list[name]
+		case out.Context().Err() == nil:
+			m.front.metrics.modelsErrors.Inc()
+			m.front.opts.Logger.Debug("no engine sent the list of its models", "err", err)
+		}
+		if err != nil && !listed {
 			return ""
 		}
-		adapter, listed = list[name]
 	}
 	switch {
 	case !listed:
@@ -64,18 +66,18 @@ func (m *models) unplanned(out *http.Request, f fields) string {
 	return ""
 }
 
-// lookup returns whether a model is a LoRA adapter, if it is in the list. It returns listed = false to
-// one caller for each modelsFor, which renews the list.
-func (m *models) lookup(name string) (adapter, listed bool) {
+// lookup returns whether a model is a LoRA adapter, if it is in the last list. It returns fresh =
+// false to one caller for each modelsFor, which renews the list. If no engine sends a list then, the
+// last one stays valid.
+func (m *models) lookup(name string) (adapter, listed, fresh bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
-	if now.After(m.until) {
+	if fresh = !now.After(m.until); !fresh {
 		m.until = now.Add(modelsFor)
-		return false, false
 	}
 	adapter, listed = m.adapters[name]
-	return adapter, listed
+	return adapter, listed, fresh
 }
 
 // fetch requests the list from an engine, with the client's headers.

@@ -909,13 +909,29 @@ func TestAdapters(t *testing.T) {
 	}
 	c.ended(outcomeDone, 4)
 
-	// The list is renewed after a time.
+	// The list is renewed after a time. Until an engine sends another one, the last one is valid.
+	expire := func() {
+		c.front.planned.models.mu.Lock()
+		c.front.planned.models.until = time.Now().Add(-time.Second)
+		c.front.planned.models.mu.Unlock()
+	}
+	for _, e := range []*member{c.p, c.d} {
+		e.lists("nothing")
+	}
+	expire()
+	failures := c.value("models_errors_total")
+	if resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":[1,2,3],"model":"tuned"}`); err != nil || resp.StatusCode != http.StatusOK || text != "alone" {
+		t.Errorf("an adapter while no engine sends its models: %v, %s, %v", resp, text, err)
+	} else {
+		receive(t, got)
+	}
+	if n := c.value("models_errors_total"); n != failures+1 {
+		t.Errorf("%v errors are counted; want %v", n, failures+1)
+	}
 	for _, e := range []*member{c.p, c.d} {
 		e.lists(`{"data":[{"id":"tuned","parent":null}]}`)
 	}
-	c.front.planned.models.mu.Lock()
-	c.front.planned.models.until = time.Now().Add(-time.Second)
-	c.front.planned.models.mu.Unlock()
+	expire()
 	if resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":[1,2,3],"model":"tuned"}`); err != nil || resp.StatusCode != http.StatusOK || text != "an answer" {
 		t.Errorf("%v, %s, %v", resp, text, err)
 	}
@@ -929,8 +945,8 @@ func TestAdapters(t *testing.T) {
 		if resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":[1,2,3],"model":"x"}`); err != nil || resp.StatusCode != http.StatusOK || text != "an answer" {
 			t.Errorf("%v, %s, %v", resp, text, err)
 		}
-		if n := c.value("models_errors_total"); n != float64(i+1) {
-			t.Errorf("%v errors are counted; want %d", n, i+1)
+		if n, want := c.value("models_errors_total"), failures+float64(i+2); n != want {
+			t.Errorf("%v errors are counted; want %v", n, want)
 		}
 	}
 }

@@ -25,10 +25,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from penstock import _adapter
+from penstock import _adapter, errors
 from penstock._cluster import ActionKind, Member, Part
+from penstock._traffic import verify_number
 from penstock.vllm import _layout, _plan
 
 __all__ = [
@@ -292,3 +293,21 @@ class Report:
 
 def _union(a: dict[str, dict[int, _T]], b: dict[str, dict[int, _T]]) -> dict[str, dict[int, _T]]:
     return {name: {**a.get(name, {}), **b.get(name, {})} for name in {**a, **b}}
+
+
+def read_options(extra_config: dict[str, Any]) -> Options:
+    """Return the options in ``kv_connector_extra_config``. Raise InvalidError for the first invalid one."""
+    where = "kv_connector_extra_config of PenstockDualPath"
+    options = _adapter.options(Options, extra_config, where=where)
+    for name in ("planner", "engine"):
+        if not getattr(options, name):
+            raise errors.InvalidError(f"{where}: no option {name!r}, and no variable PENSTOCK_{name.upper()}")
+    if not options.buffer_mib:
+        raise errors.InvalidError(f"{where}: option 'buffer_mib': 0; want at least 1")
+    if not options.request_timeout > 0:
+        raise errors.InvalidError(f"{where}: option 'request_timeout': {options.request_timeout:g}; want more than 0 seconds")
+    try:
+        verify_number(options.verify)
+    except errors.InvalidError as e:
+        raise errors.InvalidError(f"{where}: option {e}") from e
+    return options

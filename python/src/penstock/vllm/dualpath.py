@@ -40,10 +40,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 
 from penstock import _adapter, errors
 from penstock._cluster import Role
-from penstock._traffic import verify_number
 from penstock.vllm import _engine
 from penstock.vllm._layout import LATENT
-from penstock.vllm._pd_plan import EVENTS, Definition, Options, Plan, Report
+from penstock.vllm._pd_plan import EVENTS, Definition, Options, Plan, Report, read_options
 from penstock.vllm._pd_scheduler import Scheduler
 from penstock.vllm._pd_worker import GROUPS, Worker
 
@@ -87,7 +86,7 @@ class PenstockDualPath(KVConnectorBase_V1):
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        options = _options(self._kv_transfer_config.kv_connector_extra_config)
+        options = read_options(self._kv_transfer_config.kv_connector_extra_config)
         part = _role(self._kv_transfer_config)
         _refuse(vllm_config, kv_cache_config, options)
         self._counters = _adapter.Counters("vllm-dualpath")
@@ -229,21 +228,6 @@ class PenstockDualPath(KVConnectorBase_V1):
         cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
     ) -> KVConnectorPromMetrics | None:
         return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-
-
-def _options(extra_config: dict[str, Any]) -> Options:
-    where = "kv_connector_extra_config of PenstockDualPath"
-    options = _adapter.options(Options, extra_config, where=where)
-    for name in ("planner", "engine"):
-        if not getattr(options, name):
-            raise errors.InvalidError(f"{where}: no option {name!r}, and no variable PENSTOCK_{name.upper()}")
-    if not options.buffer_mib:
-        raise errors.InvalidError(f"{where}: option 'buffer_mib': 0; want at least 1")
-    try:
-        verify_number(options.verify)
-    except errors.InvalidError as e:
-        raise errors.InvalidError(f"{where}: option {e}") from e
-    return options
 
 
 def _role(config: Any) -> Role:
