@@ -92,7 +92,7 @@ func serveUntil(ctx context.Context, log *slog.Logger, l *live, serve func() err
 	case <-ctx.Done():
 		log.Info("draining", "within", l.drain())
 	}
-	l.manager.stopping()
+	l.manager.stopping(l.drain())
 	start := time.Now()
 	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.drain()) // ctx has ended
 	defer cancel()

@@ -26,6 +26,12 @@ type manager struct {
 	stopped bool
 }
 
+// statusBytes is the maximum length of a status.
+const statusBytes = 1 << 10
+
+// closeMargin is the time that closing the volumes may take after the drain.
+const closeMargin = 3 * time.Minute
+
 // notifyWithin limits the time of a message. A service manager that does not read its socket must
 // not stop this process.
 const notifyWithin = 5 * time.Second
@@ -51,14 +57,20 @@ func (m *manager) reloaded(err error) {
 		lines := strings.NewReplacer(":\n", ": ", "\n", "; ").Replace(err.Error()) // a status is one line
 		status = "the configuration was not reloaded: " + lines
 	}
+	// systemd ignores a message of more than 4096 bytes, and so the end of the reload. The log has the
+	// whole error.
+	if len(status) > statusBytes {
+		status = strings.ToValidUTF8(status[:statusBytes], "") + "…"
+	}
 	m.send("READY=1\nSTATUS=" + status)
 }
 
-// stopping reports that the process drains and then ends.
-func (m *manager) stopping() {
+// stopping reports that the process drains, for at most within, and then ends. The service manager
+// gives it the time for that, whatever its own limit (TimeoutStopSec).
+func (m *manager) stopping(within time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.sendLocked("STOPPING=1\nSTATUS=draining")
+	m.sendLocked(fmt.Sprintf("STOPPING=1\nSTATUS=draining\nEXTEND_TIMEOUT_USEC=%d", (within + closeMargin).Microseconds()))
 	m.stopped = true
 }
 

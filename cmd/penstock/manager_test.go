@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -12,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -157,7 +159,9 @@ func TestServiceManagerIsNotified(t *testing.T) {
 			if err := p.Stop(); err != nil {
 				t.Error(err)
 			}
-			m.want("STOPPING=1\nSTATUS=draining")
+			if got := m.next(); !strings.HasPrefix(got, "STOPPING=1\nSTATUS=draining\nEXTEND_TIMEOUT_USEC=") {
+				t.Errorf("the drain begins with %q", got)
+			}
 			m.nothingMore()
 		})
 	}
@@ -184,13 +188,23 @@ func TestStoppingPrecedesTheDrain(t *testing.T) {
 		}
 		_ = serveUntil(ctx, log, l, serve, func(context.Context) error { // its error is that of serve
 			defer close(ended)
-			m.want("STOPPING=1\nSTATUS=draining")
+			m.want("STOPPING=1\nSTATUS=draining\nEXTEND_TIMEOUT_USEC=240000000") // a minute, and closeMargin
 			l.manager.reloading()
 			l.manager.reloaded(nil)
 			return nil
 		})
 		cancel()
 		m.nothingMore()
+	}
+}
+
+// TestLongStatus: the end of a reload fits the messages that systemd reads, however long its error is.
+func TestLongStatus(t *testing.T) {
+	m := newServiceManager(t, "@"+filepath.Join(t.TempDir(), "notify"))
+	(&manager{socket: m.socket, log: slog.New(slog.DiscardHandler)}).reloaded(errors.New(strings.Repeat("decode=http://[::1]:8000 → ", 1000)))
+	got := m.next()
+	if !strings.HasPrefix(got, "READY=1\nSTATUS=the configuration was not reloaded: decode=") || len(got) > 2048 || !utf8.ValidString(got) {
+		t.Errorf("the message has %d bytes: %.100q", len(got), got)
 	}
 }
 
