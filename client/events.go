@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -107,12 +108,61 @@ func (s *Store) Events(ctx context.Context, req EventsRequest, fn func(Event) er
 		return fn(e)
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	for _, n := range s.all() {
-		f := follower{node: n, namespace: req.Namespace, after: req.After[n.target], fn: serial}
+	follow := func(ctx context.Context, n *node, after uint64) {
+		f := follower{node: n, namespace: req.Namespace, after: after, fn: serial}
 		group.Go(func() error { return f.run(ctx) })
+	}
+	if s.opts.Discover {
+		group.Go(func() error { return s.followMembers(ctx, req, follow) })
+		return group.Wait()
+	}
+	for _, n := range s.all() {
+		follow(ctx, n, req.After[n.target])
 	}
 	return group.Wait()
 }
+
+// followMembers follows the nodes that are members, until ctx ends. A node that becomes a member
+// later begins with a Gap.
+func (s *Store) followMembers(ctx context.Context, req EventsRequest, follow func(context.Context, *node, uint64)) error {
+	tick := time.NewTicker(s.opts.MembersEvery)
+	defer tick.Stop()
+	followed := make(map[*node]context.CancelFunc)
+	defer func() {
+		for _, cancel := range followed {
+			cancel()
+		}
+	}()
+	for first := true; ; first = false {
+		nodes := s.all()
+		for _, n := range nodes {
+			if followed[n] != nil {
+				continue
+			}
+			after, given := req.After[n.target]
+			if !first && !given {
+				after = lostPlace
+			}
+			leaves, cancel := context.WithCancelCause(ctx)
+			followed[n] = func() { cancel(errLeft) }
+			follow(leaves, n, after)
+		}
+		for n, cancel := range followed {
+			if !slices.Contains(nodes, n) {
+				cancel()
+				delete(followed, n)
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("client: events: %w", ctx.Err())
+		}
+	}
+}
+
+// errLeft ends the follower of a node that is no longer a member.
+var errLeft = errors.New("the node has left the cluster")
 
 // follower reads the events of one node.
 type follower struct {
@@ -131,6 +181,9 @@ func (f *follower) run(ctx context.Context) error {
 	for failures := 0; ; failures++ {
 		seen := f.after
 		err := f.follow(ctx)
+		if errors.Is(context.Cause(ctx), errLeft) {
+			return nil
+		}
 		if ctx.Err() != nil {
 			return fmt.Errorf("client: events: %w", ctx.Err())
 		}
@@ -140,7 +193,7 @@ func (f *follower) run(ctx context.Context) error {
 		if f.after != seen {
 			failures = 0
 		}
-		if err := backOff(ctx, failures+1); err != nil {
+		if err := backOff(ctx, failures+1); err != nil && !errors.Is(context.Cause(ctx), errLeft) {
 			return fmt.Errorf("client: events: %w", err)
 		}
 	}

@@ -110,11 +110,15 @@ func (s *Store) RetireEpoch(ctx context.Context, name string, epoch kv.Epoch, fo
 }
 
 // changeEach calls change for each node, one after the other, and joins the errors. The error of a
-// node that does not answer is ErrUnavailable.
+// node that does not answer is ErrUnavailable. With Options.Discover the first node that answers makes
+// the change for all.
 func (s *Store) changeEach(what string, change func(*node) error) error {
 	var errs []error
 	for _, n := range s.all() {
 		err := change(n)
+		if s.opts.Discover && !errors.Is(err, errDown) && !errors.Is(err, errBusy) {
+			return err
+		}
 		if errors.Is(err, errDown) || errors.Is(err, errBusy) {
 			err = fmt.Errorf("client: %s: %w: %w", what, ErrUnavailable, hideInternal(err))
 		}

@@ -68,6 +68,12 @@ func (s *adminService) CreateNamespace(ctx context.Context, req *pb.CreateNamesp
 }
 
 func (s *adminService) GetNamespace(_ context.Context, req *pb.GetNamespaceRequest) (*pb.Namespace, error) {
+	// Engines get the newest epoch by this call.
+	if c := s.opts.Cluster; c != nil {
+		if err := c.Admit(req.GetName()); err != nil {
+			return nil, err
+		}
+	}
 	ns, err := s.node.Namespace(req.GetName())
 	if err != nil {
 		return nil, statusOf(err)

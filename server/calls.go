@@ -343,7 +343,7 @@ func (s *cacheService) perform(ctx context.Context, by caller, call api.Call, re
 	}
 	resp, err = s.dispatch(ctx, by, call, req)
 	if err == nil {
-		err = s.admit(req)
+		err = s.admitResult(req)
 	}
 	if err != nil {
 		return nil, err

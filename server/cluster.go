@@ -34,7 +34,7 @@ type Cluster interface {
 	Refused() int
 	Members(ctx context.Context) ([]membership.Member, error)
 	// Drain makes the node's state draining in the list of members.
-	Drain(ctx context.Context) error
+	Drain()
 }
 
 // cachePrefix begins the full name of each method of the Cache service.
@@ -51,7 +51,7 @@ func (s *Server) admitUnary(ctx context.Context, req any, info *grpc.UnaryServer
 	}
 	resp, err := next(ctx, req)
 	if err == nil {
-		err = s.admit(req)
+		err = s.admitResult(req)
 	}
 	if err != nil {
 		return nil, err
@@ -59,19 +59,29 @@ func (s *Server) admitUnary(ctx context.Context, req any, info *grpc.UnaryServer
 	return resp, nil
 }
 
-// admit returns an error if the cluster does not let the node serve the namespace of a request. It
-// is called before the call and after it: the bytes of a read that outlasts the lease do not count
-// for the client. Requests without a namespace, which end leases and reservations, are always
-// admitted.
+// admit returns an error if the cluster does not let the node serve the namespace of a request.
+// Requests without a namespace, which end leases and reservations, are always admitted.
 func (s *Server) admit(req any) error {
 	if s.opts.Cluster == nil {
 		return nil
+	}
+	if w, ok := req.(*pb.WriteRequest); ok {
+		req = w.GetReserve()
 	}
 	named, ok := req.(interface{ GetNamespace() string })
 	if !ok {
 		return nil
 	}
 	return s.opts.Cluster.Admit(named.GetNamespace())
+}
+
+// admitResult is admit after a call: the bytes of a read that outlasts the lease do not count for the
+// client. Other calls return no bytes, and some of them have made something that the client must get.
+func (s *Server) admitResult(req any) error {
+	if _, ok := req.(*pb.ReadRequest); !ok {
+		return nil
+	}
+	return s.admit(req)
 }
 
 func (s *adminService) ListMembers(ctx context.Context, _ *pb.ListMembersRequest) (*pb.ListMembersResponse, error) {

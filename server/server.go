@@ -243,11 +243,7 @@ func (s *Server) stopStreams() { s.stopOnce.Do(func() { close(s.stopping) }) }
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.node.Drain()
 	if s.opts.Cluster != nil {
-		limited, cancel := context.WithTimeout(ctx, time.Second)
-		if err := s.opts.Cluster.Drain(limited); err != nil {
-			s.opts.Logger.Warn("the list of members does not have this node as draining", "err", err)
-		}
-		cancel()
+		s.opts.Cluster.Drain()
 	}
 	s.stopStreams()
 	graceful := make(chan struct{})

@@ -44,7 +44,7 @@ func (n *node) join() (server.Cluster, error) {
 	}
 	m, err := membership.Join(membership.Options{
 		Endpoints: c.Etcd, Prefix: c.Prefix, TLS: secure, Username: c.User, Password: strings.TrimSpace(string(password)), TTL: c.LeaseTTL.Std(),
-		Member: membership.Member{Name: n.cfg.Node, Addr: net.JoinHostPort(host, port), Zone: c.Zone, Version: readBuildInfo().String()},
+		Member: membership.Member{Name: n.cfg.Node, Addr: net.JoinHostPort(host, port), Store: n.storeID, Zone: c.Zone, Version: readBuildInfo().String()},
 		Usage: func() (capacityBytes, usedBytes int64) {
 			st := n.storage.Stats()
 			return n.share.capacityBytes, st.Store.Slots.UsedBytes() + st.Index.DiskBytes

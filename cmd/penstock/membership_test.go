@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -172,6 +173,22 @@ func TestDiscover(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	events := make(chan client.Event, 1024)
+	following, stop := context.WithCancel(t.Context())
+	var followed sync.WaitGroup
+	followed.Go(func() {
+		err := store.Events(following, client.EventsRequest{}, func(e client.Event) error {
+			events <- e
+			return nil
+		})
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("events: %v", err)
+		}
+	})
+	t.Cleanup(func() {
+		stop()
+		followed.Wait()
+	})
 	const sequences = 32
 	memory, err := store.Register(make([]byte, ns.Geometry.BlockBytes()))
 	if err != nil {
@@ -224,6 +241,14 @@ func TestDiscover(t *testing.T) {
 	awaitTrue(t, "the client has the new node", func() bool { return names() == "a c d" })
 	if n := hits(); n > sequences || n < sequences/3 {
 		t.Errorf("%d of %d sequences are found after a node has joined", n, sequences)
+	}
+	for e := range events {
+		if e.Server == d.ready.Listen {
+			if e.Kind != client.Gap {
+				t.Errorf("the first event of a node that has joined is %+v; want a gap", e)
+			}
+			break
+		}
 	}
 	d.stop()
 	if _, err := open(startServed(t, dir+"/alone").ready.Listen); !errors.Is(err, client.ErrRequest) {

@@ -49,6 +49,8 @@ type node struct {
 	plane   plane
 	data    rdma.Engine
 	volumes []server.Volume
+	// storeID identifies the store on its volumes.
+	storeID string
 	// present are the directories of data that hold volumes.
 	present []string
 	// boot is the number of this start of the store. indexMoves counts the moves of the
@@ -114,6 +116,7 @@ func startNode(ctx context.Context, from source[config.Config], level *slog.Leve
 	if err != nil {
 		return nil, err
 	}
+	n.storeID = store.Node().String()
 	if err := n.listen(); err != nil {
 		return nil, errors.Join(err, store.Close(context.WithoutCancel(ctx)), index.Close())
 	}

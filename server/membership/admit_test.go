@@ -11,12 +11,12 @@ import (
 func TestAdmitEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &Cluster{opts: Options{TTL: 10 * time.Second}, began: time.Now()}
-		s := &session{Cluster: c, renewed: time.Now(), state: Joining}
+		s := &session{Cluster: c, renewed: time.Now()}
 		s.serveUntilLocked()
 		if c.Admit("") == nil {
 			t.Error("a node that joins was admitted")
 		}
-		s.state = Serving
+		s.serving = true
 		s.serveUntilLocked()
 		time.Sleep(9*time.Second - time.Nanosecond)
 		if err := c.Admit(""); err != nil {

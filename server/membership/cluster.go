@@ -82,8 +82,9 @@ type refusal struct {
 func (r refusal) Unwrap() error              { return r.error }
 func (r refusal) GRPCStatus() *status.Status { return status.New(r.code, r.Error()) }
 
-// errNoLease is the error of Admit without a lease.
-var errNoLease = refusal{errors.New("this node has no lease in etcd at the moment, so it may have missed new weights, and serves nothing"), codes.Unavailable}
+// errNoLease is the error of Admit without a lease. Like every refusal of Admit it is Busy for clients:
+// they keep their session with the node, and do not try again at once.
+var errNoLease = refusal{errors.New("this node has no lease in etcd at the moment, so it may have missed new weights, and serves nothing"), codes.ResourceExhausted}
 
 // Cluster is the membership of one node. All methods may be called concurrently.
 type Cluster struct {
@@ -102,6 +103,8 @@ type Cluster struct {
 	etcd   atomic.Pointer[clientv3.Client]
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
+	// wake makes the session write the member's record.
+	wake chan struct{}
 
 	mu       sync.Mutex
 	session  *session // nil: the node is not a member
@@ -119,7 +122,7 @@ func Join(o Options) (*Cluster, error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	c := &Cluster{opts: o, node: o.Node, log: o.Logger, began: time.Now(), cancel: cancel, joined: make(chan struct{})}
+	c := &Cluster{opts: o, node: o.Node, log: o.Logger, began: time.Now(), cancel: cancel, wake: make(chan struct{}, 1), joined: make(chan struct{})}
 	c.until.Store(-1)
 	c.wg.Go(func() { c.run(ctx) })
 	return c, nil
@@ -169,6 +172,11 @@ func (c *Cluster) Refused() int {
 	return 0
 }
 
+func (c *Cluster) isBlocked(name string) bool {
+	b := c.blocked.Load()
+	return b != nil && (*b)[name] != nil
+}
+
 // block makes Admit refuse a namespace; a nil error ends that.
 func (c *Cluster) block(name string, err error) {
 	if err == nil && c.blocked.Load() == nil {
@@ -180,7 +188,7 @@ func (c *Cluster) block(name string, err error) {
 	}
 	delete(next, name)
 	if err != nil {
-		next[name] = refusal{fmt.Errorf("this node could not apply the cluster's last change of namespace %q, and does not serve it until it can: %w", name, err), codes.Unavailable}
+		next[name] = refusal{fmt.Errorf("this node could not apply the cluster's last change of namespace %q, and does not serve it until it can: %w", name, err), codes.ResourceExhausted}
 	}
 	if len(next) == 0 {
 		c.blocked.Store(nil)
@@ -218,28 +226,27 @@ func (c *Cluster) run(ctx context.Context) {
 	}
 }
 
-// Drain makes the node's state draining in the list of members.
-func (c *Cluster) Drain(ctx context.Context) error {
+// Drain makes the node's state draining in the list of members. It does not wait for etcd.
+func (c *Cluster) Drain() {
 	c.mu.Lock()
 	c.draining = true
-	s := c.session
 	c.mu.Unlock()
-	if s == nil {
-		return nil
+	select {
+	case c.wake <- struct{}{}:
+	default: // the record will be written anyway
 	}
-	return s.write(ctx)
 }
 
 // Close leaves the cluster. The node is then not admitted. Close returns ctx's error if etcd does
 // not confirm the end of the lease in time; the lease then ends by itself.
 func (c *Cluster) Close(ctx context.Context) error {
-	c.mu.Lock()
-	s := c.session
-	c.mu.Unlock()
 	c.until.Store(-1)
 	c.cancel()
 	c.wg.Wait()
 	c.until.Store(-1)
+	c.mu.Lock()
+	s := c.session
+	c.mu.Unlock()
 	etcd := c.etcd.Load()
 	if etcd == nil {
 		return nil

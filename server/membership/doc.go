@@ -32,6 +32,9 @@
 //     new namespace of this name begins above its last epoch. So a node that was away during the
 //     deletion drops its blocks.
 //   - Pins of epochs stay local to the node on which they were made.
+//   - A name belongs to the volumes of one node (Member.Store). A process that starts after a crash
+//     takes its name over at once, because it holds the lock of the same volumes, so the process that
+//     crashed has ended. Another node gets the name when the lease has ended.
 //
 // A namespace that a joining node has and etcd does not have is added to etcd. So the first node of
 // a cluster brings its namespaces along.

@@ -107,7 +107,7 @@ func (r *rig) beginUsing(name, addr string, store *storage.Node, writing func())
 	}
 	c, err := membership.Join(membership.Options{
 		Endpoints: endpoints, TTL: ttl, Node: store,
-		Member: membership.Member{Name: name, Addr: addr, Zone: "rack-" + name, Version: "v0"},
+		Member: membership.Member{Name: name, Addr: addr, Store: fmt.Sprintf("%p", store), Zone: "rack-" + name, Version: "v0"},
 		Usage: func() (int64, int64) {
 			writing()
 			return 64 << 20, 1 << 20
@@ -293,8 +293,11 @@ func TestNamespaces(t *testing.T) {
 		t.Errorf("bumped %+v", bumped)
 	}
 	each("bumped", func(got kv.Namespace, err error) bool { return slices.Equal(got.Live(), []kv.Epoch{5, 1}) })
-	if _, err := c.BumpEpoch(r.ctx, "m", 5, 1); !errors.Is(err, trie.ErrEpoch) || !errors.Is(err, storage.ErrRequest) {
-		t.Errorf("bumped to the same epoch: %v", err)
+	if again, err := c.BumpEpoch(r.ctx, "m", 5, 1); err != nil || !slices.Equal(again.Live, []kv.Epoch{5, 1}) || len(again.Retired) != 0 {
+		t.Errorf("bumped to the same epoch: %+v, %v", again, err)
+	}
+	if _, err := c.BumpEpoch(r.ctx, "m", 4, 1); !errors.Is(err, trie.ErrEpoch) || !errors.Is(err, storage.ErrRequest) {
+		t.Errorf("bumped to an older epoch: %v", err)
 	}
 	if _, err := c.RetireEpoch(r.ctx, "m", 1, false, true); err != nil {
 		t.Errorf("dry run: %v", err)
@@ -376,7 +379,7 @@ func TestBringAlong(t *testing.T) {
 	r.must(err)
 	_, err = first.BumpEpoch(r.ctx, "other", 9, 1) // as a node that stands alone
 	r.must(err)
-	if err := a.Admit("m"); status.Code(err) != codes.Unavailable {
+	if err := a.Admit("m"); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("a node that has left: %v", err)
 	}
 	again := r.begin("a", "a.example:7420", first)
@@ -512,16 +515,51 @@ func TestBumpDuringJoin(t *testing.T) {
 	}
 }
 
-// TestNames: a name belongs to one address at a time. A process that follows a killed one at the same
-// address takes the name over at once.
+// TestSlowJoin: a node whose lease is renewed while its transaction waits does not serve the epoch
+// that a bump has ended meanwhile.
+func TestSlowJoin(t *testing.T) {
+	r := newRig(t, 1)
+	a := r.join("a")
+	_, err := a.CreateNamespace(r.ctx, kv.Namespace{Name: "m", Geometry: geo, Index: kv.IndexTrie})
+	r.must(err)
+	writes, bumped, renewed := 0, make(chan struct{}), make(chan struct{})
+	b := r.beginUsing("b", "b.example:7420", r.store(), func() {
+		if writes++; writes == 2 { // the first record says joining, the second serving
+			if _, err := a.BumpEpoch(r.ctx, "m", 0, 1); err != nil {
+				t.Error(err)
+			}
+			close(bumped)
+			<-renewed
+		}
+	})
+	<-bumped
+	for end := time.After(ttl); ; {
+		select {
+		case <-end: // some renewals later
+			close(renewed)
+			r.joined(b)
+			if e := b.epoch("m"); e != 2 {
+				t.Errorf("a node that has joined has epoch %d", e)
+			}
+			return
+		case <-time.After(time.Millisecond):
+		}
+		if b.Admit("m") == nil {
+			close(renewed)
+			t.Fatalf("a node that joins serves epoch %d", b.epoch("m"))
+		}
+	}
+}
+
+// TestNames: a name belongs to one store. A process that follows a killed one on the same volumes
+// takes the name over at once, with another address too.
 func TestNames(t *testing.T) {
 	r := newRig(t, 1)
 	a := r.join("a")
 	var log testkit.Log
-	store := r.store()
 	c, err := membership.Join(membership.Options{
-		Endpoints: r.etcd.Endpoints, TTL: ttl, Node: store, Logger: slog.New(slog.NewTextHandler(&log, nil)),
-		Member: membership.Member{Name: "a", Addr: "elsewhere:7420"},
+		Endpoints: r.etcd.Endpoints, TTL: ttl, Node: r.store(), Logger: slog.New(slog.NewTextHandler(&log, nil)),
+		Member: membership.Member{Name: "a", Addr: "a.example:7420", Store: "other volumes"},
 	})
 	r.must(err)
 	log.Await("give each node its own name")
@@ -529,12 +567,24 @@ func TestNames(t *testing.T) {
 		t.Error("a node with another node's name serves")
 	}
 	r.must(c.Close(r.ctx))
-	if a.Admit("") != nil {
-		r.await("the first node serves", func() bool { return a.Admit("") == nil })
-	}
+	r.await("the first node serves", func() bool { return a.Admit("") == nil })
 	a.cut() // etcd does not see this process end
-	b := r.begin("a", "a.example:7420", store)
-	r.joined(b)
+	r.joined(r.begin("a", "elsewhere.example:7420", a.store))
+}
+
+// TestRecordLost: a node whose record is deleted by hand, so that no bump would wait for it, stops to
+// serve and joins again.
+func TestRecordLost(t *testing.T) {
+	r := newRig(t, 1)
+	a := r.join("a")
+	_, err := r.client().Delete(r.ctx, "/penstock/members/a")
+	r.must(err)
+	r.await("the node stops", func() bool { return a.Admit("") != nil })
+	r.await("the node is a member again", func() bool {
+		all, err := a.Members(r.ctx)
+		r.must(err)
+		return len(all) == 1 && a.Admit("") == nil
+	})
 }
 
 // TestBlocked: a node that cannot apply a record refuses that namespace only, and serves it when the
@@ -554,7 +604,7 @@ func TestBlocked(t *testing.T) {
 	r.must(err)
 	r.await("the namespace is refused", func() bool {
 		err := a.Admit("m")
-		return status.Code(err) == codes.Unavailable && strings.Contains(err.Error(), "version 7")
+		return status.Code(err) == codes.ResourceExhausted && strings.Contains(err.Error(), "version 7")
 	})
 	r.await("the other namespace is served", func() bool { return a.Admit("n") == nil && a.Admit("m") != nil })
 	if n := a.Refused(); n != 1 {
@@ -657,10 +707,11 @@ func TestDrain(t *testing.T) {
 		}
 		return m
 	}
-	r.must(b.Drain(r.ctx))
-	if s := states(); s["a"] != membership.Serving || s["b"] != membership.Draining {
-		t.Errorf("states %v", s)
-	}
+	b.Drain()
+	r.await("the node drains", func() bool {
+		s := states()
+		return s["a"] == membership.Serving && s["b"] == membership.Draining
+	})
 	b.leave()
 	if s := states(); len(s) != 1 {
 		t.Errorf("states %v after a node has left", s)

@@ -66,11 +66,14 @@ func (r *record) known(name string) error {
 }
 
 // bumped returns the record with the epoch to as the newest, and the keep newest epochs live. 0 is
-// the next epoch, and keep 1.
+// the next epoch, and keep 1. If to is the newest epoch already, the record does not change.
 func (r *record) bumped(to kv.Epoch, keep int) (record, error) {
 	ns := r.Namespace
-	if to == 0 {
+	switch to {
+	case 0:
 		to = ns.Epoch + 1
+	case ns.Epoch:
+		return *r, nil // several engines bump to the same epoch
 	}
 	switch {
 	case keep < 0 || keep > kv.MaxLive:

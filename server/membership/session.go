@@ -31,6 +31,12 @@ type session struct {
 	state   State
 	applied int64 // revision
 	written Member
+	// serving is set when etcd has the record that says so.
+	serving bool
+
+	// tried has the revision of the last record that was applied, or could not be, by the name of the
+	// namespace. Only follow uses it.
+	tried map[string]int64
 }
 
 // runSession gets a lease, joins, and follows the namespaces until the lease is lost or ctx ends.
@@ -46,7 +52,7 @@ func (c *Cluster) runSession(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("grant a lease: %w", err)
 	}
-	s := &session{Cluster: c, etcd: etcd, lease: grant.ID, key: c.membersPrefix() + c.opts.Member.Name, since: sent.UTC(), renewed: sent, state: Joining}
+	s := &session{Cluster: c, etcd: etcd, lease: grant.ID, key: c.membersPrefix() + c.opts.Member.Name, since: sent.UTC(), renewed: sent, state: Joining, tried: make(map[string]int64)}
 	defer c.until.Store(-1)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.renew(ctx) })
@@ -58,7 +64,7 @@ func (c *Cluster) runSession(ctx context.Context) error {
 
 // serveUntil admits calls for as long as the lease surely lives.
 func (s *session) serveUntilLocked() {
-	if s.state != Joining {
+	if s.serving {
 		s.until.Store(int64(s.renewed.Add(s.opts.TTL - s.opts.TTL/10).Sub(s.began)))
 	}
 }
@@ -127,8 +133,8 @@ func (s *session) follow(ctx context.Context) error {
 	}
 }
 
-// claim writes the member's record, in the state joining. The name must be free, or be the name of
-// an earlier process at the same address, which therefore has ended.
+// claim writes the member's record, in the state joining. The name must be free, or belong to an
+// earlier process or session of the same volumes. That one has ended, although its lease has not.
 func (s *session) claim(ctx context.Context) error {
 	resp, err := s.etcd.Get(ctx, s.key)
 	if err != nil {
@@ -140,8 +146,8 @@ func (s *session) claim(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if other.Addr != s.opts.Member.Addr {
-			return fmt.Errorf("the cluster has a node %q at %s already, and this node is at %s: give each node its own name (node); a node that has ended leaves the list within %v", other.Name, other.Addr, s.opts.Member.Addr, s.opts.TTL)
+		if other.Store != s.opts.Member.Store {
+			return fmt.Errorf("the cluster has a node %q at %s already, with other volumes: give each node its own name (node); the name of a node that has ended is free within %v", other.Name, other.Addr, s.opts.TTL)
 		}
 		free = clientv3.Compare(clientv3.ModRevision(s.key), "=", resp.Kvs[0].ModRevision)
 	}
@@ -216,6 +222,18 @@ func (s *session) write(ctx context.Context) error {
 // errRecordLost: the member's record belongs to another lease, or is gone.
 var errRecordLost = errors.New("this process has lost its place in the list of members to another with the name")
 
+// hold returns errRecordLost if etcd does not have this session's record, so that no bump would wait
+// for this node.
+func (s *session) hold(ctx context.Context) error {
+	limited, cancel := context.WithTimeout(ctx, s.opts.TTL)
+	defer cancel()
+	resp, err := s.etcd.Txn(limited).If(s.mine()).Commit()
+	if err == nil && !resp.Succeeded {
+		return fmt.Errorf("%w %q", errRecordLost, s.opts.Member.Name)
+	}
+	return nil // without an answer of etcd the lease ends
+}
+
 // sameButUse reports whether two records differ only by less than a hundredth of the capacity in
 // use. A record is not written for such a difference.
 func sameButUse(a, b Member) bool {
@@ -246,6 +264,7 @@ func (s *session) load(ctx context.Context) (int64, error) {
 		ok, err := s.put(ctx, s.mine(), unchanged)
 		s.mu.Lock()
 		if err == nil && ok {
+			s.serving = true
 			s.serveUntilLocked()
 			s.mu.Unlock()
 			return rev, nil
@@ -332,7 +351,11 @@ func (s *session) watch(ctx context.Context, rev int64, tick <-chan time.Time) e
 				s.mu.Unlock()
 			}
 		case <-tick:
+			if err := s.hold(ctx); err != nil {
+				return err
+			}
 			s.retryBlocked(ctx)
+		case <-s.wake:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -340,8 +363,15 @@ func (s *session) watch(ctx context.Context, rev int64, tick <-chan time.Time) e
 }
 
 // apply makes the node's namespace equal to a record. If that fails, the node refuses the namespace.
+//
+// A record that is older than one that was applied is left out: a watch may repeat events, and other
+// reads may be ahead of it.
 func (s *session) apply(ctx context.Context, kv *mvccpb.KeyValue) {
 	name := string(kv.Key[len(s.namespacesPrefix()):])
+	if last := s.tried[name]; kv.ModRevision < last || kv.ModRevision == last && !s.isBlocked(name) {
+		return
+	}
+	s.tried[name] = kv.ModRevision
 	err := s.follows(ctx, name, kv)
 	if err != nil && ctx.Err() == nil {
 		s.log.Error("a change of a namespace cannot be applied: this node does not serve the namespace", "namespace", name, "err", err)
@@ -377,9 +407,11 @@ func (s *session) retryBlocked(ctx context.Context) {
 		if err != nil {
 			return
 		}
-		if len(resp.Kvs) > 0 && s.follows(ctx, name, resp.Kvs[0]) == nil {
+		if len(resp.Kvs) == 0 {
+			continue
+		}
+		if s.apply(ctx, resp.Kvs[0]); !s.isBlocked(name) {
 			s.log.Info("a namespace is served again", "namespace", name)
-			s.block(name, nil)
 		}
 	}
 }
