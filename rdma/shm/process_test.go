@@ -297,6 +297,10 @@ func killTarget(t *testing.T, kind string) int {
 	if landed+died != submitted {
 		t.Errorf("%d submitted, %d landed, %d died", submitted, landed, died)
 	}
+	// The end of the session is counted before OnPeerDown, and may follow the last Done.
+	if err := p.down.Wait(p.ctx); err != nil {
+		t.Fatal(err)
+	}
 	if st := p.Stats(); st.InFlightOps != 0 || st.InFlightBytes != 0 || st.SessionsClosed != 1 {
 		t.Errorf("counters: %+v", st)
 	}
