@@ -26,8 +26,10 @@ import (
 // no other principal can take over the sessions of that engine or receive its reads. Ids without a
 // session are forgotten when there are more than enginesMax.
 type Sessions struct {
-	base  rdma.Token
-	roles Roles
+	// secret is the key of all tokens. It is in no reply: a caller that had it could compute the token
+	// of every credential, because credentials are public.
+	secret rdma.Token
+	roles  Roles
 
 	mu sync.Mutex
 	// engines has the credential of each engine that had a session.
@@ -53,13 +55,13 @@ type owner struct {
 // enginesMax is the number of engines above which those without a session are forgotten.
 const enginesMax = 8192
 
-// NewSessions returns Sessions. base is a secret of at least rdma.MinToken bytes. It is the token of
-// the data plane while roles returns nil; the tokens of credentials are derived from it.
-func NewSessions(base rdma.Token, roles Roles) (*Sessions, error) {
-	if err := base.Validate(); err != nil {
+// NewSessions returns Sessions. secret has at least rdma.MinToken bytes. The tokens of the data plane
+// are derived from it: one while roles returns nil, and one for each credential otherwise.
+func NewSessions(secret rdma.Token, roles Roles) (*Sessions, error) {
+	if err := secret.Validate(); err != nil {
 		return nil, err
 	}
-	return &Sessions{base: base, roles: roles, engines: make(map[rdma.EngineID]*owner)}, nil
+	return &Sessions{secret: secret, roles: roles, engines: make(map[rdma.EngineID]*owner)}, nil
 }
 
 // Admission returns the Admission of the data plane.
@@ -77,16 +79,23 @@ func (s *Sessions) watch(peers func() []rdma.Peer) {
 // token returns the data plane's token for a caller of Describe.
 func (s *Sessions) token(ctx context.Context) rdma.Token {
 	if id, ok := identityOf(ctx); ok {
-		return s.derive(id.Credential)
+		return s.derive(credentialLabel, id.Credential[:])
 	}
-	return s.base
+	return s.derive(sharedLabel, nil)
 }
 
-// derive returns the token of a credential.
-func (s *Sessions) derive(c access.Credential) rdma.Token {
-	m := hmac.New(sha256.New, s.base)
-	m.Write([]byte("penstock data plane of a credential"))
-	m.Write(c[:])
+// The labels of derive: for the token of a credential, and for the one token without a roles file.
+// No label is a prefix of the other.
+const (
+	credentialLabel = "penstock data plane of a credential"
+	sharedLabel     = "penstock data plane without roles"
+)
+
+// derive returns the token for a label and the data that follows it.
+func (s *Sessions) derive(label string, data []byte) rdma.Token {
+	m := hmac.New(sha256.New, s.secret)
+	m.Write([]byte(label))
+	m.Write(data)
 	return m.Sum(nil)
 }
 
@@ -104,13 +113,13 @@ func (s *Sessions) refreshLocked() {
 	if s.tokens != nil && s.policy == policy {
 		return
 	}
-	s.policy, s.tokens, s.owners = policy, []rdma.Token{s.base}, nil
+	s.policy, s.tokens, s.owners = policy, []rdma.Token{s.derive(sharedLabel, nil)}, nil
 	if policy == nil {
 		return
 	}
 	s.tokens, s.owners = make([]rdma.Token, 0, access.CredentialsMax), make(map[string]access.Credential)
 	for _, c := range policy.Credentials() {
-		token := s.derive(c)
+		token := s.derive(credentialLabel, c[:])
 		s.tokens = append(s.tokens, token)
 		s.owners[string(token)] = c
 	}

@@ -1,8 +1,10 @@
 package server
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -48,7 +50,8 @@ func sessionsOf(t *testing.T) (s *Sessions, set func(principals ...string), toke
 func TestEngineBelongsToItsPrincipal(t *testing.T) {
 	s, set, token := sessionsOf(t)
 	engine, before := rdma.EngineID{1}, rdma.EngineID{2}
-	if err := s.admit(before, s.token(t.Context())); err != nil {
+	shared := s.token(t.Context())
+	if err := s.admit(before, shared); err != nil {
 		t.Fatal(err)
 	}
 	set("a", "b")
@@ -61,7 +64,7 @@ func TestEngineBelongsToItsPrincipal(t *testing.T) {
 		{engine, a, nil},
 		{engine, a, nil},
 		{engine, b, errTaken},
-		{engine, s.base, errRemoved},
+		{engine, shared, errRemoved},
 		{engine, rdma.Token("a token of no credential"), errRemoved},
 		{before, b, nil}, // its session was opened before there were principals
 		{before, a, errTaken},
@@ -86,6 +89,26 @@ func TestEngineBelongsToItsPrincipal(t *testing.T) {
 	}
 	if got := s.removed([]rdma.Peer{{ID: engine}}); got != nil {
 		t.Errorf("without a roles file the sessions of %v would end", got)
+	}
+}
+
+// TestHandedOutTokenIsNoKey: the token that a client got before the node had a roles file derives no
+// token of a credential, although credentials are public.
+func TestHandedOutTokenIsNoKey(t *testing.T) {
+	s, set, token := sessionsOf(t)
+	shared := s.token(t.Context())
+	set("a")
+	for _, c := range s.roles().Credentials() {
+		forged := (&Sessions{secret: shared}).derive(credentialLabel, c[:])
+		if slices.ContainsFunc(s.accepted(), func(t rdma.Token) bool { return bytes.Equal(t, forged) }) {
+			t.Error("the data plane accepts a token that was derived from the shared one")
+		}
+		if err := s.admit(rdma.EngineID{1}, forged); !errors.Is(err, errRemoved) {
+			t.Errorf("a token that was derived from the shared one: %v", err)
+		}
+	}
+	if err := s.admit(rdma.EngineID{1}, token("a")); err != nil {
+		t.Errorf("the token of a: %v", err)
 	}
 }
 
