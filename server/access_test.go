@@ -790,6 +790,44 @@ func TestSubjects(t *testing.T) {
 	}
 }
 
+// TestHeadersAreLimited: a call with two Authorization headers is refused, although one of them has a
+// token of a principal, over gRPC and over HTTP. A call with large headers is refused, also without a
+// roles file and by a planner.
+func TestHeadersAreLimited(t *testing.T) {
+	var policy roles
+	h := newHost(t, func(o *server.Options) { o.Roles = policy.current }, nil)
+	planned, _ := plannerHost(t, nil, nil)
+	top := func(ctx context.Context) error {
+		_, err := pb.NewPlannerClient(planned).Top(ctx, &pb.TopRequest{})
+		return err
+	}
+	describe := func(ctx context.Context) error {
+		_, err := h.cache.Describe(ctx, &pb.DescribeRequest{})
+		return err
+	}
+	for name, call := range map[string]func(context.Context) error{"node": describe, "planner": top} {
+		if err := call(metadata.AppendToOutgoingContext(t.Context(), "large", strings.Repeat("x", 16<<10))); err != nil {
+			t.Errorf("%s: a header of 16 KiB: %v", name, err)
+		}
+		if err := call(metadata.AppendToOutgoingContext(t.Context(), "large", strings.Repeat("x", 65<<10))); err == nil {
+			t.Errorf("%s: a header of 65 KiB was accepted", name)
+		}
+	}
+	policy.set(t, everyRole...)
+	for _, second := range []string{"root", "unknown"} {
+		ctx := as(as(t.Context(), "root"), second)
+		if err := describe(ctx); status.Code(err) != codes.Unauthenticated || !strings.Contains(err.Error(), "2 Authorization headers") {
+			t.Errorf("gRPC with the tokens of root and %s: %v", second, err)
+		}
+		if err := webRows(h.web, "/metrics")[0].call(ctx); status.Code(err) != codes.Unauthenticated {
+			t.Errorf("HTTP with the tokens of root and %s: %v", second, err)
+		}
+	}
+	if err := describe(as(t.Context(), "root")); err != nil {
+		t.Errorf("with one token: %v", err)
+	}
+}
+
 // TestRefusedBeforeTheMessage: a caller without the role on any namespace is refused by the headers of
 // its call, so that its messages take no memory.
 func TestRefusedBeforeTheMessage(t *testing.T) {

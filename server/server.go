@@ -127,6 +127,11 @@ type Server struct {
 // checksums of a large read take a few MiB.
 const maxMessageBytes = 16 << 20
 
+// maxHeaderBytes is the maximum size of the headers of one gRPC call. A bearer token and the headers
+// of a trace take less than 1 KiB. Headers arrive before the caller is authenticated, and the default
+// of gRPC is 16 MiB.
+const maxHeaderBytes = 64 << 10
+
 // streamsMax is the maximum number of concurrent calls on one gRPC connection.
 const streamsMax = 1024
 
@@ -189,6 +194,7 @@ func grpcOptions(tokens Tokens, guard guard, secure *tls.Config, log *slog.Logge
 	o := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxMessageBytes),
 		grpc.MaxSendMsgSize(maxMessageBytes),
+		grpc.MaxHeaderListSize(maxHeaderBytes),
 		// The windows are fixed. Otherwise gRPC sends a ping in nearly every call to estimate the
 		// bandwidth of the path, which takes a fifth of the time of a call between two processes of
 		// one host. Blocks do not travel over gRPC.
