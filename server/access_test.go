@@ -47,7 +47,7 @@ type roles struct{ policy atomic.Pointer[access.Policy] }
 func (r *roles) current() *access.Policy { return r.policy.Load() }
 
 // set replaces the policy. Each line is: principal, roles with commas, pattern. The token of a
-// principal is tokenOf(its name).
+// principal is tokenOf(its name), or tokenOf(text) if the principal is written name:text.
 func (r *roles) set(t testing.TB, lines ...string) {
 	t.Helper()
 	var b strings.Builder
@@ -56,7 +56,11 @@ func (r *roles) set(t testing.TB, lines ...string) {
 	for _, line := range lines {
 		f := strings.Fields(line)
 		if f[0] != last {
-			fmt.Fprintf(&b, "  - name: %s\n    tokens: [sha256:%x]\n    grants:\n", f[0], sha256.Sum256([]byte(tokenOf(f[0]))))
+			name, token, ok := strings.Cut(f[0], ":")
+			if !ok {
+				token = name
+			}
+			fmt.Fprintf(&b, "  - name: %s\n    tokens: [sha256:%x]\n    grants:\n", name, sha256.Sum256([]byte(tokenOf(token))))
 		}
 		last = f[0]
 		fmt.Fprintf(&b, "      - {roles: [%s], namespaces: [%q]}\n", f[1], f[2])
@@ -643,6 +647,58 @@ func TestRemovedClientsLoseTheirSessions(t *testing.T) {
 	}
 	if code, _ := b.replies().ask(api.MethodMatch, &pb.MatchRequest{Namespace: "m", BlockIds: make([]byte, 16)}, &pb.MatchResponse{}); code != 0 {
 		t.Errorf("a call of the client that stays: %v", code)
+	}
+}
+
+// TestEnginesStayTheirs: after a reload that renames a principal or removes the roles file, an engine
+// reads and reserves in its old session, and connects again with the same id.
+func TestEnginesStayTheirs(t *testing.T) {
+	var policy roles
+	var data rdma.Engine
+	h := newHost(t, func(o *server.Options) { o.Roles, data = policy.current, o.Data }, nil)
+	ns := h.namespace()
+	h.write(ns, 1)
+	policy.set(t, "a read,write m*")
+	c := h.client("a")
+	id, ids := c.engine.Addr().Engine, chain(ns, 2)
+	for _, reload := range []struct {
+		name  string
+		apply func()
+	}{
+		{"rename", func() { policy.set(t, "new:a read,write m*", "a:b read,write m*") }},
+		{"no roles file", func() { policy.policy.Store(nil) }},
+	} {
+		reload.apply()
+		h.server.EndRemovedSessions()
+		for _, session := range []string{"old", "new"} {
+			if session == "new" {
+				c.engine.Disconnect(data.Addr().Engine)
+				for slices.ContainsFunc(data.Peers(), func(p rdma.Peer) bool { return p.ID == id }) {
+					runtime.Gosched()
+				}
+				if err := h.connectAs(c.ctx, c.engine); err != nil {
+					t.Fatalf("%s: the engine cannot connect again: %v", reload.name, err)
+				}
+			}
+			if r, err := h.cache.Read(c.ctx, &pb.ReadRequest{Namespace: "m", BlockIds: ids[:16], Pieces: []*pb.PieceRef{{}}, Destination: c.dst}); err != nil || r.GetPieces()[0].GetState() != pb.PieceResult_STATE_DELIVERED {
+				t.Errorf("%s: a read in the %s session: %v, %v", reload.name, session, r, err)
+			}
+			for _, named := range [][]byte{id[:], nil} {
+				res, err := h.cache.Reserve(c.ctx, &pb.ReserveRequest{Namespace: "m", BlockIds: ids[16:], Parent: ids[:16], GeometryDigest: digestOf(ns), DataEngine: named})
+				if err != nil {
+					t.Errorf("%s: a reservation in the %s session, engine %x: %v", reload.name, session, named, err)
+					continue
+				}
+				if _, err := h.cache.Abort(c.ctx, &pb.AbortRequest{Reservation: res.GetReservation()}); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		if reload.name == "rename" {
+			if _, err := h.cache.Read(as(t.Context(), "b"), &pb.ReadRequest{Namespace: "m", BlockIds: ids[:16], Pieces: []*pb.PieceRef{{}}, Destination: c.dst}); status.Code(err) != codes.PermissionDenied {
+				t.Errorf("the principal that got the name reads into the engine: %v", err)
+			}
+		}
 	}
 }
 

@@ -22,9 +22,10 @@ import (
 //	client ── message from the engine ─────────────► calls: the roles of the credential
 //
 // Without a roles file there is one token, and a session has no credential. The id of an engine is
-// the dialer's choice, so an id belongs to the principal that used it first until the node restarts:
-// no other principal can take over the sessions of that engine or receive its reads. Ids without a
-// session are forgotten when there are more than enginesMax.
+// the dialer's choice, so an id belongs to the principal that used it first until that principal is
+// removed: no other principal can take over the sessions of that engine or receive its reads. The
+// principal is that of the engine's credential in the policy in use. While there is no roles file, an
+// id belongs to no principal. Ids without a session are forgotten when there are more than enginesMax.
 type Sessions struct {
 	// secret is the key of all tokens. It is in no reply: a caller that had it could compute the token
 	// of every credential, because credentials are public.
@@ -46,10 +47,24 @@ type Sessions struct {
 // owner is the client of an engine.
 type owner struct {
 	credential access.Credential
-	// principal is the client's name, "" if the node had no roles file.
-	principal string
+	// name is the name that the client's principal had when the session was opened, "" if the node
+	// had no roles file.
+	name string
 	// idle is set if the engine had no session when the ids were last counted.
 	idle bool
+}
+
+// principal returns the principal to which the engine belongs by the policy, nil if there is none. A
+// renamed principal keeps its engines. When the credential was replaced by another one, the name
+// decides.
+func (o *owner) principal(policy *access.Policy) *access.Principal {
+	if o.name == "" {
+		return nil
+	}
+	if id, ok := policy.ByCredential(o.credential); ok {
+		return id.Principal
+	}
+	return policy.Named(o.name)
 }
 
 // enginesMax is the number of engines above which those without a session are forgotten.
@@ -142,10 +157,12 @@ func (s *Sessions) admit(engine rdma.EngineID, proved rdma.Token) error {
 		if !ok || !known {
 			return errRemoved
 		}
-		now.credential, now.principal = credential, id.Principal.Name()
-	}
-	if was := s.engines[engine]; was != nil && was.principal != "" && was.principal != now.principal {
-		return fmt.Errorf("%w: engine %v", errTaken, engine)
+		if was := s.engines[engine]; was != nil {
+			if p := was.principal(s.policy); p != nil && p != id.Principal {
+				return fmt.Errorf("%w: engine %v", errTaken, engine)
+			}
+		}
+		now.credential, now.name = credential, id.Principal.Name()
 	}
 	s.engines[engine] = now
 	if len(s.engines) > enginesMax {
@@ -178,7 +195,7 @@ func (s *Sessions) identity(policy *access.Policy, engine rdma.EngineID) (id acc
 	s.mu.Lock()
 	o := s.engines[engine]
 	s.mu.Unlock()
-	if o == nil || o.principal == "" {
+	if o == nil || o.name == "" {
 		return access.Identity{}, false
 	}
 	return policy.ByCredential(o.credential)
@@ -196,30 +213,35 @@ func (s *Sessions) caller(ctx context.Context, engine rdma.EngineID) context.Con
 	return ctx
 }
 
-// own returns an error unless an engine belongs to the caller, so that a caller can neither send its
-// reads to another principal's engine nor open windows to it.
+// own returns an error unless an engine belongs to the caller by the policy in use, so that a caller
+// can neither send its reads to another principal's engine nor open windows to it.
 func (s *Sessions) own(ctx context.Context, engine rdma.EngineID) error {
 	id, ok := identityOf(ctx)
-	if !ok {
+	policy := s.roles.current()
+	if !ok || policy == nil || s.ownedBy(id, policy, engine) {
 		return nil
 	}
-	s.mu.Lock()
-	o := s.engines[engine]
-	s.mu.Unlock()
-	if o == nil || o.principal != id.Principal.Name() {
-		return refuse(codes.PermissionDenied, "engine %v has no data-plane session of principal %q; connect it with the token that Describe returns to this principal", engine, id.Principal.Name())
-	}
-	return nil
+	return refuse(codes.PermissionDenied, "engine %v has no data-plane session of principal %q; connect it with the token that Describe returns to this principal", engine, id.Principal.Name())
+}
+
+// ownedBy reports whether the clients of a caller and of an engine are one principal of the policy.
+func (s *Sessions) ownedBy(id access.Identity, policy *access.Policy, engine rdma.EngineID) bool {
+	caller, known := policy.ByCredential(id.Credential)
+	owner, ok := s.identity(policy, engine)
+	return known && ok && caller.Principal == owner.Principal
 }
 
 // ownAll returns the engines of the caller that have a session, for a window that names no engine.
-// all is true if the caller has no identity: then the window is open to every engine.
+// all is true if the node has no roles file or the call has no identity: then the window is open to
+// every engine.
 func (s *Sessions) ownAll(ctx context.Context, peers func() []rdma.Peer) (engines []rdma.EngineID, all bool) {
-	if _, ok := identityOf(ctx); !ok {
+	id, ok := identityOf(ctx)
+	policy := s.roles.current()
+	if !ok || policy == nil {
 		return nil, true
 	}
 	for _, p := range peers() {
-		if s.own(ctx, p.ID) == nil {
+		if s.ownedBy(id, policy, p.ID) {
 			engines = append(engines, p.ID)
 		}
 	}

@@ -12,9 +12,10 @@ import (
 	"github.com/penstock-kv/penstock/server/access"
 )
 
-// sessionsOf returns Sessions with a policy that the test may replace. The subject of a principal is
-// CN= and its name.
-func sessionsOf(t *testing.T) (s *Sessions, set func(principals ...string), token func(principal string) rdma.Token) {
+// sessionsOf returns Sessions with a policy that the test may replace. An argument of set is the name
+// of a principal, and its subject after a colon if that is not CN= and the name. An argument of token
+// is a subject without CN=.
+func sessionsOf(t *testing.T) (s *Sessions, set func(principals ...string), token func(subject string) rdma.Token) {
 	t.Helper()
 	var policy *access.Policy
 	s, err := NewSessions(rdma.Token("a secret of sixteen bytes or more"), func() *access.Policy { return policy })
@@ -28,17 +29,21 @@ func sessionsOf(t *testing.T) (s *Sessions, set func(principals ...string), toke
 		}
 		text := "principals:\n"
 		for _, name := range principals {
-			text += "  - {name: " + strings.ToLower(name) + ", subjects: [CN=" + name + "], grants: [{roles: [read], namespaces: [m]}]}\n"
+			subject := name
+			if before, after, ok := strings.Cut(name, ":"); ok {
+				name, subject = before, after
+			}
+			text += "  - {name: " + name + ", subjects: [CN=" + subject + "], grants: [{roles: [read], namespaces: [m]}]}\n"
 		}
 		if policy, err = access.Parse("roles.yaml", []byte(text)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	token = func(principal string) rdma.Token {
+	token = func(subject string) rdma.Token {
 		t.Helper()
-		id, ok := policy.BySubject("CN=" + principal)
+		id, ok := policy.BySubject("CN=" + subject)
 		if !ok {
-			t.Fatalf("no principal %s", principal)
+			t.Fatalf("no principal with the subject %s", subject)
 		}
 		return s.token(withIdentity(t.Context(), id))
 	}
@@ -89,6 +94,59 @@ func TestEngineBelongsToItsPrincipal(t *testing.T) {
 	}
 	if got := s.removed([]rdma.Peer{{ID: engine}}); got != nil {
 		t.Errorf("without a roles file the sessions of %v would end", got)
+	}
+}
+
+// TestEngineBelongsByThePresentPolicy: the principal of an engine is that of its credential in the
+// roles file in use. A rename does not change it. When the credential was replaced, the name decides.
+func TestEngineBelongsByThePresentPolicy(t *testing.T) {
+	engine := rdma.EngineID{1}
+	for name, c := range map[string]struct {
+		then    []string // the roles file after the reload
+		subject string   // of the next client; "": it has the token without roles
+		want    error
+	}{
+		"renamed":                           {[]string{"new:a", "b"}, "a", nil},
+		"renamed, another one has the name": {[]string{"new:a", "a:b"}, "a", nil},
+		"the one that has the name":         {[]string{"new:a", "a:b"}, "b", errTaken},
+		"another one after a rename":        {[]string{"new:a", "b"}, "b", errTaken},
+		"its new credential":                {[]string{"a:a2", "b"}, "a2", nil},
+		"another one after a replacement":   {[]string{"a:a2", "b"}, "b", errTaken},
+		"another one after the removal":     {[]string{"b"}, "b", nil},
+		"without a roles file":              {nil, "", nil},
+	} {
+		s, set, token := sessionsOf(t)
+		set("a", "b")
+		if err := s.admit(engine, token("a")); err != nil {
+			t.Fatal(err)
+		}
+		set(c.then...)
+		next := s.token(t.Context())
+		if c.subject != "" {
+			next = token(c.subject)
+		}
+		if err := s.admit(engine, next); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", name, err, c.want)
+		}
+	}
+}
+
+// TestOwnerWithoutRolesFile: a session that was opened while there was no roles file has no principal
+// when the file returns, although its engine had one before.
+func TestOwnerWithoutRolesFile(t *testing.T) {
+	s, set, token := sessionsOf(t)
+	engine := rdma.EngineID{1}
+	set("a")
+	if err := s.admit(engine, token("a")); err != nil {
+		t.Fatal(err)
+	}
+	set()
+	if err := s.admit(engine, s.token(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	set("a")
+	if id, ok := s.identity(s.roles(), engine); ok {
+		t.Errorf("the session has the roles of %s", id.Principal.Name())
 	}
 }
 

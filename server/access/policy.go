@@ -123,6 +123,16 @@ func (p *Policy) ByCredential(c Credential) (Identity, bool) {
 	return Identity{Principal: principal, Credential: c}, ok
 }
 
+// Named returns the principal with a name, or nil.
+func (p *Policy) Named(name string) *Principal {
+	for _, principal := range p.principals {
+		if principal.name == name {
+			return principal
+		}
+	}
+	return nil
+}
+
 // Credentials returns all credentials, in the order of the file, tokens first.
 func (p *Policy) Credentials() []Credential {
 	out := make([]Credential, 0, len(p.all))
