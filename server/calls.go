@@ -248,7 +248,7 @@ func (c *calls) perform(a *answer, req proto.Message) {
 	ctx := c.service.sessions.caller(c.ctx, a.to)
 	method := "/" + pb.Cache_ServiceDesc.ServiceName + "/" + a.call.Method.String()
 	if err := c.service.guard.check(ctx, method, req); err != nil {
-		audit{log: c.service.opts.Logger}.refusal(ctx, a.call.Method.String(), by.address(ctx), req, err)
+		c.service.audit.refusal(ctx, a.call.Method.String(), by.address(ctx), req, err)
 		a.fail(err)
 		return
 	}

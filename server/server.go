@@ -107,6 +107,7 @@ type Server struct {
 	data       rdma.Engine
 	sessions   *Sessions
 	guard      guard
+	audit      audit
 	region     rdma.Region
 	grpc       *grpc.Server
 	cache      *cacheService
@@ -159,6 +160,7 @@ func New(opts Options) (*Server, error) {
 		data:     opts.Data,
 		sessions: opts.Sessions,
 		guard:    guard{roles: opts.Roles, held: opts.Storage},
+		audit:    newAudit(opts.Logger),
 		region:   region,
 		started:  opts.Now(),
 		stopping: make(chan struct{}),
@@ -169,13 +171,13 @@ func New(opts Options) (*Server, error) {
 	}
 	s.SetLandWithin(opts.Limits.LandWithin)
 	opts.Sessions.watch(opts.Data.Peers)
-	s.grpc = grpc.NewServer(grpcOptions(opts.Tokens, s.guard, opts.TLS, opts.Logger, s.admitUnary)...)
+	s.grpc = grpc.NewServer(grpcOptions(opts.Tokens, s.guard, opts.TLS, s.audit, s.admitUnary)...)
 	s.cache = &cacheService{Server: s}
 	s.calls = newCalls(s.cache)
 	pb.RegisterCacheServer(s.grpc, s.cache)
 	pb.RegisterAdminServer(s.grpc, &adminService{Server: s})
 	opts.Registry.MustRegister(&collector{server: s})
-	s.http = httpServer(s.guard.web(s.routes(), audit{log: opts.Logger}))
+	s.http = httpServer(s.guard.web(s.routes(), s.audit))
 	return s, nil
 }
 
@@ -185,11 +187,7 @@ func (s *Server) SetLandWithin(d time.Duration) { s.landWithin.Store(int64(d)) }
 // grpcOptions are the options of every gRPC server: bounds, spans, the audit of admin calls, and
 // the bearer token, the roles and TLS if they are configured. The interceptors in more run inside the
 // audit and the guard.
-func grpcOptions(tokens Tokens, guard guard, secure *tls.Config, log *slog.Logger, more ...grpc.UnaryServerInterceptor) []grpc.ServerOption {
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
-	audit := audit{log: log}
+func grpcOptions(tokens Tokens, guard guard, secure *tls.Config, audit audit, more ...grpc.UnaryServerInterceptor) []grpc.ServerOption {
 	auth := authenticator{tokens: tokens, guard: guard, audit: audit}
 	o := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxMessageBytes),
