@@ -19,6 +19,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
@@ -497,7 +498,8 @@ func (c *accessClient) replies() *replies {
 }
 
 // TestMessagesHaveTheRolesOfTheirClient: a call by message is decided by the roles of the client
-// whose token opened the session, and by the roles file in use at the time of the call.
+// whose token opened the session, and by the roles file in use at the time of the call. A call of a
+// client that is not in that file ends the session.
 func TestMessagesHaveTheRolesOfTheirClient(t *testing.T) {
 	var log testkit.Log
 	var policy roles
@@ -552,10 +554,16 @@ func TestMessagesHaveTheRolesOfTheirClient(t *testing.T) {
 			continue
 		}
 		policy.set(t, slices.DeleteFunc(slices.Clone(everyRole), func(l string) bool { return strings.HasPrefix(l, "reader ") })...)
-		if code, text := r.ask(api.MethodMatch, &pb.MatchRequest{Namespace: "m", BlockIds: ids}, &pb.MatchResponse{}); code != codes.Unauthenticated {
-			t.Errorf("a match of a removed principal: %v %s", code, text)
+		log.Take()
+		r.send(api.Call{Method: api.MethodMatch, ID: 43, ReplyMax: 64 << 10}, &pb.MatchRequest{Namespace: "m", BlockIds: ids})
+		r.connected(false)
+		if line := log.Take(); !strings.Contains(line, "call=Match") || !strings.Contains(line, "result=Unauthenticated") {
+			t.Errorf("the call of a removed principal is not in the log: %s", line)
 		}
 		policy.set(t, everyRole...)
+		if err := h.connectAs(client.ctx, client.engine); err != nil {
+			t.Fatal(err)
+		}
 		if code, text := r.ask(api.MethodMatch, &pb.MatchRequest{Namespace: "m", BlockIds: ids}, &pb.MatchResponse{}); code != 0 {
 			t.Errorf("a match of a principal that is listed again: %v %s", code, text)
 		}
@@ -648,17 +656,8 @@ func TestRemovedClientsLoseTheirSessions(t *testing.T) {
 	}
 	policy.set(t, "b read m*")
 	h.server.EndRemovedSessions()
-	ended := func(e rdma.Engine) {
-		t.Helper()
-		for len(e.Peers()) > 0 {
-			if t.Context().Err() != nil {
-				t.Fatal("the session stays")
-			}
-			runtime.Gosched()
-		}
-	}
-	ended(a.engine)
-	ended(h.engine)
+	ended(t, a.engine)
+	ended(t, h.engine)
 	if len(b.engine.Peers()) != 1 {
 		t.Error("the session of the client that stays was ended")
 	}
@@ -671,6 +670,91 @@ func TestRemovedClientsLoseTheirSessions(t *testing.T) {
 	}
 	if code, _ := b.replies().ask(api.MethodMatch, &pb.MatchRequest{Namespace: "m", BlockIds: make([]byte, 16)}, &pb.MatchResponse{}); code != 0 {
 		t.Errorf("a call of the client that stays: %v", code)
+	}
+}
+
+// ended waits until an engine has no session.
+func ended(t *testing.T, e rdma.Engine) {
+	t.Helper()
+	for len(e.Peers()) > 0 {
+		if t.Context().Err() != nil {
+			t.Fatal("the session stays")
+		}
+		runtime.Gosched()
+	}
+}
+
+// watchedEngine is a data plane whose sessions a test hides or whose Disconnect it holds.
+type watchedEngine struct {
+	rdma.Engine
+	// hide makes the next call of Peers return no session, as while a handshake is in progress.
+	hide atomic.Bool
+	// hold, if not nil, is called by Disconnect before the session ends.
+	hold func()
+}
+
+func (e *watchedEngine) Peers() []rdma.Peer {
+	if e.hide.CompareAndSwap(true, false) {
+		return nil
+	}
+	return e.Engine.Peers()
+}
+
+func (e *watchedEngine) Disconnect(peer rdma.EngineID) {
+	if e.hold != nil {
+		e.hold()
+	}
+	e.Engine.Disconnect(peer)
+}
+
+// TestHandshakeDuringReload: a session whose handshake was in progress at the reload that removed its
+// client ends later.
+func TestHandshakeDuringReload(t *testing.T) {
+	var policy roles
+	var data *watchedEngine
+	h := newHost(t, func(o *server.Options) {
+		data = &watchedEngine{Engine: o.Data}
+		o.Roles, o.Data = policy.current, data
+	}, nil)
+	policy.set(t, "a read m*", "b read m*")
+	a, b := h.client("a"), h.client("b")
+	policy.set(t, "b read m*")
+	data.hide.Store(true)
+	h.server.EndAgainAfter(time.Millisecond)
+	h.server.EndRemovedSessions()
+	ended(t, a.engine)
+	if len(b.engine.Peers()) != 1 {
+		t.Error("the session of the client that stays was ended")
+	}
+}
+
+// TestSessionsEndConcurrently: a client whose session takes long to end does not delay the end of the
+// others.
+func TestSessionsEndConcurrently(t *testing.T) {
+	var policy roles
+	const clients = 3
+	var calls atomic.Int32
+	all := make(chan struct{})
+	h := newHost(t, func(o *server.Options) {
+		o.Roles, o.Data = policy.current, &watchedEngine{Engine: o.Data, hold: func() {
+			if calls.Add(1) == clients {
+				close(all)
+			}
+			select {
+			case <-all:
+			case <-time.After(10 * time.Second):
+				t.Error("a session ends only after another one")
+			}
+		}}
+	}, nil)
+	policy.set(t, "a read m*", "b read m*")
+	for range clients {
+		h.client("a")
+	}
+	policy.set(t, "b read m*")
+	h.server.EndRemovedSessions()
+	if n := calls.Load(); n != clients {
+		t.Errorf("%d sessions ended, want %d", n, clients)
 	}
 }
 

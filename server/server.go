@@ -119,6 +119,7 @@ type Server struct {
 	// landWithin is Limits.LandWithin, in nanoseconds.
 	landWithin atomic.Int64
 	started    time.Time
+	later      laterCall // of endRemoved
 
 	stopping chan struct{} // closed when streams should end
 	stopOnce sync.Once
@@ -163,6 +164,7 @@ func New(opts Options) (*Server, error) {
 		audit:    newAudit(opts.Logger),
 		region:   region,
 		started:  opts.Now(),
+		later:    laterCall{after: openingMax},
 		stopping: make(chan struct{}),
 	}
 	s.namespaces = opts.Storage
@@ -240,7 +242,11 @@ func (s *Server) stop() {
 	}
 }
 
-func (s *Server) stopStreams() { s.stopOnce.Do(func() { close(s.stopping) }) }
+// stopStreams ends the streams, and the timer of EndRemovedSessions.
+func (s *Server) stopStreams() {
+	s.stopOnce.Do(func() { close(s.stopping) })
+	s.later.stop()
+}
 
 // Shutdown drains the node: it refuses new writes at once and makes /readyz fail. Running calls
 // finish until ctx ends. Then it closes the servers and the data plane.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc/codes"
 
@@ -262,12 +263,82 @@ func (s *Sessions) removed(peers []rdma.Peer) (engines []rdma.EngineID) {
 	return engines
 }
 
-// EndRemovedSessions ends the data-plane sessions of clients whose token or certificate is not in
-// the roles file. It is called after the roles file has changed. A session that opens at the same
-// moment may remain; its calls are refused.
+// openingMax is a time within which every handshake of a provider ends: at most 10 s for one connection
+// and 10 s more until the other connections of its session have joined (HandshakeTimeout of rdma/tcp
+// and rdma/group).
+const openingMax = 30 * time.Second
+
+// EndRemovedSessions ends the data-plane sessions of clients whose token or certificate is not in the
+// roles file. It is called after the roles file has changed. A handshake that is in progress may
+// still become a session: the next message of that session ends it, and so does a second look after
+// openingMax.
 func (s *Server) EndRemovedSessions() {
+	s.endRemoved()
+	s.later.start(s.endRemoved)
+}
+
+// endRemoved ends the sessions concurrently, because the end of a session waits for a client that does
+// not read. The number of sessions is limited by the transfer engine.
+func (s *Server) endRemoved() {
+	var ending sync.WaitGroup
 	for _, engine := range s.sessions.removed(s.data.Peers()) {
-		s.opts.Logger.Info("data-plane session ended: its client is not in auth.roles_file", "peer", engine.String())
-		s.data.Disconnect(engine)
+		ending.Go(func() { s.endSession(engine) })
 	}
+	ending.Wait()
+}
+
+// endSession ends the session of an engine whose client is not in the roles file.
+func (s *Server) endSession(engine rdma.EngineID) {
+	s.opts.Logger.Info("data-plane session ended: its client is not in auth.roles_file", "peer", engine.String())
+	s.data.Disconnect(engine)
+}
+
+// laterCall calls a function once some time after the last start.
+type laterCall struct {
+	after time.Duration
+
+	// running counts the calls in progress.
+	running sync.WaitGroup
+	mu      sync.Mutex
+	timer   *time.Timer // nil before the first start
+	stopped bool
+}
+
+// start arranges a call of f after the time, in place of a call that has not begun.
+func (l *laterCall) start(f func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.stopped {
+		return
+	}
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+	l.timer = time.AfterFunc(l.after, func() {
+		if l.begin() {
+			defer l.running.Done()
+			f()
+		}
+	})
+}
+
+// begin counts a call that begins. It returns false after stop.
+func (l *laterCall) begin() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.stopped {
+		l.running.Add(1)
+	}
+	return !l.stopped
+}
+
+// stop prevents further calls, and waits for those in progress.
+func (l *laterCall) stop() {
+	l.mu.Lock()
+	l.stopped = true
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+	l.mu.Unlock()
+	l.running.Wait()
 }

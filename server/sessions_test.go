@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/server/access"
@@ -196,4 +198,30 @@ func TestEnginesAreForgotten(t *testing.T) {
 			t.Errorf("engine %v, which has a session, was forgotten", p.ID)
 		}
 	}
+}
+
+// TestLaterCall: a call that has not begun is replaced by the next one, and stop prevents it or waits
+// for its end.
+func TestLaterCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := laterCall{after: time.Minute}
+		began, calls, ended := time.Now(), 0, false
+		l.start(func() { t.Error("the first call was not replaced") })
+		time.Sleep(40 * time.Second)
+		l.start(func() {
+			if calls++; time.Since(began) != 100*time.Second {
+				t.Errorf("called after %v", time.Since(began))
+			}
+			time.Sleep(time.Second)
+			ended = true
+		})
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		l.stop()
+		if calls != 1 || !ended {
+			t.Errorf("at the end of stop: %d calls, ended: %v", calls, ended)
+		}
+		l.start(func() { t.Error("called after stop") })
+		time.Sleep(time.Hour)
+	})
 }
