@@ -51,6 +51,8 @@ type owner struct {
 	// name is the name that the client's principal had when the session was opened, "" if the node
 	// had no roles file.
 	name string
+	// admitted is the time of the last handshake.
+	admitted time.Time
 	// idle is set if the engine had no session when the ids were last counted.
 	idle bool
 }
@@ -70,6 +72,12 @@ func (o *owner) principal(policy *access.Policy) *access.Principal {
 
 // enginesMax is the number of engines above which those without a session are forgotten.
 const enginesMax = 8192
+
+// principalEnginesMax is the maximum number of engines with a session that one principal has: a
+// quarter of the sessions of a data plane (Options.MaxPeers of rdma/tcp and rdma/group is 1,024), so
+// that the engines of one principal do not use all of them. An engine has one session, but the
+// transfer engine also counts sessions that are being opened, for at most openingMax.
+const principalEnginesMax = 256
 
 // NewSessions returns Sessions. secret has at least rdma.MinToken bytes. The tokens of the data plane
 // are derived from it: one while roles returns nil, and one for each credential otherwise.
@@ -151,7 +159,7 @@ func (s *Sessions) admit(engine rdma.EngineID, proved rdma.Token) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.refreshLocked()
-	now := &owner{}
+	now := &owner{admitted: time.Now()}
 	if s.policy != nil {
 		credential, ok := s.owners[string(proved)]
 		id, known := s.policy.ByCredential(credential)
@@ -163,6 +171,9 @@ func (s *Sessions) admit(engine rdma.EngineID, proved rdma.Token) error {
 				return fmt.Errorf("%w: engine %v", errTaken, engine)
 			}
 		}
+		if n := s.othersLocked(id.Principal, engine); n >= principalEnginesMax {
+			return fmt.Errorf("principal %q has sessions with %d engines, the maximum of one principal: %w", id.Principal.Name(), n, rdma.ErrBusy)
+		}
 		now.credential, now.name = credential, id.Principal.Name()
 	}
 	s.engines[engine] = now
@@ -172,16 +183,43 @@ func (s *Sessions) admit(engine rdma.EngineID, proved rdma.Token) error {
 	return nil
 }
 
+// othersLocked returns the number of engines of a principal, without one of them, that have a session
+// or may be opening one. It returns 0 if that one is such an engine, because then it was counted when
+// its session began: a session has several handshakes.
+func (s *Sessions) othersLocked(of *access.Principal, engine rdma.EngineID) (n int) {
+	live, since := s.liveLocked(), time.Now().Add(-openingMax)
+	counts := func(id rdma.EngineID, o *owner) bool {
+		return o != nil && (o.admitted.After(since) || live[id]) && o.principal(s.policy) == of
+	}
+	if counts(engine, s.engines[engine]) {
+		return 0
+	}
+	for id, o := range s.engines {
+		if counts(id, o) {
+			n++
+		}
+	}
+	return n
+}
+
+// liveLocked returns the engines that have a session.
+func (s *Sessions) liveLocked() map[rdma.EngineID]bool {
+	live := make(map[rdma.EngineID]bool)
+	if s.peers != nil {
+		for _, p := range s.peers() {
+			live[p.ID] = true
+		}
+	}
+	return live
+}
+
 // forgetLocked forgets the engines that have no session and had none at the previous call. An
 // engine whose session is being opened is kept.
 func (s *Sessions) forgetLocked() {
 	if s.peers == nil {
 		return
 	}
-	live := make(map[rdma.EngineID]bool)
-	for _, p := range s.peers() {
-		live[p.ID] = true
-	}
+	live := s.liveLocked()
 	for id, o := range s.engines {
 		if o.idle && !live[id] {
 			delete(s.engines, id)

@@ -152,6 +152,53 @@ func TestOwnerWithoutRolesFile(t *testing.T) {
 	}
 }
 
+// TestSessionsOfOnePrincipalAreLimited: a principal cannot use all sessions of the data plane. Its
+// engines that connect again are admitted, and so are the engines of another principal. An engine whose
+// session has ended, or whose handshake led to none, is not counted.
+func TestSessionsOfOnePrincipalAreLimited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, set, token := sessionsOf(t)
+		set("a", "b")
+		var live []rdma.Peer
+		s.watch(func() []rdma.Peer { return live })
+		engine := func(i int) (id rdma.EngineID) {
+			binary.LittleEndian.PutUint64(id[:], uint64(i)+1)
+			return id
+		}
+		admit := func(i int, principal string, want error) {
+			t.Helper()
+			if err := s.admit(engine(i), token(principal)); !errors.Is(err, want) || want != nil && !strings.Contains(err.Error(), `principal "a" has sessions with 256 engines`) {
+				t.Fatalf("engine %d of %s: %v, want %v", i, principal, err, want)
+			}
+		}
+		for i := range 256 {
+			admit(i, "a", nil)
+			if i%2 == 0 { // the handshakes of the others are in progress
+				live = append(live, rdma.Peer{ID: engine(i)})
+			}
+		}
+		admit(256, "a", rdma.ErrBusy)
+		admit(0, "a", nil)
+		admit(1, "a", nil)
+		admit(1000, "b", nil)
+		time.Sleep(openingMax) // the handshakes in progress have failed
+		for i := range 128 {
+			admit(256+i, "a", nil)
+		}
+		admit(600, "a", rdma.ErrBusy)
+		admit(1, "a", rdma.ErrBusy)
+		live = live[1:]
+		admit(600, "a", nil)
+		admit(601, "a", rdma.ErrBusy)
+		set()
+		for i := range 300 {
+			if err := s.admit(engine(2000+i), s.token(t.Context())); err != nil {
+				t.Fatalf("without a roles file: %v", err)
+			}
+		}
+	})
+}
+
 // TestHandedOutTokenIsNoKey: the token that a client got before the node had a roles file derives no
 // token of a credential, although credentials are public.
 func TestHandedOutTokenIsNoKey(t *testing.T) {
@@ -174,30 +221,35 @@ func TestHandedOutTokenIsNoKey(t *testing.T) {
 
 // TestEnginesAreForgotten: the number of engines that are kept is limited. Engines with a session stay.
 func TestEnginesAreForgotten(t *testing.T) {
-	s, set, token := sessionsOf(t)
-	set("a")
-	live := []rdma.Peer{{ID: rdma.EngineID{15: 1}}, {ID: rdma.EngineID{15: 2}}}
-	s.watch(func() []rdma.Peer { return live })
-	for _, p := range live {
-		if err := s.admit(p.ID, token("a")); err != nil {
-			t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) {
+		s, set, token := sessionsOf(t)
+		set("a")
+		live := []rdma.Peer{{ID: rdma.EngineID{15: 1}}, {ID: rdma.EngineID{15: 2}}}
+		s.watch(func() []rdma.Peer { return live })
+		for _, p := range live {
+			if err := s.admit(p.ID, token("a")); err != nil {
+				t.Fatal(err)
+			}
 		}
-	}
-	for i := range 3 * enginesMax {
-		var id rdma.EngineID
-		binary.LittleEndian.PutUint64(id[:], uint64(i)+1)
-		if err := s.admit(id, token("a")); err != nil {
-			t.Fatal(err)
+		for i := range 3 * enginesMax {
+			var id rdma.EngineID
+			binary.LittleEndian.PutUint64(id[:], uint64(i)+1)
+			if i%128 == 0 {
+				time.Sleep(openingMax) // the handshakes of the previous engines have ended
+			}
+			if err := s.admit(id, token("a")); err != nil {
+				t.Fatal(err)
+			}
+			if len(s.engines) > enginesMax+2 {
+				t.Fatalf("%d engines are kept", len(s.engines))
+			}
 		}
-		if len(s.engines) > enginesMax+2 {
-			t.Fatalf("%d engines are kept", len(s.engines))
+		for _, p := range live {
+			if _, ok := s.identity(s.policy, p.ID); !ok {
+				t.Errorf("engine %v, which has a session, was forgotten", p.ID)
+			}
 		}
-	}
-	for _, p := range live {
-		if _, ok := s.identity(s.policy, p.ID); !ok {
-			t.Errorf("engine %v, which has a session, was forgotten", p.ID)
-		}
-	}
+	})
 }
 
 // TestLaterCall: a call that has not begun is replaced by the next one, and stop prevents it or waits
