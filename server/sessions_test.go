@@ -133,8 +133,9 @@ func TestEngineBelongsByThePresentPolicy(t *testing.T) {
 	}
 }
 
-// TestOwnerWithoutRolesFile: a session that was opened while there was no roles file has no principal
-// when the file returns, although its engine had one before.
+// TestOwnerWithoutRolesFile: while there is no roles file, every engine is open to a call that began
+// before the file was removed. A session that was opened then has no principal when the file returns,
+// although its engine had one before.
 func TestOwnerWithoutRolesFile(t *testing.T) {
 	s, set, token := sessionsOf(t)
 	engine := rdma.EngineID{1}
@@ -142,9 +143,17 @@ func TestOwnerWithoutRolesFile(t *testing.T) {
 	if err := s.admit(engine, token("a")); err != nil {
 		t.Fatal(err)
 	}
+	id, _ := s.roles().BySubject("CN=a")
+	began := withIdentity(t.Context(), id)
 	set()
 	if err := s.admit(engine, s.token(t.Context())); err != nil {
 		t.Fatal(err)
+	}
+	if err := s.own(began, rdma.EngineID{2}); err != nil {
+		t.Errorf("without a roles file: %v", err)
+	}
+	if engines, all := s.ownAll(began, func() []rdma.Peer { return nil }); engines != nil || !all {
+		t.Errorf("without a roles file a window is open to %v only", engines)
 	}
 	set("a")
 	if id, ok := s.identity(s.roles(), engine); ok {
