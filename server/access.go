@@ -293,9 +293,9 @@ func subjectOf(ctx context.Context) string {
 	return t.State.PeerCertificates[0].Subject.String()
 }
 
-// admit identifies a caller over gRPC by the policy and the headers of its call, and refuses the call if the caller
-// has the role for the method on no namespace. The returned context carries the identity. A method
-// without a rule is left to gRPC, which answers Unimplemented if no service has it.
+// admit identifies a caller over gRPC by the policy and the headers of its call, and refuses the call
+// if the caller has the role for the method on no namespace. The returned context carries the
+// identity. A method without a rule is left to gRPC, which answers Unimplemented if no service has it.
 func admit(ctx context.Context, policy *access.Policy, method string, md metadata.MD) (context.Context, error) {
 	id, err := identify(policy, md.Get("authorization"), subjectOf(ctx))
 	if err != nil {

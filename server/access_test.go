@@ -341,7 +341,7 @@ func TestAccessTable(t *testing.T) {
 	}
 	var table strings.Builder
 	seen := make(map[string]bool)
-	strangers := 0 // refused calls without an identity that are neither logged nor counted yet
+	unidentified := 0 // refused calls without an identity that are neither logged nor counted yet
 	for _, section := range sections {
 		fmt.Fprintf(&table, "\n### %s\n\n| call | concerns |", section.title)
 		for _, c := range columns {
@@ -374,7 +374,7 @@ func TestAccessTable(t *testing.T) {
 					if strings.Contains(line, "refused=") {
 						refusals++
 						if !strings.Contains(line, "principal=") {
-							strangers -= 1 + leftOut(t, line)
+							unidentified -= 1 + leftOut(t, line)
 						}
 						if c.principal != "" && c.principal != "unknown" && !strings.Contains(line, "principal="+c.principal+" ") {
 							t.Errorf("%s as %s: the principal is not in the line %s", r.name, c.title, line)
@@ -383,7 +383,7 @@ func TestAccessTable(t *testing.T) {
 				}
 				want := map[bool]int{true: 1}[answer != "yes"]
 				if c.principal == "" || c.principal == "unknown" {
-					strangers += want
+					unidentified += want
 					want = min(want, refusals) // the rate of these lines is limited
 				}
 				if refusals != want {
@@ -398,15 +398,15 @@ func TestAccessTable(t *testing.T) {
 			if err := last.call(t.Context()); status.Code(err) != codes.Unauthenticated {
 				t.Fatal(err)
 			}
-			strangers++
+			unidentified++
 			for line := range strings.Lines(log.Take()) {
-				strangers -= 1 + leftOut(t, line)
+				unidentified -= 1 + leftOut(t, line)
 				counted = leftOut(t, line) > 0
 			}
 		}
 	}
-	if strangers != 0 {
-		t.Errorf("%d refused calls without an identity are neither logged nor counted", strangers)
+	if unidentified != 0 {
+		t.Errorf("%d refused calls without an identity are neither logged nor counted", unidentified)
 	}
 	for _, s := range []grpc.ServiceDesc{pb.Cache_ServiceDesc, pb.Admin_ServiceDesc, pb.Planner_ServiceDesc} {
 		for _, m := range s.Methods {

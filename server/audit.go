@@ -28,11 +28,11 @@ import (
 // weights or roles of the planner. Leases on blocks with a TTL, which engines request, are not
 // logged. With a roles file, a line has the caller's principal, and each refused call of every
 // service, of the data plane and of HTTP is logged. Of the refused calls of callers that have no
-// identity, one in each second is logged, with the number of those left out before it.
+// identity, one in each second is logged, with the number of calls left out before it.
 type audit struct {
 	log *slog.Logger
-	// strangers logs the refused calls of callers without an identity. The kind is the message.
-	strangers *ratelog.Log[string]
+	// unidentified logs the refused calls of callers without an identity. The kind is the message.
+	unidentified *ratelog.Log[string]
 }
 
 // newAudit returns an audit that writes to log. Nil disables it. All services of a process share one
@@ -41,7 +41,7 @@ func newAudit(log *slog.Logger) audit {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return audit{log: log, strangers: ratelog.New[string](log)}
+	return audit{log: log, unidentified: ratelog.New[string](log)}
 }
 
 // adminPrefix begins the full name of each method of the Admin service.
@@ -182,7 +182,7 @@ func (a audit) record(ctx context.Context, level slog.Level, name, peer string, 
 		for i := range attrs {
 			args[i] = attrs[i]
 		}
-		a.strangers.Warn(text, text, args...)
+		a.unidentified.Warn(text, text, args...)
 		return
 	}
 	a.log.LogAttrs(ctx, level, text, attrs...)

@@ -48,10 +48,10 @@ func TestTapDuringReload(t *testing.T) {
 	}
 }
 
-// TestRefusalsOfStrangersAreLimited: of the refused calls of callers without an identity, one in each
+// TestRefusalsWithoutIdentityAreLimited: of the refused calls of callers without an identity, one in each
 // second is logged, and the next line has the number of the others. The refused calls of a principal
 // are all logged.
-func TestRefusalsOfStrangersAreLimited(t *testing.T) {
+func TestRefusalsWithoutIdentityAreLimited(t *testing.T) {
 	policy, err := access.Parse("roles.yaml", []byte("principals:\n  - {name: a, subjects: [CN=a], grants: [{roles: [read], namespaces: [m]}]}\n"))
 	if err != nil {
 		t.Fatal(err)

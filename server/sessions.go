@@ -183,9 +183,9 @@ func (s *Sessions) admit(engine rdma.EngineID, proved rdma.Token) error {
 	return nil
 }
 
-// othersLocked returns the number of engines of a principal, without one of them, that have a session
-// or may be opening one. It returns 0 if that one is such an engine, because then it was counted when
-// its session began: a session has several handshakes.
+// othersLocked returns the number of engines of a principal other than engine that have a session or
+// may be opening one. It returns 0 if engine is one of these engines itself. A session has several
+// handshakes, and the engine was counted at the first one.
 func (s *Sessions) othersLocked(of *access.Principal, engine rdma.EngineID) (n int) {
 	live, since := s.liveLocked(), time.Now().Add(-openingMax)
 	counts := func(id rdma.EngineID, o *owner) bool {
@@ -308,8 +308,8 @@ const openingMax = 30 * time.Second
 
 // EndRemovedSessions ends the data-plane sessions of clients whose token or certificate is not in the
 // roles file. It is called after the roles file has changed. A handshake that is in progress may
-// still become a session: the next message of that session ends it, and so does a second look after
-// openingMax.
+// still become a session. The next message of that session ends it, and so does a second pass over the
+// sessions after openingMax.
 func (s *Server) EndRemovedSessions() {
 	s.endRemoved()
 	s.later.start(s.endRemoved)
