@@ -271,7 +271,7 @@ type Admission struct {
 	Tokens func() []Token
 	// Admit is called when a peer has proved a token, before the peer gets a session. It may be
 	// called several times for a session, because a session may have several connections. An error
-	// refuses the connection.
+	// refuses the connection. The dialer gets ErrBusy if the error is ErrBusy, and ErrAuth otherwise.
 	Admit func(peer EngineID, proved Token) error
 }
 

@@ -258,11 +258,15 @@ func refuse(code codes.Code, format string, args ...any) error {
 // hide returns a refusal that is logged as why and shown to the caller as shown.
 func hide(why, shown error) error { return &refusal{shown: status.Convert(shown), logged: why.Error()} }
 
-// identify returns the identity of a caller over gRPC or HTTP by its Authorization headers or, if
-// it has none, by the subject of its certificate.
+// identify returns the identity of a caller over gRPC or HTTP by its Authorization header or, if it
+// has none, by the subject of its certificate. A call with several Authorization headers is refused,
+// because each of them would cost a hash and a comparison with every token.
 func identify(policy *access.Policy, headers []string, subject string) (access.Identity, error) {
-	if len(headers) > 0 {
-		if id, ok := policy.ByHeader(headers...); ok {
+	if len(headers) > 1 {
+		return access.Identity{}, refuse(codes.Unauthenticated, "the call has %d Authorization headers; send one", len(headers))
+	}
+	if len(headers) == 1 {
+		if id, ok := policy.ByHeader(headers[0]); ok {
 			return id, nil
 		}
 		return access.Identity{}, refuse(codes.Unauthenticated, "the bearer token is of no principal of this node; compare the SHA-256 of the client's token (--token-file) with auth.roles_file of the node")
@@ -289,14 +293,10 @@ func subjectOf(ctx context.Context) string {
 	return t.State.PeerCertificates[0].Subject.String()
 }
 
-// admit identifies a caller over gRPC by the headers of its call, and refuses the call if the caller
-// has the role for the method on no namespace. The returned context carries the identity. A method
-// without a rule is left to gRPC, which answers Unimplemented if no service has it.
-func (g guard) admit(ctx context.Context, method string, md metadata.MD) (context.Context, error) {
-	policy := g.roles.current()
-	if policy == nil {
-		return ctx, nil
-	}
+// admit identifies a caller over gRPC by the policy and the headers of its call, and refuses the call
+// if the caller has the role for the method on no namespace. The returned context carries the
+// identity. A method without a rule is left to gRPC, which answers Unimplemented if no service has it.
+func admit(ctx context.Context, policy *access.Policy, method string, md metadata.MD) (context.Context, error) {
 	id, err := identify(policy, md.Get("authorization"), subjectOf(ctx))
 	if err != nil {
 		return ctx, err

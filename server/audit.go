@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
@@ -17,6 +18,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/internal/ratelog"
 )
 
 // audit logs each call of the Admin service on one line, with the caller, the request and the
@@ -25,8 +27,22 @@ import (
 // Cache service that make or end a pin are logged in the same way, and so are the calls that change
 // weights or roles of the planner. Leases on blocks with a TTL, which engines request, are not
 // logged. With a roles file, a line has the caller's principal, and each refused call of every
-// service, of the data plane and of HTTP is logged.
-type audit struct{ log *slog.Logger }
+// service, of the data plane and of HTTP is logged. Of the refused calls of callers that have no
+// identity, one in each second is logged, with the number of calls left out before it.
+type audit struct {
+	log *slog.Logger
+	// unidentified logs the refused calls of callers without an identity. The kind is the message.
+	unidentified *ratelog.Log[string]
+}
+
+// newAudit returns an audit that writes to log. Nil disables it. All services of a process share one
+// audit, and so one rate.
+func newAudit(log *slog.Logger) audit {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return audit{log: log, unidentified: ratelog.New[string](log)}
+}
 
 // adminPrefix begins the full name of each method of the Admin service.
 var adminPrefix = "/" + pb.Admin_ServiceDesc.ServiceName + "/"
@@ -138,7 +154,9 @@ func (a audit) record(ctx context.Context, level slog.Level, name, peer string, 
 		return
 	}
 	attrs := []slog.Attr{slog.String("call", shorten(name)), slog.String("peer", peer)}
-	if id, ok := identityOf(ctx); ok && id.Principal.Name() != "" {
+	id, ok := identityOf(ctx)
+	known := ok && id.Principal.Name() != ""
+	if known {
 		attrs = append(attrs, slog.String("principal", id.Principal.Name()))
 	}
 	attrs = append(attrs, slog.String("result", status.Code(err).String()))
@@ -158,6 +176,14 @@ func (a audit) record(ctx context.Context, level slog.Level, name, peer string, 
 	text := "admin call"
 	if refused(err) != nil {
 		text = "call refused"
+	}
+	if status.Code(err) == codes.Unauthenticated && !known {
+		args := make([]any, len(attrs))
+		for i := range attrs {
+			args[i] = attrs[i]
+		}
+		a.unidentified.Warn(text, text, args...)
+		return
 	}
 	a.log.LogAttrs(ctx, level, text, attrs...)
 }

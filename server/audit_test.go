@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -32,8 +33,22 @@ func audited(log *testkit.Log) (lines []string) {
 	return lines
 }
 
-// TestEachAdminCallIsAudited calls every method of the service with the token and without the
-// token.
+// leftOut returns the number in the attribute left_out of a log line, 0 if the line has none.
+func leftOut(t *testing.T, line string) int {
+	t.Helper()
+	_, text, ok := strings.Cut(line, "left_out=")
+	if !ok {
+		return 0
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(text))
+	if err != nil {
+		t.Fatalf("%v in %s", err, line)
+	}
+	return n
+}
+
+// TestEachAdminCallIsAudited calls every method of the service with the token and without the token. A
+// refused call has a line or is counted by a later line.
 func TestEachAdminCallIsAudited(t *testing.T) {
 	var log testkit.Log
 	h := newHost(t, func(o *server.Options) {
@@ -73,19 +88,36 @@ func TestEachAdminCallIsAudited(t *testing.T) {
 	for _, s := range pb.Admin_ServiceDesc.Streams {
 		methods[s.StreamName] = true
 	}
+	refused := 0 // calls that are neither logged nor counted yet
 	for name := range methods {
 		if err := call(with("wrong"), name); status.Code(err) != codes.Unauthenticated {
 			t.Errorf("%s with a wrong token: %v", name, err)
 		}
-		lines := audited(&log)
-		if len(lines) != 1 || !strings.Contains(lines[0], "level=WARN") || !strings.Contains(lines[0], "call="+name+" ") ||
-			!strings.Contains(lines[0], "result=Unauthenticated") || !strings.Contains(lines[0], "peer=127.0.0.1:") {
-			t.Errorf("%s refused: lines %q; want one, with method, peer and result", name, lines)
+		refused++
+		for _, line := range audited(&log) {
+			refused -= 1 + leftOut(t, line)
+			if !strings.Contains(line, "level=WARN") || !strings.Contains(line, "call="+name+" ") ||
+				!strings.Contains(line, "result=Unauthenticated") || !strings.Contains(line, "peer=127.0.0.1:") {
+				t.Errorf("%s refused: line %s; want one with method, peer and result", name, line)
+			}
 		}
 		_ = call(with("right"), name) // the code of the response to an empty request does not matter
 		if lines := audited(&log); len(lines) != 1 || !strings.Contains(lines[0], "call="+name+" ") || !strings.Contains(lines[0], "peer=127.0.0.1:") {
 			t.Errorf("%s: lines %q; want one, with method and peer", name, lines)
 		}
+	}
+	for counted := false; !counted; {
+		if err := call(with("wrong"), "Status"); status.Code(err) != codes.Unauthenticated {
+			t.Fatal(err)
+		}
+		refused++
+		for _, line := range audited(&log) {
+			refused -= 1 + leftOut(t, line)
+			counted = leftOut(t, line) > 0
+		}
+	}
+	if refused != 0 {
+		t.Errorf("%d refused calls are neither logged nor counted", refused)
 	}
 	ctx := with("right")
 	m := &pb.Namespace{Name: "m", Salt: []byte("the secret"), Index: pb.IndexKind_INDEX_KIND_TRIE, Geometry: api.GeometryProto(geometry)}

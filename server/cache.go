@@ -77,7 +77,7 @@ func (s *cacheService) Match(ctx context.Context, req *pb.MatchRequest) (*pb.Mat
 func (s *cacheService) match(ctx context.Context, by caller, req *pb.MatchRequest) (*pb.MatchResponse, error) {
 	resp, err := s.find(ctx, by, req)
 	if req.GetPin() {
-		audit{log: s.opts.Logger}.pin(ctx, "Pin", by.owner(ctx), req, resp, err)
+		s.audit.pin(ctx, "Pin", by.owner(ctx), req, resp, err)
 	}
 	return resp, err
 }
@@ -135,7 +135,7 @@ func (s *cacheService) PinEpoch(ctx context.Context, req *pb.PinEpochRequest) (*
 		resp = &pb.PinEpochResponse{Lease: uint64(lease), Epoch: uint64(epoch), TtlMs: uint64(s.node.LeaseTTL(ttl).Milliseconds())}
 	}
 	err = statusOf(err)
-	audit{log: s.opts.Logger}.pin(ctx, "PinEpoch", owner, req, resp, err)
+	s.audit.pin(ctx, "PinEpoch", owner, req, resp, err)
 	return resp, err
 }
 
@@ -149,7 +149,7 @@ func (s *cacheService) ReleaseLease(ctx context.Context, req *pb.ReleaseLeaseReq
 	pin := s.node.IsPin(id)
 	err := statusOf(s.node.Release(id))
 	if pin {
-		audit{log: s.opts.Logger}.pin(ctx, "Unpin", callerName(ctx), req, nil, err)
+		s.audit.pin(ctx, "Unpin", callerName(ctx), req, nil, err)
 	}
 	return &pb.ReleaseLeaseResponse{}, err
 }

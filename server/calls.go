@@ -242,13 +242,19 @@ func (c *calls) expel(from rdma.EngineID, why error) {
 	c.service.data.Disconnect(from)
 }
 
-// perform performs a call and sends its reply.
+// perform performs a call and sends its reply. If the client of the session is not in the roles file,
+// perform ends the session.
 func (c *calls) perform(a *answer, req proto.Message) {
 	by := caller{transport: transportMessage, peer: a.to}
 	ctx := c.service.sessions.caller(c.ctx, a.to)
 	method := "/" + pb.Cache_ServiceDesc.ServiceName + "/" + a.call.Method.String()
 	if err := c.service.guard.check(ctx, method, req); err != nil {
-		audit{log: c.service.opts.Logger}.refusal(ctx, a.call.Method.String(), by.address(ctx), req, err)
+		c.service.audit.refusal(ctx, a.call.Method.String(), by.address(ctx), req, err)
+		if status.Code(err) == codes.Unauthenticated {
+			// There is no reply, because the reply could wait for a client that does not read.
+			c.service.endSession(a.to)
+			return
+		}
 		a.fail(err)
 		return
 	}

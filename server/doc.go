@@ -39,11 +39,12 @@
 //
 // The data plane has its own token, which is random for each run of the node. Describe returns that
 // token, so exactly the callers that may use gRPC may open a data-plane session. With a roles file the
-// token differs for each credential, so a session has the principal of its client (Sessions). Such a
-// session may make the same calls as its client over gRPC, and the node writes blocks only to the
-// session's own memory. If the data plane is not encrypted, names and block ids in these calls, and
-// the blocks, can be read in transit. Processes of the node's own user may read and write over the
-// unix socket without a token, because they can read and write the node's files too.
+// token differs for each credential, so a session has the principal of its client (Sessions). A call
+// of a client whose credential was removed ends the session. A session may make the same calls as its
+// client over gRPC, and the node writes blocks only to the session's own memory. If the data plane is
+// not encrypted, names and block ids in these calls, and the blocks, can be read in transit. Processes
+// of the node's own user may read and write over the unix socket without a token, because they can
+// read and write the node's files too.
 //
 // Shutdown: Shutdown refuses new writes and calls by message at once. It lets calls in progress
 // finish for the drain timeout, ends the sessions on the unix socket, and then closes the data
@@ -51,5 +52,5 @@
 //
 // Locks: calls.mu guards the counts of calls by message. No other lock is taken while it is held.
 // Sessions.mu guards the credentials of engines. Locks of the transfer engine are taken while it is
-// held, and it is taken under none of them.
+// held, and it is taken under none of them. laterCall.mu is a leaf.
 package server

@@ -41,15 +41,13 @@ const plannerMessageBytes = 288 << 20
 
 // NewPlannerNode makes the servers. Serve starts them.
 func NewPlannerNode(opts PlannerOptions) *PlannerNode {
-	if opts.Logger == nil {
-		opts.Logger = slog.New(slog.DiscardHandler)
-	}
+	audit := newAudit(opts.Logger)
 	guard := guard{roles: opts.Roles}
-	n := &PlannerNode{service: opts.Service, grpc: grpc.NewServer(append(grpcOptions(opts.Tokens, guard, opts.TLS, opts.Logger), grpc.MaxRecvMsgSize(plannerMessageBytes))...)}
+	n := &PlannerNode{service: opts.Service, grpc: grpc.NewServer(append(grpcOptions(opts.Tokens, guard, opts.TLS, audit), grpc.MaxRecvMsgSize(plannerMessageBytes))...)}
 	pb.RegisterPlannerServer(n.grpc, opts.Service)
 	mux := commonRoutes(opts.Registry)
 	mux.HandleFunc("GET /readyz", n.readyz)
-	n.http = httpServer(guard.web(mux, audit{log: opts.Logger}))
+	n.http = httpServer(guard.web(mux, audit))
 	return n
 }
 

@@ -107,6 +107,7 @@ type Server struct {
 	data       rdma.Engine
 	sessions   *Sessions
 	guard      guard
+	audit      audit
 	region     rdma.Region
 	grpc       *grpc.Server
 	cache      *cacheService
@@ -118,6 +119,7 @@ type Server struct {
 	// landWithin is Limits.LandWithin, in nanoseconds.
 	landWithin atomic.Int64
 	started    time.Time
+	later      laterCall // of endRemoved
 
 	stopping chan struct{} // closed when streams should end
 	stopOnce sync.Once
@@ -126,6 +128,11 @@ type Server struct {
 // maxMessageBytes is the maximum size of one gRPC message. A chain of 131,072 ids takes 2 MiB. The
 // checksums of a large read take a few MiB.
 const maxMessageBytes = 16 << 20
+
+// maxHeaderBytes is the maximum size of the headers of one gRPC call. A bearer token and the headers
+// of a trace take less than 1 KiB. Headers arrive before the caller is authenticated, and the default
+// of gRPC is 16 MiB.
+const maxHeaderBytes = 64 << 10
 
 // streamsMax is the maximum number of concurrent calls on one gRPC connection.
 const streamsMax = 1024
@@ -154,8 +161,10 @@ func New(opts Options) (*Server, error) {
 		data:     opts.Data,
 		sessions: opts.Sessions,
 		guard:    guard{roles: opts.Roles, held: opts.Storage},
+		audit:    newAudit(opts.Logger),
 		region:   region,
 		started:  opts.Now(),
+		later:    laterCall{after: openingMax},
 		stopping: make(chan struct{}),
 	}
 	s.namespaces = opts.Storage
@@ -164,13 +173,13 @@ func New(opts Options) (*Server, error) {
 	}
 	s.SetLandWithin(opts.Limits.LandWithin)
 	opts.Sessions.watch(opts.Data.Peers)
-	s.grpc = grpc.NewServer(grpcOptions(opts.Tokens, s.guard, opts.TLS, opts.Logger, s.admitUnary)...)
+	s.grpc = grpc.NewServer(grpcOptions(opts.Tokens, s.guard, opts.TLS, s.audit, s.admitUnary)...)
 	s.cache = &cacheService{Server: s}
 	s.calls = newCalls(s.cache)
 	pb.RegisterCacheServer(s.grpc, s.cache)
 	pb.RegisterAdminServer(s.grpc, &adminService{Server: s})
 	opts.Registry.MustRegister(&collector{server: s})
-	s.http = httpServer(s.guard.web(s.routes(), audit{log: opts.Logger}))
+	s.http = httpServer(s.guard.web(s.routes(), s.audit))
 	return s, nil
 }
 
@@ -180,15 +189,12 @@ func (s *Server) SetLandWithin(d time.Duration) { s.landWithin.Store(int64(d)) }
 // grpcOptions are the options of every gRPC server: bounds, spans, the audit of admin calls, and
 // the bearer token, the roles and TLS if they are configured. The interceptors in more run inside the
 // audit and the guard.
-func grpcOptions(tokens Tokens, guard guard, secure *tls.Config, log *slog.Logger, more ...grpc.UnaryServerInterceptor) []grpc.ServerOption {
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
-	audit := audit{log: log}
+func grpcOptions(tokens Tokens, guard guard, secure *tls.Config, audit audit, more ...grpc.UnaryServerInterceptor) []grpc.ServerOption {
 	auth := authenticator{tokens: tokens, guard: guard, audit: audit}
 	o := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxMessageBytes),
 		grpc.MaxSendMsgSize(maxMessageBytes),
+		grpc.MaxHeaderListSize(maxHeaderBytes),
 		// The windows are fixed. Otherwise gRPC sends a ping in nearly every call to estimate the
 		// bandwidth of the path, which takes a fifth of the time of a call between two processes of
 		// one host. Blocks do not travel over gRPC.
@@ -236,7 +242,11 @@ func (s *Server) stop() {
 	}
 }
 
-func (s *Server) stopStreams() { s.stopOnce.Do(func() { close(s.stopping) }) }
+// stopStreams ends the streams, and the timer of EndRemovedSessions.
+func (s *Server) stopStreams() {
+	s.stopOnce.Do(func() { close(s.stopping) })
+	s.later.stop()
+}
 
 // Shutdown drains the node: it refuses new writes at once and makes /readyz fail. Running calls
 // finish until ctx ends. Then it closes the servers and the data plane.

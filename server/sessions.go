@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc/codes"
 
@@ -22,12 +23,15 @@ import (
 //	client ── message from the engine ─────────────► calls: the roles of the credential
 //
 // Without a roles file there is one token, and a session has no credential. The id of an engine is
-// the dialer's choice, so an id belongs to the principal that used it first until the node restarts:
-// no other principal can take over the sessions of that engine or receive its reads. Ids without a
-// session are forgotten when there are more than enginesMax.
+// the dialer's choice, so an id belongs to the principal that used it first until that principal is
+// removed: no other principal can take over the sessions of that engine or receive its reads. The
+// principal is that of the engine's credential in the policy in use. While there is no roles file, an
+// id belongs to no principal. Ids without a session are forgotten when there are more than enginesMax.
 type Sessions struct {
-	base  rdma.Token
-	roles Roles
+	// secret is the key of all tokens. It is in no reply: a caller that had it could compute the token
+	// of every credential, because credentials are public.
+	secret rdma.Token
+	roles  Roles
 
 	mu sync.Mutex
 	// engines has the credential of each engine that had a session.
@@ -44,22 +48,44 @@ type Sessions struct {
 // owner is the client of an engine.
 type owner struct {
 	credential access.Credential
-	// principal is the client's name, "" if the node had no roles file.
-	principal string
+	// name is the name that the client's principal had when the session was opened, "" if the node
+	// had no roles file.
+	name string
+	// admitted is the time of the last handshake.
+	admitted time.Time
 	// idle is set if the engine had no session when the ids were last counted.
 	idle bool
+}
+
+// principal returns the principal to which the engine belongs by the policy, nil if there is none. A
+// renamed principal keeps its engines. When the credential was replaced by another one, the name
+// decides.
+func (o *owner) principal(policy *access.Policy) *access.Principal {
+	if o.name == "" {
+		return nil
+	}
+	if id, ok := policy.ByCredential(o.credential); ok {
+		return id.Principal
+	}
+	return policy.Named(o.name)
 }
 
 // enginesMax is the number of engines above which those without a session are forgotten.
 const enginesMax = 8192
 
-// NewSessions returns Sessions. base is a secret of at least rdma.MinToken bytes. It is the token of
-// the data plane while roles returns nil; the tokens of credentials are derived from it.
-func NewSessions(base rdma.Token, roles Roles) (*Sessions, error) {
-	if err := base.Validate(); err != nil {
+// principalEnginesMax is the maximum number of engines with a session that one principal has: a
+// quarter of the sessions of a data plane (Options.MaxPeers of rdma/tcp and rdma/group is 1,024), so
+// that the engines of one principal do not use all of them. An engine has one session, but the
+// transfer engine also counts sessions that are being opened, for at most openingMax.
+const principalEnginesMax = 256
+
+// NewSessions returns Sessions. secret has at least rdma.MinToken bytes. The tokens of the data plane
+// are derived from it: one while roles returns nil, and one for each credential otherwise.
+func NewSessions(secret rdma.Token, roles Roles) (*Sessions, error) {
+	if err := secret.Validate(); err != nil {
 		return nil, err
 	}
-	return &Sessions{base: base, roles: roles, engines: make(map[rdma.EngineID]*owner)}, nil
+	return &Sessions{secret: secret, roles: roles, engines: make(map[rdma.EngineID]*owner)}, nil
 }
 
 // Admission returns the Admission of the data plane.
@@ -77,16 +103,23 @@ func (s *Sessions) watch(peers func() []rdma.Peer) {
 // token returns the data plane's token for a caller of Describe.
 func (s *Sessions) token(ctx context.Context) rdma.Token {
 	if id, ok := identityOf(ctx); ok {
-		return s.derive(id.Credential)
+		return s.derive(credentialLabel, id.Credential[:])
 	}
-	return s.base
+	return s.derive(sharedLabel, nil)
 }
 
-// derive returns the token of a credential.
-func (s *Sessions) derive(c access.Credential) rdma.Token {
-	m := hmac.New(sha256.New, s.base)
-	m.Write([]byte("penstock data plane of a credential"))
-	m.Write(c[:])
+// The labels of derive: for the token of a credential, and for the one token without a roles file.
+// No label is a prefix of the other.
+const (
+	credentialLabel = "penstock data plane of a credential"
+	sharedLabel     = "penstock data plane without roles"
+)
+
+// derive returns the token for a label and the data that follows it.
+func (s *Sessions) derive(label string, data []byte) rdma.Token {
+	m := hmac.New(sha256.New, s.secret)
+	m.Write([]byte(label))
+	m.Write(data)
 	return m.Sum(nil)
 }
 
@@ -104,13 +137,13 @@ func (s *Sessions) refreshLocked() {
 	if s.tokens != nil && s.policy == policy {
 		return
 	}
-	s.policy, s.tokens, s.owners = policy, []rdma.Token{s.base}, nil
+	s.policy, s.tokens, s.owners = policy, []rdma.Token{s.derive(sharedLabel, nil)}, nil
 	if policy == nil {
 		return
 	}
 	s.tokens, s.owners = make([]rdma.Token, 0, access.CredentialsMax), make(map[string]access.Credential)
 	for _, c := range policy.Credentials() {
-		token := s.derive(c)
+		token := s.derive(credentialLabel, c[:])
 		s.tokens = append(s.tokens, token)
 		s.owners[string(token)] = c
 	}
@@ -126,17 +159,22 @@ func (s *Sessions) admit(engine rdma.EngineID, proved rdma.Token) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.refreshLocked()
-	now := &owner{}
+	now := &owner{admitted: time.Now()}
 	if s.policy != nil {
 		credential, ok := s.owners[string(proved)]
 		id, known := s.policy.ByCredential(credential)
 		if !ok || !known {
 			return errRemoved
 		}
-		now.credential, now.principal = credential, id.Principal.Name()
-	}
-	if was := s.engines[engine]; was != nil && was.principal != "" && was.principal != now.principal {
-		return fmt.Errorf("%w: engine %v", errTaken, engine)
+		if was := s.engines[engine]; was != nil {
+			if p := was.principal(s.policy); p != nil && p != id.Principal {
+				return fmt.Errorf("%w: engine %v", errTaken, engine)
+			}
+		}
+		if n := s.othersLocked(id.Principal, engine); n >= principalEnginesMax {
+			return fmt.Errorf("principal %q has sessions with %d engines, the maximum of one principal: %w", id.Principal.Name(), n, rdma.ErrBusy)
+		}
+		now.credential, now.name = credential, id.Principal.Name()
 	}
 	s.engines[engine] = now
 	if len(s.engines) > enginesMax {
@@ -145,16 +183,43 @@ func (s *Sessions) admit(engine rdma.EngineID, proved rdma.Token) error {
 	return nil
 }
 
+// othersLocked returns the number of engines of a principal other than engine that have a session or
+// may be opening one. It returns 0 if engine is one of these engines itself. A session has several
+// handshakes, and the engine was counted at the first one.
+func (s *Sessions) othersLocked(of *access.Principal, engine rdma.EngineID) (n int) {
+	live, since := s.liveLocked(), time.Now().Add(-openingMax)
+	counts := func(id rdma.EngineID, o *owner) bool {
+		return o != nil && (o.admitted.After(since) || live[id]) && o.principal(s.policy) == of
+	}
+	if counts(engine, s.engines[engine]) {
+		return 0
+	}
+	for id, o := range s.engines {
+		if counts(id, o) {
+			n++
+		}
+	}
+	return n
+}
+
+// liveLocked returns the engines that have a session.
+func (s *Sessions) liveLocked() map[rdma.EngineID]bool {
+	live := make(map[rdma.EngineID]bool)
+	if s.peers != nil {
+		for _, p := range s.peers() {
+			live[p.ID] = true
+		}
+	}
+	return live
+}
+
 // forgetLocked forgets the engines that have no session and had none at the previous call. An
 // engine whose session is being opened is kept.
 func (s *Sessions) forgetLocked() {
 	if s.peers == nil {
 		return
 	}
-	live := make(map[rdma.EngineID]bool)
-	for _, p := range s.peers() {
-		live[p.ID] = true
-	}
+	live := s.liveLocked()
 	for id, o := range s.engines {
 		if o.idle && !live[id] {
 			delete(s.engines, id)
@@ -169,7 +234,7 @@ func (s *Sessions) identity(policy *access.Policy, engine rdma.EngineID) (id acc
 	s.mu.Lock()
 	o := s.engines[engine]
 	s.mu.Unlock()
-	if o == nil || o.principal == "" {
+	if o == nil || o.name == "" {
 		return access.Identity{}, false
 	}
 	return policy.ByCredential(o.credential)
@@ -187,30 +252,35 @@ func (s *Sessions) caller(ctx context.Context, engine rdma.EngineID) context.Con
 	return ctx
 }
 
-// own returns an error unless an engine belongs to the caller, so that a caller can neither send its
-// reads to another principal's engine nor open windows to it.
+// own returns an error unless an engine belongs to the caller by the policy in use, so that a caller
+// can neither send its reads to another principal's engine nor open windows to it.
 func (s *Sessions) own(ctx context.Context, engine rdma.EngineID) error {
 	id, ok := identityOf(ctx)
-	if !ok {
+	policy := s.roles.current()
+	if !ok || policy == nil || s.ownedBy(id, policy, engine) {
 		return nil
 	}
-	s.mu.Lock()
-	o := s.engines[engine]
-	s.mu.Unlock()
-	if o == nil || o.principal != id.Principal.Name() {
-		return refuse(codes.PermissionDenied, "engine %v has no data-plane session of principal %q; connect it with the token that Describe returns to this principal", engine, id.Principal.Name())
-	}
-	return nil
+	return refuse(codes.PermissionDenied, "engine %v has no data-plane session of principal %q; connect it with the token that Describe returns to this principal", engine, id.Principal.Name())
+}
+
+// ownedBy reports whether the clients of a caller and of an engine are one principal of the policy.
+func (s *Sessions) ownedBy(id access.Identity, policy *access.Policy, engine rdma.EngineID) bool {
+	caller, known := policy.ByCredential(id.Credential)
+	owner, ok := s.identity(policy, engine)
+	return known && ok && caller.Principal == owner.Principal
 }
 
 // ownAll returns the engines of the caller that have a session, for a window that names no engine.
-// all is true if the caller has no identity: then the window is open to every engine.
+// all is true if the node has no roles file or the call has no identity: then the window is open to
+// every engine.
 func (s *Sessions) ownAll(ctx context.Context, peers func() []rdma.Peer) (engines []rdma.EngineID, all bool) {
-	if _, ok := identityOf(ctx); !ok {
+	id, ok := identityOf(ctx)
+	policy := s.roles.current()
+	if !ok || policy == nil {
 		return nil, true
 	}
 	for _, p := range peers() {
-		if s.own(ctx, p.ID) == nil {
+		if s.ownedBy(id, policy, p.ID) {
 			engines = append(engines, p.ID)
 		}
 	}
@@ -231,12 +301,82 @@ func (s *Sessions) removed(peers []rdma.Peer) (engines []rdma.EngineID) {
 	return engines
 }
 
-// EndRemovedSessions ends the data-plane sessions of clients whose token or certificate is not in
-// the roles file. It is called after the roles file has changed. A session that opens at the same
-// moment may remain; its calls are refused.
+// openingMax is a time within which every handshake of a provider ends: at most 10 s for one connection
+// and 10 s more until the other connections of its session have joined (HandshakeTimeout of rdma/tcp
+// and rdma/group).
+const openingMax = 30 * time.Second
+
+// EndRemovedSessions ends the data-plane sessions of clients whose token or certificate is not in the
+// roles file. It is called after the roles file has changed. A handshake that is in progress may
+// still become a session. The next message of that session ends it, and so does a second pass over the
+// sessions after openingMax.
 func (s *Server) EndRemovedSessions() {
+	s.endRemoved()
+	s.later.start(s.endRemoved)
+}
+
+// endRemoved ends the sessions concurrently, because the end of a session waits for a client that does
+// not read. The number of sessions is limited by the transfer engine.
+func (s *Server) endRemoved() {
+	var ending sync.WaitGroup
 	for _, engine := range s.sessions.removed(s.data.Peers()) {
-		s.opts.Logger.Info("data-plane session ended: its client is not in auth.roles_file", "peer", engine.String())
-		s.data.Disconnect(engine)
+		ending.Go(func() { s.endSession(engine) })
 	}
+	ending.Wait()
+}
+
+// endSession ends the session of an engine whose client is not in the roles file.
+func (s *Server) endSession(engine rdma.EngineID) {
+	s.opts.Logger.Info("data-plane session ended: its client is not in auth.roles_file", "peer", engine.String())
+	s.data.Disconnect(engine)
+}
+
+// laterCall calls a function once some time after the last start.
+type laterCall struct {
+	after time.Duration
+
+	// running counts the calls in progress.
+	running sync.WaitGroup
+	mu      sync.Mutex
+	timer   *time.Timer // nil before the first start
+	stopped bool
+}
+
+// start arranges a call of f after the time, in place of a call that has not begun.
+func (l *laterCall) start(f func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.stopped {
+		return
+	}
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+	l.timer = time.AfterFunc(l.after, func() {
+		if l.begin() {
+			defer l.running.Done()
+			f()
+		}
+	})
+}
+
+// begin counts a call that begins. It returns false after stop.
+func (l *laterCall) begin() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.stopped {
+		l.running.Add(1)
+	}
+	return !l.stopped
+}
+
+// stop prevents further calls, and waits for those in progress.
+func (l *laterCall) stop() {
+	l.mu.Lock()
+	l.stopped = true
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+	l.mu.Unlock()
+	l.running.Wait()
 }

@@ -39,7 +39,7 @@ var edges = []struct {
 	{"rdma", nil, "the contract imports nothing of ours, so that a provider or a caller pulls in no other"},
 	{"rdma/rdmatest", []string{"rdma", "internal/testkit", "internal/arena"}, "a suite that imports a provider would make exceptions for it"},
 	{"rdma/group/domaintest", []string{"rdma", "rdma/group", "internal/testkit"}, "a suite that imports a provider would make exceptions for it"},
-	{"rdma/internal/...", []string{"rdma", "rdma/internal/..."}, "parts that only the providers share"},
+	{"rdma/internal/...", []string{"rdma", "rdma/internal/...", "internal/ratelog"}, "parts that only the providers share"},
 	{"rdma/...", []string{"rdma", "rdma/group", "rdma/internal/...", "rdma/qos", "internal/sys", "internal/arena"}, "a provider needs its contract and the kernel, and does not interpret the bytes that it moves"},
 
 	{"dualpath", nil, "the planner is pure: its decisions depend only on events, so that production, tests and simulation run the same code"},
@@ -67,7 +67,7 @@ var edges = []struct {
 	{"server/offload", []string{"kv", "client", "client/gateway", "client/relay", "dualpath/prfaas"}, "it is a policy of the gateway, which is a client of storage nodes and planner"},
 	{"server/netoracle", []string{"dualpath/...", "internal/yamlfile"}, "it reads the operator's systems and returns the network in the types of netcost, and decides nothing"},
 	{"server/monitor", []string{"server", "server/front", "server/netoracle", "server/offload", "server/planner"}, "it reads the definitions of the metrics of each component, and runs no component"},
-	{"server/...", []string{"kv", "api/...", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "server/...", "internal/arena", "internal/bearer", "internal/sys"}, "the server joins contracts; cmd chooses the backends. Of internal/sys it uses only the memory limits of the process"},
+	{"server/...", []string{"kv", "api/...", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "server/...", "internal/arena", "internal/bearer", "internal/ratelog", "internal/sys"}, "the server joins contracts; cmd chooses the backends. Of internal/sys it uses only the memory limits of the process"},
 	{"client/...", []string{"kv", "api/...", "rdma", "rdma/copier", "client/...", "internal/arena", "internal/sys"}, "a client is linked into an engine: it must not contain the server, the index or a device. Of internal/sys it uses only blocking calls on a unix socket"},
 
 	{"client/gateway", []string{"kv", "api/...", "client"}, "a gateway calls storage and the planner, and holds no KV"},
@@ -78,6 +78,7 @@ var edges = []struct {
 
 	{"internal/invariants", nil, "every package imports it"},
 	{"internal/bearer", nil, "clients and servers read one format of token files, and neither imports the other"},
+	{"internal/ratelog", nil, "the data plane and the servers limit their logs, and neither imports the other"},
 	{"internal/options", nil, "every package with options imports it"},
 	{"internal/sys", nil, "system calls do not depend on their callers"},
 	{"internal/arena", []string{"internal/runs", "internal/sys"}, "an allocator does not depend on its users"},

@@ -73,8 +73,11 @@ func (e *Engine) admitConn(nc net.Conn) error {
 		return err
 	}
 	if err := e.admission.Admit(h.Engine, h.Token); err != nil {
-		e.core.AuthFailures.Add(1)
-		return errors.Join(err, verdict(handshake.Token))
+		v := handshake.VerdictOf(err)
+		if v == handshake.Token {
+			e.core.AuthFailures.Add(1)
+		}
+		return errors.Join(err, verdict(v))
 	}
 	if v, err := e.reserveSession(); err != nil {
 		return errors.Join(err, verdict(v))

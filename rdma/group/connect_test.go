@@ -40,11 +40,14 @@ func TestAdmission(t *testing.T) {
 		f := fabricOf(t, 15, simrdma.FabricOptions{})
 		tokens := []rdma.Token{rdma.Token("the token of client a"), rdma.Token("the token of client b")}
 		proved := make(map[rdma.EngineID]string)
-		var banned rdma.EngineID
+		var banned, busy rdma.EngineID
 		server := start(t, f, "s", true, 1, kinds[0].nic, func(o *group.Options) {
 			o.Admission = &rdma.Admission{Tokens: func() []rdma.Token { return tokens }, Admit: func(peer rdma.EngineID, token rdma.Token) error {
 				if peer == banned {
 					return errors.New("banned")
+				}
+				if peer == busy {
+					return fmt.Errorf("client a has too many sessions: %w", rdma.ErrBusy)
 				}
 				proved[peer] = string(token)
 				return nil
@@ -63,6 +66,11 @@ func TestAdmission(t *testing.T) {
 		banned = other.Addr().Engine
 		if _, err := other.Connect(t.Context(), server.Addr(), tokens[0]); !errors.Is(err, rdma.ErrAuth) {
 			t.Errorf("an engine that Admit refuses: %v", err)
+		}
+		banned, busy = rdma.EngineID{}, other.Addr().Engine
+		before := server.Stats().AuthFailures
+		if _, err := other.Connect(t.Context(), server.Addr(), tokens[0]); !errors.Is(err, rdma.ErrBusy) || server.Stats().AuthFailures != before {
+			t.Errorf("an engine that Admit refuses as busy: %v, %d failures of authentication", err, server.Stats().AuthFailures-before)
 		}
 	})
 }

@@ -66,8 +66,11 @@ func (e *Engine) admitConn(nc net.Conn, n *nic, proved func()) error {
 		return err
 	}
 	if err := e.admission.Admit(raw.Engine, raw.Token); err != nil {
-		e.core.AuthFailures.Add(1)
-		return errors.Join(err, verdict(handshake.Token))
+		v := handshake.VerdictOf(err)
+		if v == handshake.Token {
+			e.core.AuthFailures.Add(1)
+		}
+		return errors.Join(err, verdict(v))
 	}
 	proved()
 	var h hello

@@ -111,7 +111,7 @@ func TestAdmission(t *testing.T) {
 	current.Store(&tokens)
 	var mu sync.Mutex
 	admitted := make(map[rdma.EngineID]string)
-	var banned rdma.EngineID
+	var banned, busy rdma.EngineID
 	e := newServer(t, Options{Admission: &rdma.Admission{
 		Tokens: func() []rdma.Token { return *current.Load() },
 		Admit: func(peer rdma.EngineID, proved rdma.Token) error {
@@ -119,6 +119,9 @@ func TestAdmission(t *testing.T) {
 			defer mu.Unlock()
 			if peer == banned {
 				return errors.New("banned")
+			}
+			if peer == busy {
+				return fmt.Errorf("client a has too many sessions: %w", rdma.ErrBusy)
 			}
 			admitted[peer] = string(proved)
 			return nil
@@ -151,6 +154,13 @@ func TestAdmission(t *testing.T) {
 	banned = c.Addr().Engine
 	mu.Unlock()
 	refused("an engine that Admit refuses", c, tokens[0])
+	mu.Lock()
+	banned, busy = rdma.EngineID{}, c.Addr().Engine
+	mu.Unlock()
+	before := e.Stats().AuthFailures
+	if _, err := c.Connect(testContext(t), e.Addr(), tokens[0]); !errors.Is(err, rdma.ErrBusy) || errors.Is(err, rdma.ErrAuth) || e.Stats().AuthFailures != before {
+		t.Errorf("an engine that Admit refuses as busy: %v, %d failures of authentication", err, e.Stats().AuthFailures-before)
+	}
 	one, none := tokens[:1], []rdma.Token{}
 	current.Store(&one)
 	refused("a removed token", closing(t, newEngine(t, Options{})), tokens[1])

@@ -87,25 +87,23 @@ type subject struct {
 	Identity
 }
 
-// ByHeader returns the identity of the token in the values of an Authorization header. ok is false
-// if none of them has a token of the policy.
-func (p *Policy) ByHeader(headers ...string) (id Identity, ok bool) {
-	for _, header := range headers {
-		token, is := strings.CutPrefix(header, "Bearer ")
-		if !is || len(token) < bearer.MinChars {
-			continue
-		}
-		sum := sha256.Sum256([]byte(token))
-		found := -1
-		for i := range p.tokens {
-			same := subtle.ConstantTimeCompare(sum[:], p.tokens[i].Credential[:])
-			found = subtle.ConstantTimeSelect(same, i, found)
-		}
-		if found >= 0 {
-			id, ok = p.tokens[found], true
-		}
+// ByHeader returns the identity of the token in the value of an Authorization header. ok is false if
+// the value has no token of the policy.
+func (p *Policy) ByHeader(header string) (id Identity, ok bool) {
+	token, is := strings.CutPrefix(header, "Bearer ")
+	if !is || len(token) < bearer.MinChars {
+		return Identity{}, false
 	}
-	return id, ok
+	sum := sha256.Sum256([]byte(token))
+	found := -1
+	for i := range p.tokens {
+		same := subtle.ConstantTimeCompare(sum[:], p.tokens[i].Credential[:])
+		found = subtle.ConstantTimeSelect(same, i, found)
+	}
+	if found < 0 {
+		return Identity{}, false
+	}
+	return p.tokens[found], true
 }
 
 // BySubject returns the identity of a client certificate by its subject, as pkix.Name.String
@@ -123,6 +121,16 @@ func (p *Policy) BySubject(name string) (Identity, bool) {
 func (p *Policy) ByCredential(c Credential) (Identity, bool) {
 	principal, ok := p.all[c]
 	return Identity{Principal: principal, Credential: c}, ok
+}
+
+// Named returns the principal with a name, or nil.
+func (p *Policy) Named(name string) *Principal {
+	for _, principal := range p.principals {
+		if principal.name == name {
+			return principal
+		}
+	}
+	return nil
 }
 
 // Credentials returns all credentials, in the order of the file, tokens first.

@@ -55,7 +55,7 @@ const (
 	OK Verdict = 0
 	// Token: the proof is wrong.
 	Token Verdict = 1
-	// Full: the acceptor already has its largest number of sessions.
+	// Full: the acceptor already has its largest number of sessions, in all or with this token.
 	Full Verdict = 2
 	// Request: the session could not be started.
 	Request Verdict = 3
@@ -64,6 +64,14 @@ const (
 	// Later: the resource that the dialer requests is still in use at the acceptor.
 	Later Verdict = 5
 )
+
+// VerdictOf returns the verdict for an error of Admission.Admit.
+func VerdictOf(err error) Verdict {
+	if errors.Is(err, rdma.ErrBusy) {
+		return Full
+	}
+	return Token
+}
 
 // String returns a phrase for logs and error texts.
 func (v Verdict) String() string {

@@ -11,10 +11,10 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/penstock-kv/penstock/internal/ratelog"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/internal/inbox"
 	"github.com/penstock-kv/penstock/rdma/internal/peers"
-	"github.com/penstock-kv/penstock/rdma/internal/ratelog"
 )
 
 // LogKind is a kind of logged event. Each kind has its own rate limit.
