@@ -62,6 +62,14 @@ func (m *serviceManager) want(text string) {
 	}
 }
 
+// wantDrain receives the message with which a drain of some length begins.
+func (m *serviceManager) wantDrain() {
+	m.t.Helper()
+	if got := m.next(); !strings.HasPrefix(got, "STOPPING=1\nSTATUS=draining\nEXTEND_TIMEOUT_USEC=") {
+		m.t.Fatalf("the drain begins with %q", got)
+	}
+}
+
 // nothingMore fails if a message is left. All that could send one have ended.
 func (m *serviceManager) nothingMore() {
 	m.t.Helper()
@@ -159,9 +167,7 @@ func TestServiceManagerIsNotified(t *testing.T) {
 			if err := p.Stop(); err != nil {
 				t.Error(err)
 			}
-			if got := m.next(); !strings.HasPrefix(got, "STOPPING=1\nSTATUS=draining\nEXTEND_TIMEOUT_USEC=") {
-				t.Errorf("the drain begins with %q", got)
-			}
+			m.wantDrain()
 			m.nothingMore()
 		})
 	}

@@ -204,7 +204,7 @@ func (m *machine) runUnits(dir string) {
 		if err := p.Stop(); err != nil {
 			m.t.Error(err)
 		}
-		manager.want("STOPPING=1\nSTATUS=draining")
+		manager.wantDrain()
 	}
 }
 
