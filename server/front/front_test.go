@@ -30,10 +30,17 @@ type fakeEngine struct {
 	served atomic.Int32
 }
 
+// newEngine starts an engine. Its port stays reserved when a test closes the listener, so that a
+// connection to the engine is then refused.
 func newEngine(t testing.TB, answer http.HandlerFunc) *fakeEngine {
+	t.Helper()
 	e := &fakeEngine{}
 	e.answer.Store(&answer)
-	e.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	listener, err := net.Listen("tcp", testkit.Port(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case r.URL.Path != "/health":
 			e.served.Add(1)
@@ -42,6 +49,11 @@ func newEngine(t testing.TB, answer http.HandlerFunc) *fakeEngine {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		}
 	}))
+	if err := e.Listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	e.Listener = listener
+	e.Start()
 	t.Cleanup(e.Close)
 	return e
 }
