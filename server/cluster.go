@@ -10,7 +10,6 @@ import (
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/kv"
-	"github.com/penstock-kv/penstock/server/membership"
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
@@ -22,19 +21,6 @@ type Namespaces interface {
 	BumpEpoch(ctx context.Context, name string, to kv.Epoch, keep int) (storage.Bumped, error)
 	RetireEpoch(ctx context.Context, name string, epoch kv.Epoch, force, dryRun bool) (storage.Removed, error)
 	SetQuota(ctx context.Context, name string, quotaBytes int64) (kv.Namespace, error)
-}
-
-// Cluster is the membership of a cluster. *membership.Cluster implements it.
-type Cluster interface {
-	Namespaces
-	// Admit returns nil if the node may serve a call on the namespace; an empty name means the
-	// node in general.
-	Admit(namespace string) error
-	// Refused returns the number of namespaces that the node may not serve although it has a lease.
-	Refused() int
-	Members(ctx context.Context) ([]membership.Member, error)
-	// Drain makes the node's state draining in the list of members.
-	Drain()
 }
 
 // cachePrefix begins the full name of each method of the Cache service.

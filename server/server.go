@@ -23,6 +23,7 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/server/handoff"
+	"github.com/penstock-kv/penstock/server/membership"
 	"github.com/penstock-kv/penstock/server/metrics"
 	"github.com/penstock-kv/penstock/server/storage"
 )
@@ -87,7 +88,7 @@ type Options struct {
 	// Roles returns the policy of the roles file. While it returns one, Tokens is not used.
 	Roles Roles
 	// Cluster is the node's membership of a cluster; nil: the node stands alone.
-	Cluster Cluster
+	Cluster *membership.Cluster
 	// Config compares and reloads the configuration. If it is nil, the calls DiffConfig and
 	// ReloadConfig are refused.
 	Config Reloader

@@ -12,14 +12,13 @@ import (
 	"github.com/spf13/cobra"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
-	"github.com/penstock-kv/penstock/server"
 	"github.com/penstock-kv/penstock/server/config"
 	"github.com/penstock-kv/penstock/server/membership"
 )
 
 // join begins to make the node a member of the configured cluster. It returns nil if the node stands
 // alone.
-func (n *node) join() (server.Cluster, error) {
+func (n *node) join() (*membership.Cluster, error) {
 	c := n.cfg.Cluster
 	if len(c.Etcd) == 0 {
 		return nil, nil

@@ -72,6 +72,9 @@ func (m *machine) boot(unit string) *booted {
 		}
 		dir := filepath.Join(fields[1], group)
 		if err := os.Mkdir(dir, 0o755); err != nil {
+			if os.Getenv("CI") == "true" {
+				m.t.Fatalf("continuous integration must have a writable control group file system: %v", err)
+			}
 			m.t.Skipf("needs a writable control group file system: %v", err)
 		}
 		m.t.Cleanup(func() { removeGroup(m.t, dir) })

@@ -53,7 +53,6 @@ func (c *Cluster) runSession(ctx context.Context) error {
 		return fmt.Errorf("grant a lease: %w", err)
 	}
 	s := &session{Cluster: c, etcd: etcd, lease: grant.ID, key: c.membersPrefix() + c.opts.Member.Name, since: sent.UTC(), renewed: sent, state: Joining, tried: make(map[string]int64)}
-	defer c.until.Store(-1)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.renew(ctx) })
 	g.Go(func() error { return s.follow(ctx) })
@@ -62,7 +61,7 @@ func (c *Cluster) runSession(ctx context.Context) error {
 	return err
 }
 
-// serveUntil admits calls for as long as the lease surely lives.
+// serveUntilLocked admits calls for as long as the lease surely lives.
 func (s *session) serveUntilLocked() {
 	if s.serving {
 		s.until.Store(int64(s.renewed.Add(s.opts.TTL - s.opts.TTL/10).Sub(s.began)))
