@@ -32,6 +32,11 @@ var (
 	// ErrForeign: the directories are volumes of different stores, or some volumes of the store are
 	// not given. Fix the configuration.
 	ErrForeign = errors.New("foreign volume")
+	// ErrShared: the volume is shared, and Open was called without an Owner. Give the settings of the
+	// cluster.
+	ErrShared = errors.New("shared volume")
+	// ErrNotOwner: this process may not own the shared volume any more. Nothing was written.
+	ErrNotOwner = errors.New("this process does not own the volume")
 	// ErrVersion: a volume has another format version. Use the binary of that version, or an empty
 	// directory.
 	ErrVersion = ondisk.ErrVersion

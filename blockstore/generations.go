@@ -12,7 +12,7 @@ import (
 const sequenceBits = 32
 
 // generations assigns generations. The high bits of a generation are the boot counter, which is on
-// disk; the low bits are a sequence number, which is in memory only. No two starts of the store
+// disk, or the fencing number of a shared store; the low bits are a sequence number, which is in memory only. No two starts of the store
 // have the same boot counter, so assigning a generation needs no write to disk.
 type generations struct {
 	mu   sync.Mutex
@@ -80,6 +80,13 @@ func (s *Store) raiseBoot(ctx context.Context, beyond uint32) (uint32, error) {
 	if beyond == ondisk.MaxBoot {
 		return 0, fmt.Errorf("blockstore: all %d starts of this store are used up; begin with empty volumes: %w", ondisk.MaxBoot, ErrFloor)
 	}
-	s.boot = beyond + 1
+	next := beyond + 1
+	if s.opts.Owner != nil {
+		var err error
+		if next, err = s.opts.Owner.Fence(ctx, beyond); err != nil {
+			return 0, fmt.Errorf("blockstore: %w", err)
+		}
+	}
+	s.boot = next
 	return s.boot, s.writeSuperblocks(ctx)
 }

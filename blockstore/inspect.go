@@ -24,12 +24,23 @@ func InspectVolume(ctx context.Context, dev blockio.Device, w io.Writer) error {
 		return fmt.Errorf("blockstore: inspect: %s is not a volume: neither superblock nor catalogue nor segments are there: %w", dev.Info().Path, blockio.ErrNotExist)
 	}
 	// If a file cannot be read, the error is printed, and the other files are printed as usual.
-	sb, err := inspectSuperblock(ctx, dev, w)
+	sb, err := inspectSuperblock(ctx, dev, ondisk.SuperblockName, w)
 	if err != nil {
 		fmt.Fprintf(w, "superblock: %v\n", err)
 	}
+	catalogue := ondisk.CatalogueName
+	if sb.Shared {
+		var super string
+		if _, super = newestOwner(ctx, dev, names, sb); super != ondisk.SuperblockName {
+			fmt.Fprintf(w, "%s is the newest owner's\n", super)
+			if sb, err = inspectSuperblock(ctx, dev, super, w); err != nil {
+				fmt.Fprintf(w, "%s: %v\n", super, err)
+			}
+			catalogue = catalogueOf(super)
+		}
+	}
 	if sb.CatalogueBytes > 0 {
-		if err := inspectCatalogue(ctx, dev, sb.CatalogueBytes, w); err != nil {
+		if err := inspectCatalogue(ctx, dev, catalogue, sb.CatalogueBytes, w); err != nil {
 			fmt.Fprintf(w, "catalogue: %v\n", err)
 		}
 	}
@@ -48,12 +59,12 @@ func InspectVolume(ctx context.Context, dev blockio.Device, w io.Writer) error {
 // ofVolume reports whether a file of that name belongs to a volume.
 func ofVolume(name string) bool {
 	_, segment := ondisk.ParseSegmentName(name)
-	return segment || name == ondisk.SuperblockName || name == ondisk.CatalogueName
+	return segment || sharedFile(name) || name == ondisk.SuperblockName || name == ondisk.CatalogueName
 }
 
 // inspectSuperblock prints both copies and returns the newest valid one, if any.
-func inspectSuperblock(ctx context.Context, dev blockio.Device, w io.Writer) (ondisk.Superblock, error) {
-	b, err := readFile(ctx, dev, ondisk.SuperblockName, 0, ondisk.SuperblockFileBytes)
+func inspectSuperblock(ctx context.Context, dev blockio.Device, name string, w io.Writer) (ondisk.Superblock, error) {
+	b, err := readFile(ctx, dev, name, 0, ondisk.SuperblockFileBytes)
 	if err != nil {
 		return ondisk.Superblock{}, err
 	}
@@ -72,8 +83,8 @@ func inspectSuperblock(ctx context.Context, dev blockio.Device, w io.Writer) (on
 	return best, nil
 }
 
-func inspectCatalogue(ctx context.Context, dev blockio.Device, room int64, w io.Writer) error {
-	f, err := dev.Open(ondisk.CatalogueName)
+func inspectCatalogue(ctx context.Context, dev blockio.Device, name string, room int64, w io.Writer) error {
+	f, err := dev.Open(name)
 	if err != nil {
 		return fmt.Errorf("blockstore: inspect: %w", err)
 	}

@@ -145,12 +145,25 @@ func (s *Store) writeSuperblocks(ctx context.Context) error {
 }
 
 func (v *volume) writeSuperblock(ctx context.Context) error {
+	created, err := v.ownFiles(ctx)
+	if err != nil {
+		return err
+	}
+	if created { // both copies are blank
+		if err := v.writeSuperblockCopy(ctx); err != nil {
+			return err
+		}
+	}
+	return v.writeSuperblockCopy(ctx)
+}
+
+// writeSuperblockCopy replaces the older of the two copies. If the write is torn, the newest copy
+// still exists.
+func (v *volume) writeSuperblockCopy(ctx context.Context) error {
 	sb := v.superblock
 	sb.Boot, sb.Count = v.store.boot, uint32(len(v.store.volumes))
 	v.store.members.put(&sb)
 	sb.Sequence++
-	// The write replaces the older of the two copies. If the write is torn, the newest copy still
-	// exists.
 	copyOffset := int64(sb.Sequence%2) * ondisk.Page
 	if err := v.writePage(ctx, v.super, copyOffset, sb.Encode(), &v.metaPending); err != nil {
 		return err

@@ -1,6 +1,7 @@
 package blockstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,14 +25,22 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
-	for _, d := range opts.Devices {
-		if err := d.Lock(opts.Identity); err != nil {
-			return nil, fmt.Errorf("blockstore: %w", err)
+	var err error
+	if opts.Owner == nil {
+		for _, d := range opts.Devices {
+			if err := d.Lock(opts.Identity); err != nil {
+				return nil, fmt.Errorf("blockstore: %w", err)
+			}
 		}
+	} else if opts.node, err = acquire(ctx, opts); err != nil {
+		return nil, err
 	}
 	found, members, err := assemble(ctx, opts)
 	if err != nil {
 		return nil, err
+	}
+	if opts.Owner != nil && found[0].superblock.Node != opts.node {
+		return nil, fmt.Errorf("blockstore: %s has become a volume of store %v during the start, not of %v: start again: %w", found[0].path(), found[0].superblock.Node, opts.node, ErrForeign)
 	}
 	s := newStore(opts, found, members)
 	if err := onVolumes(s.present(), func(v *volume) error { return v.load(ctx) }); err != nil {
@@ -61,12 +70,16 @@ func newStore(opts Options, found []candidate, members membership) *Store {
 		v := &volume{
 			store: s, index: uint32(i), capacityBytes: share, superblock: c.superblock,
 			id: c.superblock.Volume, segmentBytes: c.superblock.SegmentBytes,
-			log:  opts.Logger.With("volume", i, "path", c.dev.Info().Path),
-			meta: make(chan struct{}, 1),
-			kick: make(chan struct{}, 1),
+			log:   opts.Logger.With("volume", i, "path", c.dev.Info().Path),
+			meta:  make(chan struct{}, 1),
+			kick:  make(chan struct{}, 1),
+			names: c.names, superName: cmp.Or(c.superName, ondisk.SuperblockName),
 		}
 		v.space.init(v)
 		v.dev = watchDevice(c.dev, opts.Health, v.log, s.background.Go)
+		if opts.Owner != nil {
+			v.dev.held = opts.Owner.Held
+		}
 		v.syncer = syncer{dev: v.dev, spawn: s.background.Go, failed: v.spoilWritten}
 		s.volumes = append(s.volumes, v)
 		switch cause := absent(c.dev); {
@@ -91,6 +104,8 @@ type candidate struct {
 	superblock ondisk.Superblock
 	formatted  bool
 	names      []string
+	// superName is the file of the superblock, SuperblockName if empty.
+	superName string
 }
 
 func (c *candidate) path() string { return c.dev.Info().Path }
@@ -234,10 +249,13 @@ func probe(ctx context.Context, dev blockio.Device) (candidate, error) {
 	if c.names, err = dev.List(); err != nil {
 		return c, err
 	}
-	sb, err := readSuperblock(ctx, dev)
+	sb, err := readSuperblock(ctx, dev, ondisk.SuperblockName)
 	switch {
 	case err == nil:
 		c.superblock, c.formatted = sb, true
+		if sb.Shared {
+			c.superblock, c.superName = newestOwner(ctx, dev, c.names, sb)
+		}
 		return c, nil
 	case errors.Is(err, blockio.ErrNotExist), errors.Is(err, ondisk.ErrBlank), errors.Is(err, ondisk.ErrDamaged):
 	default:
@@ -255,8 +273,8 @@ func probe(ctx context.Context, dev blockio.Device) (candidate, error) {
 
 // readSuperblock returns the newest valid copy. It fails with ErrVersion if one copy has another
 // version, and with the errors of both copies if neither is valid.
-func readSuperblock(ctx context.Context, dev blockio.Device) (ondisk.Superblock, error) {
-	f, err := dev.Open(ondisk.SuperblockName)
+func readSuperblock(ctx context.Context, dev blockio.Device, name string) (ondisk.Superblock, error) {
+	f, err := dev.Open(name)
 	if err != nil {
 		return ondisk.Superblock{}, err
 	}
@@ -327,6 +345,9 @@ func checkTogether(formatted []*candidate, given int, members membership, opts O
 		if count < given && !opts.AddVolumes && !opts.Degraded {
 			return fmt.Errorf("blockstore: %s is one of %d volumes, %d are given; give those, or set add_volumes to format the others: %w", c.path(), count, given, ErrForeign)
 		}
+		if sb.Shared && opts.Owner == nil {
+			return fmt.Errorf("blockstore: %s is a shared volume, which a lease in etcd gives to one node at a time: set shared and cluster.etcd: %w", c.path(), ErrShared)
+		}
 		if opts.SegmentBytes != 0 && opts.SegmentBytes != sb.SegmentBytes {
 			return fmt.Errorf("blockstore: %s was formatted with segments of %d bytes, %d are configured; remove the setting: %w", c.path(), sb.SegmentBytes, opts.SegmentBytes, ErrForeign)
 		}
@@ -343,7 +364,7 @@ func checkTogether(formatted []*candidate, given int, members membership, opts O
 // of removed volumes, then those of missing volumes. If keep is set, it gives no index of a missing
 // volume, because that volume may return. It returns the number of indices.
 func formatRest(ctx context.Context, all []candidate, members membership, count int, keep bool, opts Options) (membership, int, error) {
-	proto := ondisk.Superblock{Count: uint32(max(count, len(all)))}
+	proto := ondisk.Superblock{Count: uint32(max(count, len(all))), Shared: opts.Owner != nil}
 	taken := make(map[uint32]bool)
 	formatted := 0
 	for _, c := range all {
@@ -360,7 +381,9 @@ func formatRest(ctx context.Context, all []candidate, members membership, count 
 	}
 	if formatted == 0 {
 		var err error
-		if proto.Node, err = ondisk.NewUUID(opts.Rand); err != nil {
+		if proto.Node = opts.node; proto.Node != (ondisk.UUID{}) {
+			// Open has acquired the ownership of the store under this id.
+		} else if proto.Node, err = ondisk.NewUUID(opts.Rand); err != nil {
 			return members, 0, err
 		}
 	}
@@ -494,10 +517,10 @@ func (v *volume) load(ctx context.Context) error {
 
 func (v *volume) loadFiles(ctx context.Context) error {
 	var err error
-	if v.super, err = v.dev.Open(ondisk.SuperblockName); err != nil {
+	if v.super, err = v.dev.Open(v.superName); err != nil {
 		return err
 	}
-	if v.catalogue, err = v.dev.Open(ondisk.CatalogueName); err != nil {
+	if v.catalogue, err = v.dev.Open(catalogueOf(v.superName)); err != nil {
 		return fmt.Errorf("restore it, or empty the directory: %w: %w", err, ErrDamaged)
 	}
 	if got, want := v.catalogue.Size(), ondisk.CatalogueFileBytes(v.superblock.CatalogueBytes); got != want {
@@ -609,9 +632,15 @@ func (s *Store) beginBoot(ctx context.Context) error {
 		return fmt.Errorf("blockstore: %s: all %d starts are used up; begin with an empty directory: %w", s.volumes[0].dev.Info().Path, ondisk.MaxBoot, ErrFloor)
 	}
 	s.boot = last + 1
+	if s.opts.Owner != nil {
+		if err := s.beginOwnership(ctx, last); err != nil {
+			return err
+		}
+	}
 	if err := s.writeSuperblocks(ctx); err != nil {
 		return err
 	}
 	s.generations.start(s.boot)
+	s.removeOutlived()
 	return nil
 }

@@ -22,6 +22,9 @@ type Options struct {
 	// Identity is the text of the volumes' lock files. It shows an operator which process owns the
 	// volumes.
 	Identity string
+	// Owner, if not nil, decides which process owns the volumes, in place of the devices' locks. It
+	// is for volumes on a file system that several hosts mount (shared volumes).
+	Owner Owner
 	// CapacityBytes is the maximum size of all files of all volumes together. It may differ between
 	// two Opens; segments that exceed it are removed when they become empty.
 	CapacityBytes int64
@@ -64,6 +67,9 @@ type Options struct {
 	Logger *slog.Logger
 	// Rand is the source of the random bytes of uuids. Default: crypto/rand.
 	Rand io.Reader
+
+	// node is the id that a new store gets; zero: a random one.
+	node ondisk.UUID
 }
 
 const (

@@ -41,6 +41,9 @@ type Store struct {
 	// start, and changes only under the token.
 	meta chan struct{}
 	boot uint32
+	// fence is the fencing number of this start, 0 if the store is not shared. It names the files of
+	// superblock and catalogue. Set by Open.
+	fence uint32
 	// members has the operator's orders for the volumes; it changes under the meta token.
 	members membership
 	// keepers waits for the goroutines of the volumes, which end when stop is called. background

@@ -160,7 +160,7 @@ func TestSequenceRunsOut(t *testing.T) {
 	if err := errors.Join(get(t, s, b, 0, 0), get(t, s, c, 0, 0)); err != nil {
 		t.Error(err)
 	}
-	sb, err := readSuperblock(t.Context(), d.Reopen())
+	sb, err := readSuperblock(t.Context(), d.Reopen(), ondisk.SuperblockName)
 	if err != nil || sb.Boot != 2 {
 		t.Errorf("boot counter on disk is %d, %v; want 2", sb.Boot, err)
 	}

@@ -43,6 +43,9 @@ type volume struct {
 
 	super     blockio.File
 	catalogue blockio.File
+	// superName is the name of the file super, and names has the names of all files at the start.
+	superName string
+	names     []string
 	// meta is the token for writes of the superblock and the catalogue of this volume. superblock
 	// is the newest superblock, and catArea is the area that holds the newest durable catalogue.
 	// Both change only under the token.

@@ -28,6 +28,10 @@ type watchedDevice struct {
 	// spawn runs f on a goroutine that Close waits for.
 	spawn func(f func())
 
+	// held, if not nil, returns an error if this process may not own the volume any more. It is
+	// called before each change of the volume.
+	held func() error
+
 	status atomic.Pointer[health.Status]
 
 	mu sync.Mutex
@@ -246,6 +250,12 @@ func volumesFault(err error) error {
 // passes the result to undo, if undo is not nil. If the volume had failed before the call, watched
 // waits for the call: only probes and readers call a failed volume.
 func watched[T any](w *watchedDevice, op health.Op, call func() (T, error), undo func(T)) (T, error) {
+	if op != health.Read {
+		if err := w.checkHeld(); err != nil {
+			var none T
+			return none, err
+		}
+	}
 	type outcome struct {
 		value T
 		err   error
@@ -346,6 +356,21 @@ func (w *watchedDevice) Sync(ctx context.Context, files ...blockio.File) error {
 	return err
 }
 
+// checkHeld returns an error, and makes the volume fail, if this process may not own the volume any
+// more. When the ownership is back, a probe makes the volume ok again.
+func (w *watchedDevice) checkHeld() error {
+	if w.held == nil {
+		return nil
+	}
+	err := w.held()
+	if err == nil {
+		return nil
+	}
+	err = fmt.Errorf("volume %s: %w: %w: %w", w.Device.Info().Path, ErrVolumeFailed, ErrNotOwner, err)
+	w.lost(err)
+	return err
+}
+
 // doDetached is Do for one request whose buffers are on the Go heap. It returns early when the
 // volume fails; the garbage collector keeps the buffers until the request completes. pending, if
 // not nil, counts the request until it has completed.
@@ -369,6 +394,11 @@ func (w *watchedDevice) doDetached(ctx context.Context, r blockio.Request, pendi
 // Do implements blockio.Device. In the volume's health a batch counts as at most one read and one
 // write, because the errors of one batch often have one cause.
 func (w *watchedDevice) Do(ctx context.Context, batch []blockio.Request) error {
+	if slices.ContainsFunc(batch, func(r blockio.Request) bool { return r.Op == blockio.Write }) {
+		if err := w.checkHeld(); err != nil {
+			return err
+		}
+	}
 	o := w.begin(slices.ContainsFunc(batch, func(r blockio.Request) bool { return r.Op == blockio.Read }))
 	err := w.Device.Do(ctx, batch)
 	w.end(o, func(m *health.Machine, now time.Time, took time.Duration) bool {

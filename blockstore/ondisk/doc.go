@@ -26,7 +26,7 @@
 //	     0     8  magic       which record this is: PNSTKSUP, PNSTKCAT, PNSTKSEG, PNSTKSLT
 //	     8     8  checksum    XXH3-64 of the record from offset 16 on: a record that is torn or
 //	                          has a flipped bit is refused as a whole
-//	    16     4  version     of the format: 1
+//	    16     4  version     of the format: 1; 2 for the superblock of a shared volume
 //	    20     4  bytes       length of the record, a multiple of 4096; that of a slot header
 //	                          grows with the number of layers
 //
@@ -40,7 +40,8 @@
 //	                      the volumes in any order
 //	68     4  count       of volumes on the node: a missing volume is detected
 //	72     4  boot        upper 16 bits of every generation assigned since the last start;
-//	                      raised and synced before the first write of a start
+//	                      raised and synced before the first write of a start. In a shared
+//	                      volume it is the owner's fencing number, which etcd assigns
 //	76     4  zero
 //	80     8  segment     file bytes of a full segment
 //	88     8  catalogue   room for the blob in each catalogue area
@@ -49,7 +50,13 @@
 //	100    4  zero
 //	104   32  draining    a bit for each volume that is being drained
 //	136   32  removed     a bit for each volume that was removed: its directory is refused
-//	168       zero to the end
+//	168     4  shared      1 in version 2, 0 in version 1
+//	172       zero to the end
+//
+// A shared volume has the files superblock-FENCE and catalogue-FENCE, in the same formats, for
+// each fencing number FENCE (8 hexadecimal digits) whose files were not removed yet. The valid
+// superblock with the highest fencing number counts. The file superblock marks the volume as
+// shared; its other fields count only as long as there is no valid superblock-FENCE.
 //
 // # Catalogue area header (4096 B, the blob follows)
 //

@@ -9,8 +9,10 @@ import (
 )
 
 const (
-	// Version is the format version that this package writes, and the only one that it reads.
-	Version = 1
+	// Version is the newest format version. Only the superblock of a shared volume has it; all other
+	// records have version plainVersion. This package reads both.
+	Version      = 2
+	plainVersion = 1
 	// Page is the unit of every record and slot, in bytes.
 	Page = 4096
 
@@ -43,15 +45,19 @@ const (
 
 // seal writes the frame over the finished record b, whose length is a multiple
 // of Page.
-func seal(b []byte, m magic) {
+func seal(b []byte, m magic) { sealAs(b, m, plainVersion) }
+
+// sealAs is seal for a record of the given format version.
+func sealAs(b []byte, m magic, version uint32) {
 	copy(b, m)
-	binary.LittleEndian.PutUint32(b[versionOff:], Version)
+	binary.LittleEndian.PutUint32(b[versionOff:], version)
 	binary.LittleEndian.PutUint32(b[lengthOff:], uint32(len(b)))
 	binary.LittleEndian.PutUint64(b[checksumOff:], checksum(b))
 }
 
 // unseal checks the frame at the start of b and returns the record, which may be shorter than b. A
-// record whose frame has a length above maxBytes is damaged.
+// record whose frame has a length above maxBytes is damaged. The version is that of the record's
+// kind.
 func unseal(b []byte, m magic, maxBytes int) ([]byte, error) {
 	if len(b) < Page {
 		return nil, fmt.Errorf("ondisk: %s in %d bytes; a record has at least %d: %w", m, len(b), Page, ErrDamaged)
@@ -69,8 +75,12 @@ func unseal(b []byte, m magic, maxBytes int) ([]byte, error) {
 	}
 	// The version is compared after the checksum: a flipped bit in the version field is damage, and
 	// not another version.
-	if v := binary.LittleEndian.Uint32(b[versionOff:]); v != Version {
-		return nil, fmt.Errorf("ondisk: %s of format version %d, this binary reads version %d; take the binary that wrote it, or begin with an empty directory: %w", m, v, Version, ErrVersion)
+	newest := uint32(plainVersion)
+	if m == magicSuperblock {
+		newest = Version
+	}
+	if v := binary.LittleEndian.Uint32(b[versionOff:]); v < plainVersion || v > newest {
+		return nil, fmt.Errorf("ondisk: %s of format version %d, this binary reads up to version %d; take the binary that wrote it, or begin with an empty directory: %w", m, v, newest, ErrVersion)
 	}
 	return b, nil
 }

@@ -148,8 +148,46 @@ func TestOtherVersion(t *testing.T) {
 	b := exampleSuperblock.Encode()
 	b[versionOff] = Version + 1
 	putChecksum(b)
-	if _, err := DecodeSuperblock(b); !errors.Is(err, ErrVersion) || !strings.Contains(err.Error(), "version 2") {
+	if _, err := DecodeSuperblock(b); !errors.Is(err, ErrVersion) || !strings.Contains(err.Error(), "version 3") {
 		t.Errorf("decode of version %d: %v; want ErrVersion that names it", Version+1, err)
+	}
+}
+
+// TestSharedSuperblock: the superblock of a shared volume has version 2, which older programs refuse,
+// and the field shared exactly in version 2. A superblock of version 1 is read as before.
+func TestSharedSuperblock(t *testing.T) {
+	plain, shared := exampleSuperblock, exampleSuperblock
+	shared.Shared = true
+	for _, want := range []Superblock{plain, shared} {
+		b := want.Encode()
+		if got, err := DecodeSuperblock(b); err != nil || got != want {
+			t.Errorf("decoded %+v, %v; want %+v", got, err, want)
+		}
+		if v := le.Uint32(b[versionOff:]); (v == 2) != want.Shared || (v == 1) == want.Shared {
+			t.Errorf("shared %v has version %d", want.Shared, v)
+		}
+		le.PutUint32(b[versionOff:], 3-le.Uint32(b[versionOff:]))
+		putChecksum(b)
+		if _, err := DecodeSuperblock(b); !errors.Is(err, ErrDamaged) {
+			t.Errorf("shared %v with the other version: %v; want ErrDamaged", want.Shared, err)
+		}
+	}
+	slot := encodeSlot(t, exampleSlot)
+	le.PutUint32(slot[versionOff:], 2)
+	putChecksum(slot)
+	if _, err := DecodeSlotHeader(slot, nil); !errors.Is(err, ErrVersion) {
+		t.Errorf("a slot header of version 2: %v; want ErrVersion", err)
+	}
+	for _, base := range []string{SuperblockName, CatalogueName} {
+		name := SharedName(base, 0xabc)
+		if b, fence, ok := ParseSharedName(name); !ok || b != base || fence != 0xabc {
+			t.Errorf("%s is parsed as %s of %x, %v", name, b, fence, ok)
+		}
+	}
+	for _, name := range []string{SuperblockName, "superblock-1", "segment-00000001", "superblock-0000000g", "superblock-00000001-"} {
+		if _, _, ok := ParseSharedName(name); ok {
+			t.Errorf("%s is parsed as the name of a shared volume's file", name)
+		}
 	}
 }
 

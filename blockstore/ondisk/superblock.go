@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 
 	"github.com/penstock-kv/penstock/kv"
@@ -48,7 +49,8 @@ type Superblock struct {
 	Node, Volume UUID
 	// Index is the position of the volume among the Count volumes of the node.
 	Index, Count uint32
-	// Boot is the number of starts, at most MaxBoot.
+	// Boot is the number of starts, at most MaxBoot. In a shared volume it is the fencing number of
+	// the owner that wrote the superblock.
 	Boot uint32
 	// SegmentBytes is the file size of a full segment.
 	SegmentBytes int64
@@ -58,6 +60,9 @@ type Superblock struct {
 	// version are valid. Draining and Removed have one bit for each volume of the node.
 	MembershipVersion uint32
 	Draining, Removed [VolumeSetBytes]byte
+	// Shared: the volume is on a file system that several hosts mount, and a lease decides which
+	// process owns it. A shared volume has a superblock and a catalogue for each owner (SharedName).
+	Shared bool
 }
 
 // VolumeSetBytes is the size of a set of volumes, one bit each.
@@ -67,8 +72,23 @@ const VolumeSetBytes = kv.MaxVolumes / 8
 const (
 	drainingOffset = 104
 	removedOffset  = drainingOffset + VolumeSetBytes
-	superblockEnd  = removedOffset + VolumeSetBytes
+	sharedOffset   = removedOffset + VolumeSetBytes
+	superblockEnd  = sharedOffset + 4
 )
+
+// SharedName returns the name of the superblock or catalogue that the owner with a fencing number
+// writes in a shared volume. base is SuperblockName or CatalogueName.
+func SharedName(base string, fence uint32) string { return fmt.Sprintf("%s-%08x", base, fence) }
+
+// ParseSharedName is the inverse of SharedName.
+func ParseSharedName(name string) (base string, fence uint32, ok bool) {
+	base, digits, ok := strings.Cut(name, "-")
+	if !ok || len(digits) != 8 || base != SuperblockName && base != CatalogueName {
+		return "", 0, false
+	}
+	n, err := strconv.ParseUint(digits, 16, 32)
+	return base, uint32(n), err == nil
+}
 
 // Encode returns the page that holds s.
 func (s Superblock) Encode() []byte {
@@ -85,6 +105,11 @@ func (s Superblock) Encode() []byte {
 	le.PutUint32(b[96:], s.MembershipVersion)
 	copy(b[drainingOffset:], s.Draining[:])
 	copy(b[removedOffset:], s.Removed[:])
+	if s.Shared {
+		le.PutUint32(b[sharedOffset:], 1)
+		sealAs(b, magicSuperblock, Version)
+		return b
+	}
 	seal(b, magicSuperblock)
 	return b
 }
@@ -110,8 +135,16 @@ func DecodeSuperblock(b []byte) (Superblock, error) {
 		MembershipVersion: le.Uint32(b[96:]),
 		Draining:          [VolumeSetBytes]byte(b[drainingOffset:]),
 		Removed:           [VolumeSetBytes]byte(b[removedOffset:]),
+		Shared:            le.Uint32(b[sharedOffset:]) == 1,
+	}
+	// Version 1 has no shared volumes.
+	sharedBytes := uint32(0)
+	if le.Uint32(b[versionOff:]) == Version {
+		sharedBytes = 1
 	}
 	switch {
+	case le.Uint32(b[sharedOffset:]) != sharedBytes:
+		return Superblock{}, fmt.Errorf("ondisk: superblock of version %d with %d in the field shared: %w", le.Uint32(b[versionOff:]), le.Uint32(b[sharedOffset:]), ErrDamaged)
 	case s.Count < 1 || s.Count > kv.MaxVolumes || s.Index >= s.Count:
 		return Superblock{}, fmt.Errorf("ondisk: superblock of volume %d of %d: %w", s.Index, s.Count, ErrDamaged)
 	case s.Boot > MaxBoot:
@@ -129,10 +162,18 @@ func DecodeSuperblock(b []byte) (Superblock, error) {
 // String prints one field per line, as `penstock store inspect` does.
 func (s Superblock) String() string {
 	var w strings.Builder
-	fmt.Fprintf(&w, "superblock version %d sequence %d\n", Version, s.Sequence)
+	version := plainVersion
+	if s.Shared {
+		version = Version
+	}
+	fmt.Fprintf(&w, "superblock version %d sequence %d\n", version, s.Sequence)
 	fmt.Fprintf(&w, "  node       %v\n", s.Node)
 	fmt.Fprintf(&w, "  volume     %v, %d of %d\n", s.Volume, s.Index, s.Count)
-	fmt.Fprintf(&w, "  boot       %d\n", s.Boot)
+	if s.Shared {
+		fmt.Fprintf(&w, "  fence      %d\n", s.Boot)
+	} else {
+		fmt.Fprintf(&w, "  boot       %d\n", s.Boot)
+	}
 	fmt.Fprintf(&w, "  segment    %d bytes\n", s.SegmentBytes)
 	fmt.Fprintf(&w, "  catalogue  %d bytes\n", s.CatalogueBytes)
 	return w.String()
