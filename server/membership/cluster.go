@@ -134,16 +134,25 @@ func (c *Cluster) open() (*clientv3.Client, error) {
 		return etcd, nil
 	}
 	o := c.opts
+	etcd, err := openEtcd(o.Endpoints, o.TLS, o.Username, o.Password, o.TTL)
+	if err != nil {
+		return nil, err
+	}
+	c.etcd.Store(etcd)
+	return etcd, nil
+}
+
+// openEtcd opens a client of etcd. ttl is the time to live of the client's leases.
+func openEtcd(endpoints []string, secure *tls.Config, username, password string, ttl time.Duration) (*clientv3.Client, error) {
 	etcd, err := clientv3.New(clientv3.Config{
-		Endpoints: o.Endpoints, TLS: o.TLS, Username: o.Username, Password: o.Password,
-		DialTimeout: o.TTL / 4, DialKeepAliveTime: o.TTL / 4, DialKeepAliveTimeout: o.TTL / 4,
+		Endpoints: endpoints, TLS: secure, Username: username, Password: password,
+		DialTimeout: ttl / 4, DialKeepAliveTime: ttl / 4, DialKeepAliveTimeout: ttl / 4,
 		PermitWithoutStream: true,
 		Logger:              zap.NewNop(), // this package logs what an operator can act on
 	})
 	if err != nil {
 		return nil, fmt.Errorf("connect to etcd: %w", err)
 	}
-	c.etcd.Store(etcd)
 	return etcd, nil
 }
 
