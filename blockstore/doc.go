@@ -115,22 +115,22 @@
 // but a write that it has begun, or a process that was stopped between the check and the write, can
 // reach the volume after another process has become the owner. Such a late write is a miss:
 //
-//	etcd           owner 1 ──────────────────┤ lease ended      owner 2 ─────────────────────────►
-//	superblock-1   boot 1                                       superblock-2   boot 2
-//	catalogue-1    ◄─ late catalogue of 1: not read             catalogue-2
-//	slot           generation 1.7 ◄──────── late write of 1 ──► generation 2.4 was expected: ErrStale
+//		etcd           owner 1 ──────────────────┤ lease ended      owner 2 ─────────────────────────►
+//		superblock-1   boot 1                                       superblock-2   boot 2
+//		catalogue-1    ◄─ late catalogue of 1: not read             catalogue-2
+//		slot           generation 1.7 ◄──────── late write of 1 ──► generation 2.4 was expected: ErrStale
 //
-//   - The boot counter is the owner's fencing number (Owner.Fence), which rises with each owner. It is
-//     the upper part of each generation, so it is in the header of each slot and segment. The number
-//     does not depend on the superblock, which an earlier owner could overwrite.
-//   - A late write of a whole slot leaves a header with a generation of the earlier owner. The index
-//     of the new owner has another generation, or no entry, for the slot. A late write of a part of a
-//     slot leaves layers without their checksums. Both are misses.
-//   - Each owner has files of its own for superblock and catalogue, so a late write of either goes to a
-//     file that is not read. The new owner removes the older files.
-//   - A late segment header, file creation or removal takes effect at the next start at most: the blocks of
-//     that segment are then misses.
-//   - The index is not on the volume's device. Package main copies it, so that each owner writes to a copy of its own.
+//	  - The boot counter is the owner's fencing number (Owner.Fence), which rises with each owner. It is
+//	    the upper part of each generation, so it is in the header of each slot and segment. The number
+//	    does not depend on the superblock, which an earlier owner could overwrite.
+//	  - A late write of a whole slot leaves a header with a generation of the earlier owner. The index
+//	    of the new owner has another generation, or no entry, for the slot. A late write of a part of a
+//	    slot leaves layers without their checksums. Both are misses.
+//	  - Each owner has files of its own for superblock and catalogue, so a late write of either goes to a
+//	    file that is not read. The new owner removes the older files.
+//	  - A late segment header, file creation or removal takes effect at the next start at most: the blocks of
+//	    that segment are then misses.
+//	  - The index is not on the volume's device. Package main copies it, so that each owner writes to a copy of its own.
 //
 // A rebuild of the index from the slot headers cannot distinguish a late write of a whole slot from
 // an earlier write. It accepts the block if the catalogue allows its namespace, epoch and generation;

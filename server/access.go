@@ -140,6 +140,7 @@ var rules = map[string]rule{
 	pb.Admin_ListVolumes_FullMethodName:  anywhere(access.Operate),
 	pb.Admin_DrainVolume_FullMethodName:  anywhere(access.Operate),
 	pb.Admin_RemoveVolume_FullMethodName: anywhere(access.Operate),
+	pb.Admin_AdoptVolume_FullMethodName:  anywhere(access.Operate),
 	pb.Admin_DiffConfig_FullMethodName:   anywhere(access.Operate),
 	pb.Admin_ReloadConfig_FullMethodName: anywhere(access.Operate),
 

@@ -89,6 +89,10 @@ type Options struct {
 	Roles Roles
 	// Cluster is the node's membership of a cluster; nil: the node stands alone.
 	Cluster *membership.Cluster
+	// Adopter adopts the shared volumes of other nodes; nil: the call AdoptVolume is refused. Fence is
+	// the fencing number of this node's shared volumes, 0 if they are not shared.
+	Adopter Adopter
+	Fence   uint32
 	// Config compares and reloads the configuration. If it is nil, the calls DiffConfig and
 	// ReloadConfig are refused.
 	Config Reloader

@@ -4,6 +4,9 @@ import (
 	"context"
 	"fmt"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/blockstore/health"
 	"github.com/penstock-kv/penstock/server/storage"
@@ -26,6 +29,7 @@ func (s *Server) volumes() []*pb.VolumeStatus {
 			MovedBlocks:         v.Move.MovedBlocks,
 			MovedBytes:          v.Move.MovedBytes,
 			MoveFailures:        v.Move.Failures,
+			Fence:               s.opts.Fence,
 		}
 		if v.Health.Cause != nil {
 			volume.StateReason = sentence(v.Health.Cause)
@@ -50,7 +54,34 @@ func (s *Server) volumes() []*pb.VolumeStatus {
 }
 
 func (s *adminService) ListVolumes(context.Context, *pb.ListVolumesRequest) (*pb.ListVolumesResponse, error) {
-	return &pb.ListVolumesResponse{Volumes: s.volumes()}, nil
+	resp := &pb.ListVolumesResponse{Volumes: s.volumes()}
+	if s.opts.Adopter != nil {
+		resp.Adopted = s.opts.Adopter.Adopted()
+	}
+	return resp, nil
+}
+
+// Adopter serves the shared volumes of other nodes in this process.
+type Adopter interface {
+	// Adopt begins to serve the volumes to which the directory path belongs. With dryRun it only
+	// reports what it finds.
+	Adopt(ctx context.Context, path string, dryRun bool) (*pb.AdoptVolumeResponse, error)
+	// Adopted returns the nodes that are served.
+	Adopted() []*pb.AdoptedNode
+}
+
+func (s *adminService) AdoptVolume(ctx context.Context, req *pb.AdoptVolumeRequest) (*pb.AdoptVolumeResponse, error) {
+	switch {
+	case s.opts.Adopter == nil:
+		return nil, status.Error(codes.FailedPrecondition, "this node is not in a cluster, or is itself adopted: only a node with cluster.etcd adopts shared volumes")
+	case req.GetPath() == "":
+		return nil, invalid(fmt.Errorf("the request names no directory: %w", storage.ErrRequest))
+	}
+	resp, err := s.opts.Adopter.Adopt(ctx, req.GetPath(), req.GetDryRun())
+	if err != nil {
+		return nil, status.Error(codes.FailedPrecondition, sentence(err))
+	}
+	return resp, nil
 }
 
 func (s *adminService) DrainVolume(ctx context.Context, req *pb.DrainVolumeRequest) (*pb.DrainVolumeResponse, error) {

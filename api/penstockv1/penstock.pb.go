@@ -4460,6 +4460,7 @@ type VolumeStatus struct {
 	MoveFailures        int64                  `protobuf:"varint,23,opt,name=move_failures,json=moveFailures,proto3" json:"move_failures,omitempty"` // failed moves; the node tries them again
 	MoveBytesPerSecond  int64                  `protobuf:"varint,24,opt,name=move_bytes_per_second,json=moveBytesPerSecond,proto3" json:"move_bytes_per_second,omitempty"`
 	MoveStalled         string                 `protobuf:"bytes,25,opt,name=move_stalled,json=moveStalled,proto3" json:"move_stalled,omitempty"` // reason why the last pass left blocks on the volume
+	Fence               uint32                 `protobuf:"varint,26,opt,name=fence,proto3" json:"fence,omitempty"`                               // fencing number of a shared volume, otherwise 0
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
@@ -4667,6 +4668,13 @@ func (x *VolumeStatus) GetMoveStalled() string {
 		return x.MoveStalled
 	}
 	return ""
+}
+
+func (x *VolumeStatus) GetFence() uint32 {
+	if x != nil {
+		return x.Fence
+	}
+	return 0
 }
 
 type StatusResponse struct {
@@ -5569,6 +5577,7 @@ func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
 type ListVolumesResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Volumes       []*VolumeStatus        `protobuf:"bytes,1,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	Adopted       []*AdoptedNode         `protobuf:"bytes,2,rep,name=adopted,proto3" json:"adopted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5610,6 +5619,290 @@ func (x *ListVolumesResponse) GetVolumes() []*VolumeStatus {
 	return nil
 }
 
+func (x *ListVolumesResponse) GetAdopted() []*AdoptedNode {
+	if x != nil {
+		return x.Adopted
+	}
+	return nil
+}
+
+// AdoptedNode is a node whose shared volumes this node's process serves.
+type AdoptedNode struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`   // its name in the list of members
+	Store         string                 `protobuf:"bytes,2,opt,name=store,proto3" json:"store,omitempty"` // identity of its volumes
+	Addr          string                 `protobuf:"bytes,3,opt,name=addr,proto3" json:"addr,omitempty"`   // of the control plane at which it is served
+	Paths         []string               `protobuf:"bytes,4,rep,name=paths,proto3" json:"paths,omitempty"`
+	Fence         uint32                 `protobuf:"varint,5,opt,name=fence,proto3" json:"fence,omitempty"` // fencing number
+	Blocks        int64                  `protobuf:"varint,6,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	UsedBytes     int64                  `protobuf:"varint,7,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`
+	SinceUnixMs   int64                  `protobuf:"varint,8,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"`
+	TookMs        int64                  `protobuf:"varint,9,opt,name=took_ms,json=tookMs,proto3" json:"took_ms,omitempty"` // duration of the adoption
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdoptedNode) Reset() {
+	*x = AdoptedNode{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdoptedNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdoptedNode) ProtoMessage() {}
+
+func (x *AdoptedNode) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdoptedNode.ProtoReflect.Descriptor instead.
+func (*AdoptedNode) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *AdoptedNode) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *AdoptedNode) GetStore() string {
+	if x != nil {
+		return x.Store
+	}
+	return ""
+}
+
+func (x *AdoptedNode) GetAddr() string {
+	if x != nil {
+		return x.Addr
+	}
+	return ""
+}
+
+func (x *AdoptedNode) GetPaths() []string {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
+func (x *AdoptedNode) GetFence() uint32 {
+	if x != nil {
+		return x.Fence
+	}
+	return 0
+}
+
+func (x *AdoptedNode) GetBlocks() int64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *AdoptedNode) GetUsedBytes() int64 {
+	if x != nil {
+		return x.UsedBytes
+	}
+	return 0
+}
+
+func (x *AdoptedNode) GetSinceUnixMs() int64 {
+	if x != nil {
+		return x.SinceUnixMs
+	}
+	return 0
+}
+
+func (x *AdoptedNode) GetTookMs() int64 {
+	if x != nil {
+		return x.TookMs
+	}
+	return 0
+}
+
+type AdoptVolumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"` // directory of one of the volumes, on the node's host
+	DryRun        bool                   `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdoptVolumeRequest) Reset() {
+	*x = AdoptVolumeRequest{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdoptVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdoptVolumeRequest) ProtoMessage() {}
+
+func (x *AdoptVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdoptVolumeRequest.ProtoReflect.Descriptor instead.
+func (*AdoptVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *AdoptVolumeRequest) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *AdoptVolumeRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type AdoptVolumeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Store         string                 `protobuf:"bytes,1,opt,name=store,proto3" json:"store,omitempty"`
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"` // the node whose volumes they are; empty if etcd does not have it
+	Paths         []string               `protobuf:"bytes,3,rep,name=paths,proto3" json:"paths,omitempty"`
+	Fence         uint32                 `protobuf:"varint,4,opt,name=fence,proto3" json:"fence,omitempty"` // newest fencing number
+	Owner         string                 `protobuf:"bytes,5,opt,name=owner,proto3" json:"owner,omitempty"`  // the node that owns the volumes; empty: none
+	OwnerProcess  string                 `protobuf:"bytes,6,opt,name=owner_process,json=ownerProcess,proto3" json:"owner_process,omitempty"`
+	OwnerLeaseMs  int64                  `protobuf:"varint,7,opt,name=owner_lease_ms,json=ownerLeaseMs,proto3" json:"owner_lease_ms,omitempty"` // time until the owner's lease ends unless it is renewed
+	Segments      int64                  `protobuf:"varint,8,opt,name=segments,proto3" json:"segments,omitempty"`
+	SegmentBytes  int64                  `protobuf:"varint,9,opt,name=segment_bytes,json=segmentBytes,proto3" json:"segment_bytes,omitempty"`
+	Adopted       *AdoptedNode           `protobuf:"bytes,10,opt,name=adopted,proto3" json:"adopted,omitempty"` // unset for a dry run
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdoptVolumeResponse) Reset() {
+	*x = AdoptVolumeResponse{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdoptVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdoptVolumeResponse) ProtoMessage() {}
+
+func (x *AdoptVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdoptVolumeResponse.ProtoReflect.Descriptor instead.
+func (*AdoptVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *AdoptVolumeResponse) GetStore() string {
+	if x != nil {
+		return x.Store
+	}
+	return ""
+}
+
+func (x *AdoptVolumeResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *AdoptVolumeResponse) GetPaths() []string {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
+func (x *AdoptVolumeResponse) GetFence() uint32 {
+	if x != nil {
+		return x.Fence
+	}
+	return 0
+}
+
+func (x *AdoptVolumeResponse) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *AdoptVolumeResponse) GetOwnerProcess() string {
+	if x != nil {
+		return x.OwnerProcess
+	}
+	return ""
+}
+
+func (x *AdoptVolumeResponse) GetOwnerLeaseMs() int64 {
+	if x != nil {
+		return x.OwnerLeaseMs
+	}
+	return 0
+}
+
+func (x *AdoptVolumeResponse) GetSegments() int64 {
+	if x != nil {
+		return x.Segments
+	}
+	return 0
+}
+
+func (x *AdoptVolumeResponse) GetSegmentBytes() int64 {
+	if x != nil {
+		return x.SegmentBytes
+	}
+	return 0
+}
+
+func (x *AdoptVolumeResponse) GetAdopted() *AdoptedNode {
+	if x != nil {
+		return x.Adopted
+	}
+	return nil
+}
+
 type DrainVolumeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Volume        string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`  // its index, or its directory
@@ -5621,7 +5914,7 @@ type DrainVolumeRequest struct {
 
 func (x *DrainVolumeRequest) Reset() {
 	*x = DrainVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[72]
+	mi := &file_penstockv1_penstock_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5633,7 +5926,7 @@ func (x *DrainVolumeRequest) String() string {
 func (*DrainVolumeRequest) ProtoMessage() {}
 
 func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[72]
+	mi := &file_penstockv1_penstock_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5646,7 +5939,7 @@ func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DrainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{72}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *DrainVolumeRequest) GetVolume() string {
@@ -5680,7 +5973,7 @@ type DrainVolumeResponse struct {
 
 func (x *DrainVolumeResponse) Reset() {
 	*x = DrainVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[73]
+	mi := &file_penstockv1_penstock_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5692,7 +5985,7 @@ func (x *DrainVolumeResponse) String() string {
 func (*DrainVolumeResponse) ProtoMessage() {}
 
 func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[73]
+	mi := &file_penstockv1_penstock_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5705,7 +5998,7 @@ func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DrainVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{73}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *DrainVolumeResponse) GetBlocks() int64 {
@@ -5733,7 +6026,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[74]
+	mi := &file_penstockv1_penstock_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5745,7 +6038,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[74]
+	mi := &file_penstockv1_penstock_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5758,7 +6051,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{74}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *RemoveVolumeRequest) GetVolume() string {
@@ -5792,7 +6085,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[75]
+	mi := &file_penstockv1_penstock_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5804,7 +6097,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[75]
+	mi := &file_penstockv1_penstock_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5817,7 +6110,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{75}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *RemoveVolumeResponse) GetBlocks() int64 {
@@ -5843,7 +6136,7 @@ type ScrubRequest struct {
 
 func (x *ScrubRequest) Reset() {
 	*x = ScrubRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[76]
+	mi := &file_penstockv1_penstock_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5855,7 +6148,7 @@ func (x *ScrubRequest) String() string {
 func (*ScrubRequest) ProtoMessage() {}
 
 func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[76]
+	mi := &file_penstockv1_penstock_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5868,7 +6161,7 @@ func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubRequest.ProtoReflect.Descriptor instead.
 func (*ScrubRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{76}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ScrubRequest) GetBytesPerSecond() int64 {
@@ -5890,7 +6183,7 @@ type ScrubProgress struct {
 
 func (x *ScrubProgress) Reset() {
 	*x = ScrubProgress{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[77]
+	mi := &file_penstockv1_penstock_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5902,7 +6195,7 @@ func (x *ScrubProgress) String() string {
 func (*ScrubProgress) ProtoMessage() {}
 
 func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[77]
+	mi := &file_penstockv1_penstock_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5915,7 +6208,7 @@ func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubProgress.ProtoReflect.Descriptor instead.
 func (*ScrubProgress) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{77}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ScrubProgress) GetVerifiedBlocks() int64 {
@@ -5960,7 +6253,7 @@ type ConfigChange struct {
 
 func (x *ConfigChange) Reset() {
 	*x = ConfigChange{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[78]
+	mi := &file_penstockv1_penstock_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5972,7 +6265,7 @@ func (x *ConfigChange) String() string {
 func (*ConfigChange) ProtoMessage() {}
 
 func (x *ConfigChange) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[78]
+	mi := &file_penstockv1_penstock_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5985,7 +6278,7 @@ func (x *ConfigChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigChange.ProtoReflect.Descriptor instead.
 func (*ConfigChange) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{78}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ConfigChange) GetKey() string {
@@ -6024,7 +6317,7 @@ type DiffConfigRequest struct {
 
 func (x *DiffConfigRequest) Reset() {
 	*x = DiffConfigRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[79]
+	mi := &file_penstockv1_penstock_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6036,7 +6329,7 @@ func (x *DiffConfigRequest) String() string {
 func (*DiffConfigRequest) ProtoMessage() {}
 
 func (x *DiffConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[79]
+	mi := &file_penstockv1_penstock_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6049,7 +6342,7 @@ func (x *DiffConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffConfigRequest.ProtoReflect.Descriptor instead.
 func (*DiffConfigRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{79}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{82}
 }
 
 type DiffConfigResponse struct {
@@ -6062,7 +6355,7 @@ type DiffConfigResponse struct {
 
 func (x *DiffConfigResponse) Reset() {
 	*x = DiffConfigResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[80]
+	mi := &file_penstockv1_penstock_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6074,7 +6367,7 @@ func (x *DiffConfigResponse) String() string {
 func (*DiffConfigResponse) ProtoMessage() {}
 
 func (x *DiffConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[80]
+	mi := &file_penstockv1_penstock_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6087,7 +6380,7 @@ func (x *DiffConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffConfigResponse.ProtoReflect.Descriptor instead.
 func (*DiffConfigResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{80}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *DiffConfigResponse) GetPath() string {
@@ -6112,7 +6405,7 @@ type ReloadConfigRequest struct {
 
 func (x *ReloadConfigRequest) Reset() {
 	*x = ReloadConfigRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[81]
+	mi := &file_penstockv1_penstock_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6124,7 +6417,7 @@ func (x *ReloadConfigRequest) String() string {
 func (*ReloadConfigRequest) ProtoMessage() {}
 
 func (x *ReloadConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[81]
+	mi := &file_penstockv1_penstock_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6137,7 +6430,7 @@ func (x *ReloadConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadConfigRequest.ProtoReflect.Descriptor instead.
 func (*ReloadConfigRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{81}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{84}
 }
 
 type ReloadConfigResponse struct {
@@ -6150,7 +6443,7 @@ type ReloadConfigResponse struct {
 
 func (x *ReloadConfigResponse) Reset() {
 	*x = ReloadConfigResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[82]
+	mi := &file_penstockv1_penstock_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6162,7 +6455,7 @@ func (x *ReloadConfigResponse) String() string {
 func (*ReloadConfigResponse) ProtoMessage() {}
 
 func (x *ReloadConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[82]
+	mi := &file_penstockv1_penstock_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6175,7 +6468,7 @@ func (x *ReloadConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadConfigResponse.ProtoReflect.Descriptor instead.
 func (*ReloadConfigResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{82}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ReloadConfigResponse) GetPath() string {
@@ -6209,7 +6502,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[83]
+	mi := &file_penstockv1_penstock_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6221,7 +6514,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[83]
+	mi := &file_penstockv1_penstock_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6234,7 +6527,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{83}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *Member) GetName() string {
@@ -6308,7 +6601,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[84]
+	mi := &file_penstockv1_penstock_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6320,7 +6613,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[84]
+	mi := &file_penstockv1_penstock_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6333,7 +6626,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{84}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{87}
 }
 
 type ListMembersResponse struct {
@@ -6345,7 +6638,7 @@ type ListMembersResponse struct {
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[85]
+	mi := &file_penstockv1_penstock_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6357,7 +6650,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[85]
+	mi := &file_penstockv1_penstock_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6370,7 +6663,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{85}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ListMembersResponse) GetMembers() []*Member {
@@ -6719,7 +7012,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x06blocks\x18\a \x01(\x03R\x06blocks\x12\x14\n" +
 	"\x05bytes\x18\b \x01(\x03R\x05bytes\x12\x19\n" +
 	"\bof_epoch\x18\t \x01(\bR\aofEpoch\"\x0f\n" +
-	"\rStatusRequest\"\xd7\x06\n" +
+	"\rStatusRequest\"\xed\x06\n" +
 	"\fVolumeStatus\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x0e\n" +
 	"\x02io\x18\x02 \x01(\tR\x02io\x12\x1b\n" +
@@ -6751,7 +7044,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"movedBytes\x12#\n" +
 	"\rmove_failures\x18\x17 \x01(\x03R\fmoveFailures\x121\n" +
 	"\x15move_bytes_per_second\x18\x18 \x01(\x03R\x12moveBytesPerSecond\x12!\n" +
-	"\fmove_stalled\x18\x19 \x01(\tR\vmoveStalled\"\x96\n" +
+	"\fmove_stalled\x18\x19 \x01(\tR\vmoveStalled\x12\x14\n" +
+	"\x05fence\x18\x1a \x01(\rR\x05fence\"\x96\n" +
 	"\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
@@ -6845,9 +7139,36 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\"H\n" +
 	"\x14VerifyBlocksResponse\x120\n" +
 	"\x06pieces\x18\x01 \x03(\v2\x18.penstock.v1.PieceResultR\x06pieces\"\x14\n" +
-	"\x12ListVolumesRequest\"J\n" +
+	"\x12ListVolumesRequest\"~\n" +
 	"\x13ListVolumesResponse\x123\n" +
-	"\avolumes\x18\x01 \x03(\v2\x19.penstock.v1.VolumeStatusR\avolumes\"]\n" +
+	"\avolumes\x18\x01 \x03(\v2\x19.penstock.v1.VolumeStatusR\avolumes\x122\n" +
+	"\aadopted\x18\x02 \x03(\v2\x18.penstock.v1.AdoptedNodeR\aadopted\"\xeb\x01\n" +
+	"\vAdoptedNode\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
+	"\x05store\x18\x02 \x01(\tR\x05store\x12\x12\n" +
+	"\x04addr\x18\x03 \x01(\tR\x04addr\x12\x14\n" +
+	"\x05paths\x18\x04 \x03(\tR\x05paths\x12\x14\n" +
+	"\x05fence\x18\x05 \x01(\rR\x05fence\x12\x16\n" +
+	"\x06blocks\x18\x06 \x01(\x03R\x06blocks\x12\x1d\n" +
+	"\n" +
+	"used_bytes\x18\a \x01(\x03R\tusedBytes\x12\"\n" +
+	"\rsince_unix_ms\x18\b \x01(\x03R\vsinceUnixMs\x12\x17\n" +
+	"\atook_ms\x18\t \x01(\x03R\x06tookMs\"A\n" +
+	"\x12AdoptVolumeRequest\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x17\n" +
+	"\adry_run\x18\x02 \x01(\bR\x06dryRun\"\xc1\x02\n" +
+	"\x13AdoptVolumeResponse\x12\x14\n" +
+	"\x05store\x18\x01 \x01(\tR\x05store\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12\x14\n" +
+	"\x05paths\x18\x03 \x03(\tR\x05paths\x12\x14\n" +
+	"\x05fence\x18\x04 \x01(\rR\x05fence\x12\x14\n" +
+	"\x05owner\x18\x05 \x01(\tR\x05owner\x12#\n" +
+	"\rowner_process\x18\x06 \x01(\tR\fownerProcess\x12$\n" +
+	"\x0eowner_lease_ms\x18\a \x01(\x03R\fownerLeaseMs\x12\x1a\n" +
+	"\bsegments\x18\b \x01(\x03R\bsegments\x12#\n" +
+	"\rsegment_bytes\x18\t \x01(\x03R\fsegmentBytes\x122\n" +
+	"\aadopted\x18\n" +
+	" \x01(\v2\x18.penstock.v1.AdoptedNodeR\aadopted\"]\n" +
 	"\x12DrainVolumeRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x16\n" +
 	"\x06cancel\x18\x02 \x01(\bR\x06cancel\x12\x17\n" +
@@ -6930,7 +7251,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\tDelivered\x12\x1d.penstock.v1.DeliveredRequest\x1a\x1e.penstock.v1.DeliveredResponse\x12A\n" +
 	"\x06Exists\x12\x1a.penstock.v1.ExistsRequest\x1a\x1b.penstock.v1.ExistsResponse\x12A\n" +
 	"\x06Delete\x12\x1a.penstock.v1.DeleteRequest\x1a\x1b.penstock.v1.DeleteResponse\x12:\n" +
-	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\xf0\f\n" +
+	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\xc2\r\n" +
 	"\x05Admin\x12N\n" +
 	"\x0fCreateNamespace\x12#.penstock.v1.CreateNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12H\n" +
 	"\fGetNamespace\x12 .penstock.v1.GetNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12Y\n" +
@@ -6950,7 +7271,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x05Scrub\x12\x19.penstock.v1.ScrubRequest\x1a\x1a.penstock.v1.ScrubProgress0\x01\x12P\n" +
 	"\vListVolumes\x12\x1f.penstock.v1.ListVolumesRequest\x1a .penstock.v1.ListVolumesResponse\x12P\n" +
 	"\vDrainVolume\x12\x1f.penstock.v1.DrainVolumeRequest\x1a .penstock.v1.DrainVolumeResponse\x12S\n" +
-	"\fRemoveVolume\x12 .penstock.v1.RemoveVolumeRequest\x1a!.penstock.v1.RemoveVolumeResponse\x12M\n" +
+	"\fRemoveVolume\x12 .penstock.v1.RemoveVolumeRequest\x1a!.penstock.v1.RemoveVolumeResponse\x12P\n" +
+	"\vAdoptVolume\x12\x1f.penstock.v1.AdoptVolumeRequest\x1a .penstock.v1.AdoptVolumeResponse\x12M\n" +
 	"\n" +
 	"DiffConfig\x12\x1e.penstock.v1.DiffConfigRequest\x1a\x1f.penstock.v1.DiffConfigResponse\x12S\n" +
 	"\fReloadConfig\x12 .penstock.v1.ReloadConfigRequest\x1a!.penstock.v1.ReloadConfigResponse\x12P\n" +
@@ -6969,7 +7291,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 86)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 89)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -7049,20 +7371,23 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*VerifyBlocksResponse)(nil),    // 75: penstock.v1.VerifyBlocksResponse
 	(*ListVolumesRequest)(nil),      // 76: penstock.v1.ListVolumesRequest
 	(*ListVolumesResponse)(nil),     // 77: penstock.v1.ListVolumesResponse
-	(*DrainVolumeRequest)(nil),      // 78: penstock.v1.DrainVolumeRequest
-	(*DrainVolumeResponse)(nil),     // 79: penstock.v1.DrainVolumeResponse
-	(*RemoveVolumeRequest)(nil),     // 80: penstock.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),    // 81: penstock.v1.RemoveVolumeResponse
-	(*ScrubRequest)(nil),            // 82: penstock.v1.ScrubRequest
-	(*ScrubProgress)(nil),           // 83: penstock.v1.ScrubProgress
-	(*ConfigChange)(nil),            // 84: penstock.v1.ConfigChange
-	(*DiffConfigRequest)(nil),       // 85: penstock.v1.DiffConfigRequest
-	(*DiffConfigResponse)(nil),      // 86: penstock.v1.DiffConfigResponse
-	(*ReloadConfigRequest)(nil),     // 87: penstock.v1.ReloadConfigRequest
-	(*ReloadConfigResponse)(nil),    // 88: penstock.v1.ReloadConfigResponse
-	(*Member)(nil),                  // 89: penstock.v1.Member
-	(*ListMembersRequest)(nil),      // 90: penstock.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),     // 91: penstock.v1.ListMembersResponse
+	(*AdoptedNode)(nil),             // 78: penstock.v1.AdoptedNode
+	(*AdoptVolumeRequest)(nil),      // 79: penstock.v1.AdoptVolumeRequest
+	(*AdoptVolumeResponse)(nil),     // 80: penstock.v1.AdoptVolumeResponse
+	(*DrainVolumeRequest)(nil),      // 81: penstock.v1.DrainVolumeRequest
+	(*DrainVolumeResponse)(nil),     // 82: penstock.v1.DrainVolumeResponse
+	(*RemoveVolumeRequest)(nil),     // 83: penstock.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),    // 84: penstock.v1.RemoveVolumeResponse
+	(*ScrubRequest)(nil),            // 85: penstock.v1.ScrubRequest
+	(*ScrubProgress)(nil),           // 86: penstock.v1.ScrubProgress
+	(*ConfigChange)(nil),            // 87: penstock.v1.ConfigChange
+	(*DiffConfigRequest)(nil),       // 88: penstock.v1.DiffConfigRequest
+	(*DiffConfigResponse)(nil),      // 89: penstock.v1.DiffConfigResponse
+	(*ReloadConfigRequest)(nil),     // 90: penstock.v1.ReloadConfigRequest
+	(*ReloadConfigResponse)(nil),    // 91: penstock.v1.ReloadConfigResponse
+	(*Member)(nil),                  // 92: penstock.v1.Member
+	(*ListMembersRequest)(nil),      // 93: penstock.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),     // 94: penstock.v1.ListMembersResponse
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,  // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
@@ -7102,84 +7427,88 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	71, // 34: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
 	25, // 35: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
 	66, // 36: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	84, // 37: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	84, // 38: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	89, // 39: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
-	11, // 40: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	13, // 41: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	18, // 42: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	20, // 43: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	24, // 44: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	27, // 45: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	29, // 46: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	32, // 47: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	36, // 48: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	15, // 49: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
-	38, // 50: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	40, // 51: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
-	42, // 52: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
-	44, // 53: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	47, // 54: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	48, // 55: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	49, // 56: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	51, // 57: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	53, // 58: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	55, // 59: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
-	57, // 60: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	58, // 61: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	60, // 62: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	65, // 63: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	70, // 64: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	72, // 65: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	74, // 66: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	62, // 67: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	82, // 68: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	76, // 69: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
-	78, // 70: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
-	80, // 71: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
-	85, // 72: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
-	87, // 73: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
-	90, // 74: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
-	12, // 75: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	17, // 76: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	19, // 77: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	21, // 78: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	26, // 79: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	28, // 80: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	30, // 81: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	33, // 82: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	37, // 83: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	16, // 84: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
-	39, // 85: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	41, // 86: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
-	43, // 87: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
-	46, // 88: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	8,  // 89: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	8,  // 90: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	50, // 91: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	52, // 92: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	54, // 93: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	56, // 94: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
-	8,  // 95: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	59, // 96: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	61, // 97: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	67, // 98: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	71, // 99: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	73, // 100: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	75, // 101: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	63, // 102: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	83, // 103: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	77, // 104: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
-	79, // 105: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
-	81, // 106: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
-	86, // 107: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
-	88, // 108: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
-	91, // 109: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
-	75, // [75:110] is the sub-list for method output_type
-	40, // [40:75] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	78, // 37: penstock.v1.ListVolumesResponse.adopted:type_name -> penstock.v1.AdoptedNode
+	78, // 38: penstock.v1.AdoptVolumeResponse.adopted:type_name -> penstock.v1.AdoptedNode
+	87, // 39: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	87, // 40: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	92, // 41: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
+	11, // 42: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	13, // 43: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	18, // 44: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	20, // 45: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	24, // 46: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	27, // 47: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	29, // 48: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	32, // 49: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	36, // 50: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	15, // 51: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
+	38, // 52: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	40, // 53: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
+	42, // 54: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
+	44, // 55: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	47, // 56: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	48, // 57: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	49, // 58: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	51, // 59: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	53, // 60: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	55, // 61: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
+	57, // 62: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	58, // 63: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	60, // 64: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	65, // 65: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	70, // 66: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	72, // 67: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	74, // 68: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	62, // 69: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	85, // 70: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	76, // 71: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
+	81, // 72: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
+	83, // 73: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
+	79, // 74: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
+	88, // 75: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
+	90, // 76: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
+	93, // 77: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
+	12, // 78: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	17, // 79: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	19, // 80: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	21, // 81: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	26, // 82: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	28, // 83: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	30, // 84: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	33, // 85: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	37, // 86: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	16, // 87: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
+	39, // 88: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	41, // 89: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
+	43, // 90: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
+	46, // 91: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	8,  // 92: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	8,  // 93: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	50, // 94: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	52, // 95: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	54, // 96: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	56, // 97: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
+	8,  // 98: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	59, // 99: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	61, // 100: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	67, // 101: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	71, // 102: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	73, // 103: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	75, // 104: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	63, // 105: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	86, // 106: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	77, // 107: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
+	82, // 108: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
+	84, // 109: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
+	80, // 110: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
+	89, // 111: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
+	91, // 112: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
+	94, // 113: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
+	78, // [78:114] is the sub-list for method output_type
+	42, // [42:78] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -7193,7 +7522,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   86,
+			NumMessages:   89,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

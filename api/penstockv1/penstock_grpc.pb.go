@@ -689,6 +689,7 @@ const (
 	Admin_ListVolumes_FullMethodName     = "/penstock.v1.Admin/ListVolumes"
 	Admin_DrainVolume_FullMethodName     = "/penstock.v1.Admin/DrainVolume"
 	Admin_RemoveVolume_FullMethodName    = "/penstock.v1.Admin/RemoveVolume"
+	Admin_AdoptVolume_FullMethodName     = "/penstock.v1.Admin/AdoptVolume"
 	Admin_DiffConfig_FullMethodName      = "/penstock.v1.Admin/DiffConfig"
 	Admin_ReloadConfig_FullMethodName    = "/penstock.v1.Admin/ReloadConfig"
 	Admin_ListMembers_FullMethodName     = "/penstock.v1.Admin/ListMembers"
@@ -731,6 +732,9 @@ type AdminClient interface {
 	// RemoveVolume removes a volume from the node permanently. It is refused unless the
 	// volume is draining and empty, or force is set.
 	RemoveVolume(ctx context.Context, in *RemoveVolumeRequest, opts ...grpc.CallOption) (*RemoveVolumeResponse, error)
+	// AdoptVolume serves the shared volumes of another node in this node's process. It is
+	// refused while a process owns them.
+	AdoptVolume(ctx context.Context, in *AdoptVolumeRequest, opts ...grpc.CallOption) (*AdoptVolumeResponse, error)
 	// DiffConfig compares the settings of the running node with its configuration file, and the tokens
 	// and certificates in use with their files. It changes nothing.
 	DiffConfig(ctx context.Context, in *DiffConfigRequest, opts ...grpc.CallOption) (*DiffConfigResponse, error)
@@ -940,6 +944,16 @@ func (c *adminClient) RemoveVolume(ctx context.Context, in *RemoveVolumeRequest,
 	return out, nil
 }
 
+func (c *adminClient) AdoptVolume(ctx context.Context, in *AdoptVolumeRequest, opts ...grpc.CallOption) (*AdoptVolumeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AdoptVolumeResponse)
+	err := c.cc.Invoke(ctx, Admin_AdoptVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminClient) DiffConfig(ctx context.Context, in *DiffConfigRequest, opts ...grpc.CallOption) (*DiffConfigResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DiffConfigResponse)
@@ -1007,6 +1021,9 @@ type AdminServer interface {
 	// RemoveVolume removes a volume from the node permanently. It is refused unless the
 	// volume is draining and empty, or force is set.
 	RemoveVolume(context.Context, *RemoveVolumeRequest) (*RemoveVolumeResponse, error)
+	// AdoptVolume serves the shared volumes of another node in this node's process. It is
+	// refused while a process owns them.
+	AdoptVolume(context.Context, *AdoptVolumeRequest) (*AdoptVolumeResponse, error)
 	// DiffConfig compares the settings of the running node with its configuration file, and the tokens
 	// and certificates in use with their files. It changes nothing.
 	DiffConfig(context.Context, *DiffConfigRequest) (*DiffConfigResponse, error)
@@ -1080,6 +1097,9 @@ func (UnimplementedAdminServer) DrainVolume(context.Context, *DrainVolumeRequest
 }
 func (UnimplementedAdminServer) RemoveVolume(context.Context, *RemoveVolumeRequest) (*RemoveVolumeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RemoveVolume not implemented")
+}
+func (UnimplementedAdminServer) AdoptVolume(context.Context, *AdoptVolumeRequest) (*AdoptVolumeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AdoptVolume not implemented")
 }
 func (UnimplementedAdminServer) DiffConfig(context.Context, *DiffConfigRequest) (*DiffConfigResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DiffConfig not implemented")
@@ -1428,6 +1448,24 @@ func _Admin_RemoveVolume_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_AdoptVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AdoptVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).AdoptVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_AdoptVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).AdoptVolume(ctx, req.(*AdoptVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Admin_DiffConfig_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DiffConfigRequest)
 	if err := dec(in); err != nil {
@@ -1556,6 +1594,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RemoveVolume",
 			Handler:    _Admin_RemoveVolume_Handler,
+		},
+		{
+			MethodName: "AdoptVolume",
+			Handler:    _Admin_AdoptVolume_Handler,
 		},
 		{
 			MethodName: "DiffConfig",

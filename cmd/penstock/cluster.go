@@ -23,15 +23,9 @@ func (n *node) join() (*membership.Cluster, error) {
 	if len(c.Etcd) == 0 {
 		return nil, nil
 	}
-	secure, err := etcdTLS(c)
+	secure, password, err := etcdCredentials(c)
 	if err != nil {
-		return nil, fmt.Errorf("config: cluster: %w: %w", err, config.ErrConfig)
-	}
-	var password []byte
-	if c.PasswordFile != "" {
-		if password, err = os.ReadFile(c.PasswordFile); err != nil {
-			return nil, fmt.Errorf("config: cluster.password_file: %w: %w", err, config.ErrConfig)
-		}
+		return nil, err
 	}
 	host, _, err := net.SplitHostPort(n.cfg.ControlAddr())
 	if err != nil {
@@ -42,7 +36,7 @@ func (n *node) join() (*membership.Cluster, error) {
 		return nil, err
 	}
 	m, err := membership.Join(membership.Options{
-		Endpoints: c.Etcd, Prefix: c.Prefix, TLS: secure, Username: c.User, Password: strings.TrimSpace(string(password)), TTL: c.LeaseTTL.Std(),
+		Endpoints: c.Etcd, Prefix: c.Prefix, TLS: secure, Username: c.User, Password: password, TTL: c.LeaseTTL.Std(),
 		Member: membership.Member{Name: n.cfg.Node, Addr: net.JoinHostPort(host, port), Store: n.storeID, Zone: c.Zone, Version: readBuildInfo().String()},
 		Usage: func() (capacityBytes, usedBytes int64) {
 			st := n.storage.Stats()
@@ -62,6 +56,23 @@ func (n *node) join() (*membership.Cluster, error) {
 		return nil
 	})
 	return m, nil
+}
+
+// etcdCredentials returns the TLS configuration of the connections to etcd, nil for plain text, and the
+// password.
+func etcdCredentials(c config.Cluster) (*tls.Config, string, error) {
+	secure, err := etcdTLS(c)
+	if err != nil {
+		return nil, "", fmt.Errorf("config: cluster: %w: %w", err, config.ErrConfig)
+	}
+	if c.PasswordFile == "" {
+		return secure, "", nil
+	}
+	password, err := os.ReadFile(c.PasswordFile)
+	if err != nil {
+		return nil, "", fmt.Errorf("config: cluster.password_file: %w: %w", err, config.ErrConfig)
+	}
+	return secure, strings.TrimSpace(string(password)), nil
 }
 
 // etcdTLS returns the configuration of the connections to etcd, or nil for plain text.

@@ -27,6 +27,7 @@ import (
 	"github.com/penstock-kv/penstock/server"
 	"github.com/penstock-kv/penstock/server/config"
 	"github.com/penstock-kv/penstock/server/handoff"
+	"github.com/penstock-kv/penstock/server/membership"
 	"github.com/penstock-kv/penstock/server/metrics"
 	"github.com/penstock-kv/penstock/server/reload"
 	"github.com/penstock-kv/penstock/server/storage"
@@ -49,10 +50,20 @@ type node struct {
 	plane   plane
 	data    rdma.Engine
 	volumes []server.Volume
+	// owner is the ownership of shared volumes; nil: the volumes are locked. adoptedBy is the node
+	// that serves this node's volumes in its process, "" if this is a process of its own.
+	owner     *membership.Owner
+	adoptedBy string
+	// cluster is nil if the node stands alone. adopter adopts volumes of other nodes; an adopted node
+	// has none.
+	cluster *membership.Cluster
+	adopter *adopter
 	// storeID identifies the store on its volumes.
 	storeID string
 	// present are the directories of data that hold volumes.
 	present []string
+	// fence is the fencing number of shared volumes, otherwise 0.
+	fence uint32
 	// boot is the number of this start of the store. indexMoves counts the moves of the
 	// index since then.
 	boot       uint64
@@ -67,9 +78,15 @@ type node struct {
 
 // startNode opens the volumes, the index and the listeners. The node serves no request before
 // server.Serve.
-func startNode(ctx context.Context, from source[config.Config], level *slog.LevelVar, log *slog.Logger) (_ *node, err error) {
+func startNode(ctx context.Context, from source[config.Config], level *slog.LevelVar, log *slog.Logger) (*node, error) {
+	return startNodeIn(ctx, "", from, level, log)
+}
+
+// startNodeIn is startNode for a node whose volumes another node has adopted: by is that node, "" for a
+// node in a process of its own.
+func startNodeIn(ctx context.Context, by string, from source[config.Config], level *slog.LevelVar, log *slog.Logger) (_ *node, err error) {
 	cfg := from.cfg
-	n := &node{cfg: cfg, from: from, log: log}
+	n := &node{cfg: cfg, from: from, log: log, adoptedBy: by}
 	if n.cfg.Node == "" {
 		if n.cfg.Node, err = os.Hostname(); err != nil {
 			n.cfg.Node = "unnamed"
@@ -112,11 +129,14 @@ func startNode(ctx context.Context, from source[config.Config], level *slog.Leve
 	if memory.Kind() == arena.Small {
 		log.Warn("the arena has 4 KiB pages, which halve the disk bandwidth; "+smallPagesRemedy(cfg), "arena", cfg.Arena)
 	}
+	if err := n.openOwner(); err != nil {
+		return nil, err
+	}
 	store, index, err := n.openStore(ctx, memory)
 	if err != nil {
 		return nil, err
 	}
-	n.storeID = store.Node().String()
+	n.storeID, n.fence = store.Node().String(), store.Fence()
 	if err := n.listen(); err != nil {
 		return nil, errors.Join(err, store.Close(context.WithoutCancel(ctx)), index.Close())
 	}
@@ -204,6 +224,9 @@ func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstor
 		Alloc:             scratchFrom(memory),
 		Logger:            n.log,
 	}
+	if n.owner != nil {
+		options.Owner = n.owner
+	}
 	store, err := opening(ctx, n.log, hungAfter, "the store", n.present, func() (*blockstore.Store, error) {
 		return blockstore.Open(ctx, options)
 	})
@@ -271,6 +294,11 @@ func (n *node) openIndex(ctx context.Context, store *blockstore.Store) (index *t
 	if err != nil {
 		return nil, err
 	}
+	if store.Fence() != 0 {
+		if dir, stale, err = n.ownIndex(dir, stale, store.Fence()); err != nil {
+			return nil, err
+		}
+	}
 	open := func() (*trie.Trie, error) {
 		opts := indexOptions(n.cfg, dir, store, n.share.indexBytes, n.log)
 		opts.Grew = n.budget.setIndex
@@ -280,6 +308,13 @@ func (n *node) openIndex(ctx context.Context, store *blockstore.Store) (index *t
 	index, err = open()
 	if errors.Is(err, errStillOpening) {
 		return nil, err
+	}
+	if err != nil && store.Fence() != 0 {
+		n.log.Error("the copy of the index that the volumes' previous owner had cannot be opened: rebuilding the index from the slot headers", "err", err)
+		if err := os.RemoveAll(dir); err != nil {
+			return nil, err
+		}
+		index, err = open()
 	}
 	if err != nil {
 		return nil, withRebuild(err, n.cfg.Data)
@@ -314,6 +349,13 @@ func (n *node) retireIndexes(dir string, stale []string, store *blockstore.Store
 		return err
 	}
 	for _, old := range stale {
+		if store.Fence() != 0 {
+			// The copy of an earlier owner. Its process may still write to it.
+			if err := os.RemoveAll(old); err != nil {
+				n.log.Warn("could not remove the index of the volumes' previous owner", "index", old, "err", err)
+			}
+			continue
+		}
 		n.log.Warn("renamed an outdated index: its volume was missing when the current index was made, or the index was moved to another volume", "old", old, "index", dir)
 		if err := os.RemoveAll(old + retiredSuffix); err != nil {
 			return err
@@ -482,12 +524,18 @@ func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *me
 	if err != nil {
 		return err
 	}
-	cluster, err := n.join()
-	if err != nil {
+	if n.cluster, err = n.join(); err != nil {
 		return err
 	}
+	n.openAdopter(level)
+	var adoption server.Adopter
+	if n.adopter != nil {
+		adoption = n.adopter
+	}
 	n.server, err = server.New(server.Options{
-		Cluster:  cluster,
+		Cluster:  n.cluster,
+		Adopter:  adoption,
+		Fence:    n.fence,
 		Node:     n.cfg.Node,
 		Version:  readBuildInfo().String(),
 		Storage:  n.storage,
@@ -657,9 +705,14 @@ func indexDirs(data []string) (dir string, stale []string, err error) {
 	}
 	var all []found
 	for _, d := range data {
-		dir := filepath.Join(d, indexName)
-		if _, err := os.Stat(dir); err == nil {
-			all = append(all, found{dir, readIndexUse(dir)})
+		names, err := filepath.Glob(filepath.Join(escapeGlob(d), indexName+"*"))
+		if err != nil {
+			return "", nil, err
+		}
+		for _, dir := range names {
+			if name := filepath.Base(dir); name == indexName || ownedIndex.MatchString(name) {
+				all = append(all, found{dir, readIndexUse(dir)})
+			}
 		}
 	}
 	if len(all) == 0 {

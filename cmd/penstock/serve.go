@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -207,7 +208,9 @@ func serve(ctx context.Context, from source[config.Config], level *slog.LevelVar
 	}
 	log.Info("ready", n.readyAttrs()...)
 	defer n.live.run(ctx, from.hangups)()
-	return serveUntil(ctx, log, n.live, func() error { return n.server.Serve(n.control, n.web) }, n.close)
+	ctx, ended := n.whileOwner(ctx)
+	err = serveUntil(ctx, log, n.live, func() error { return n.server.Serve(n.control, n.web) }, n.close)
+	return errors.Join(ended(), err)
 }
 
 // readToken returns the token that a client sends: the first one of a file. Other users should not be

@@ -24,14 +24,14 @@ const drainPoll = 200 * time.Millisecond
 func newVolumeCommand(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "volume",
-		Short: "List, drain and remove the volumes of a node while the node serves",
+		Short: "List, drain, remove and adopt volumes while the node serves",
 		Long: `A volume is one directory of --data. To take a disk out of a node, drain its volume,
 which moves the blocks to the other volumes; remove the volume; unmount the disk; and
 delete its directory from the list of directories before the next start. VOLUME is the
 index or the directory that volume list shows.`,
 	}
 	c := addConnectionFlags(cmd, w)
-	return noun(cmd, newVolumeList(c), newVolumeDrain(w, c), newVolumeRemove(c))
+	return noun(cmd, newVolumeList(c), newVolumeDrain(w, c), newVolumeRemove(c), newVolumeAdopt(c))
 }
 
 func newVolumeList(c *connection) *cobra.Command {
@@ -46,7 +46,10 @@ func newVolumeList(c *connection) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return outputOf(cmd).emit(resp, func(t *table) { printVolumes(t, resp.GetVolumes()) })
+			return outputOf(cmd).emit(resp, func(t *table) {
+				printVolumes(t, resp.GetVolumes())
+				printAdopted(t, resp.GetAdopted())
+			})
 		})
 	}
 	return cmd
@@ -78,6 +81,55 @@ func printVolumes(t *table, volumes []*pb.VolumeStatus) {
 			t.row("  " + v.GetPath() + ": blocks are left: " + v.GetMoveStalled())
 		}
 	}
+}
+
+// printAdopted prints a line for each adopted node.
+func printAdopted(t *table, all []*pb.AdoptedNode) {
+	for _, a := range all {
+		t.row(fmt.Sprintf("  adopted: node %s at %s, %s blocks, %s, fence %d, since %s: %s", a.GetNode(), a.GetAddr(), count(a.GetBlocks()), size(a.GetUsedBytes()),
+			a.GetFence(), time.UnixMilli(a.GetSinceUnixMs()).UTC().Format(time.RFC3339), commaList(a.GetPaths())))
+	}
+}
+
+func newVolumeAdopt(c *connection) *cobra.Command {
+	var dryRun bool
+	cmd := &cobra.Command{
+		Use:   "adopt DIR",
+		Short: "Serve the shared volumes of a node that is down",
+		Long: `Serve the shared volumes of a node that is down, in the process of this node. DIR is one
+of the volumes, as it is mounted on this node's host; all volumes of the node must be
+mounted at the paths that they have on their own node. The adopted node keeps its name in
+the list of members, so clients find its blocks again, and has ports of its own. It is
+refused while a process owns the volumes: the lease of a node that died ends
+cluster.lease_ttl later. When the volumes' own node starts again, this node gives them
+back. With cluster.adopt a node does this by itself.`,
+		Args: args(cobra.ExactArgs(1)),
+	}
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print the owner, its lease and the size of the volumes, and change nothing")
+	cmd.RunE = func(cmd *cobra.Command, names []string) error {
+		return c.admin(cmd, func(ctx context.Context, a admin) error {
+			resp, err := a.AdoptVolume(ctx, &pb.AdoptVolumeRequest{Path: names[0], DryRun: dryRun})
+			if err != nil {
+				return err
+			}
+			return outputOf(cmd).emit(resp, func(t *table) {
+				t.pair("node", resp.GetNode())
+				t.pair("store", resp.GetStore())
+				t.pair("volumes", commaList(resp.GetPaths()))
+				t.pair("segments", fmt.Sprintf("%s, %s", count(resp.GetSegments()), size(resp.GetSegmentBytes())))
+				t.pair("fence", resp.GetFence())
+				owner := "none: the volumes can be adopted"
+				if resp.GetOwner() != "" {
+					owner = fmt.Sprintf("%s (%s), lease ends in %v unless it is renewed", resp.GetOwner(), resp.GetOwnerProcess(), time.Duration(resp.GetOwnerLeaseMs())*time.Millisecond)
+				}
+				if g := resp.GetAdopted(); g != nil {
+					owner = fmt.Sprintf("this node, at %s, with %s blocks, after %v", g.GetAddr(), count(g.GetBlocks()), time.Duration(g.GetTookMs())*time.Millisecond)
+				}
+				t.pair("owner", owner)
+			})
+		})
+	}
+	return cmd
 }
 
 // drained is the output of volume drain.

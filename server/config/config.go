@@ -19,6 +19,8 @@ type Config struct {
 	Degraded   bool `yaml:"degraded" doc:"start although volumes are missing (a disk is not mounted, or does not respond), if at least half of them are present; blocks on the missing volumes are misses until these are back and the node is restarted. Otherwise the node does not start" restart:"it has an effect only at a start"`
 	Capacity   Size `yaml:"capacity" doc:"hard cap on the bytes of all volumes and the index, e.g. 2TiB; 0 takes 90% of the space that is free or already used by this node, at each start" restart:"the store and the index are sized by it at the start"`
 
+	Shared bool `yaml:"shared" doc:"the directories of data are on file systems that other hosts mount: a lease in etcd (cluster.etcd) and a fencing number decide which node owns the volumes, instead of a file lock, so that another node can adopt them. For good: such a volume does not open without it (docs/shared-storage.md)" restart:"the volumes are opened with it"`
+
 	Listen      string `yaml:"listen" doc:"address of the gRPC control plane" restart:"the listener is open"`
 	DataListen  string `yaml:"data_listen" doc:"address of the data plane; with data_plane.nics only its port is used; with provider shm it is the path of a unix socket" restart:"the listener is open"`
 	HTTP        string `yaml:"http" doc:"address of /metrics, /healthz, /readyz and /debug/pprof, without TLS; without a token too unless auth.roles_file is set; empty turns it off" restart:"the listener is open"`
@@ -78,6 +80,8 @@ type Cluster struct {
 	Prefix       string   `yaml:"prefix" doc:"beginning of the cluster's keys in etcd"`
 	Zone         string   `yaml:"zone" doc:"failure domain of the node, such as a rack, as the list of members shows it"`
 	LeaseTTL     Duration `yaml:"lease_ttl" doc:"time after which a node that has vanished leaves the list of members, in whole seconds; a node that cannot reach etcd for nine tenths of it serves nothing until it can"`
+	Adopt        bool     `yaml:"adopt" doc:"take over the shared volumes of a node that has died or stopped, if they are mounted here at the same paths, and give them back when the node waits for them"`
+	AdoptArena   Size     `yaml:"adopt_arena" doc:"arena of each adopted node, in addition to arena"`
 	CA           string   `yaml:"ca" doc:"CA (PEM) that etcd's certificate must be signed by; empty: plain text, unless cluster.cert is set"`
 	Cert         string   `yaml:"cert" doc:"client certificate (PEM) for etcd"`
 	Key          string   `yaml:"key" doc:"private key (PEM) of cluster.cert"`
@@ -183,7 +187,7 @@ func Default() Config {
 			ReadWait:     Duration(5 * time.Second),
 			HungAfter:    Duration(10 * time.Second),
 		},
-		Cluster: Cluster{Prefix: "/penstock", LeaseTTL: Duration(10 * time.Second)},
+		Cluster: Cluster{Prefix: "/penstock", LeaseTTL: Duration(10 * time.Second), AdoptArena: 128 << 20},
 		Log:     Log{Level: "info", Format: "text"},
 	}
 }
@@ -280,6 +284,13 @@ func (c *Config) Validate() error {
 		bad("limits.hung_after", "%v is less than 1s: a volume that is only busy would fail", c.Limits.HungAfter)
 	}
 	c.Cluster.check(bad, c.ControlAddr())
+	if len(c.Cluster.Etcd) == 0 && c.Shared {
+		bad("shared", "needs cluster.etcd: without etcd no node can find out whether another node owns the volumes")
+	}
+	if len(c.Cluster.Etcd) == 0 && c.Cluster.Adopt {
+		bad("cluster.adopt", "needs cluster.etcd, which has the shared volumes of the cluster")
+	}
+	within("cluster.adopt_arena", c.Cluster.AdoptArena, 8<<20, 1<<40)
 	c.Auth.check(bad)
 	if !c.Insecure {
 		c.Auth.checkExposure(bad, c.exposed())

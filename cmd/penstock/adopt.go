@@ -1,0 +1,257 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/io/posixio"
+	"github.com/penstock-kv/penstock/server/config"
+	"github.com/penstock-kv/penstock/server/membership"
+)
+
+// adopter serves the shared volumes of other nodes in this process. An adopted node has the name of
+// the node whose volumes they are, so that clients find its sequences where they were, and ports of
+// its own. It has no HTTP and no local socket.
+type adopter struct {
+	n     *node
+	level *slog.LevelVar
+	life  context.Context
+	stop  context.CancelFunc
+	wg    sync.WaitGroup
+
+	// adopting is held during an adoption.
+	adopting sync.Mutex
+	mu       sync.Mutex
+	guests   map[string]*guest // by the id of the store
+}
+
+// guest is an adopted node.
+type guest struct {
+	node  *node
+	since time.Time
+	took  time.Duration
+}
+
+// openAdopter makes the adopter of a member of a cluster, and starts to adopt if cluster.adopt is set.
+func (n *node) openAdopter(level *slog.LevelVar) {
+	if n.cluster == nil || n.adoptedBy != "" {
+		return
+	}
+	a := &adopter{n: n, level: level, guests: make(map[string]*guest)}
+	a.life, a.stop = context.WithCancel(context.Background())
+	n.adopter = a
+	if n.cfg.Cluster.Adopt {
+		a.wg.Go(func() { n.cluster.FollowStores(a.life, a.adoptFree) })
+	}
+	n.onClose(func(context.Context) error {
+		a.stop()
+		a.wg.Wait()
+		return nil
+	})
+}
+
+// adoptFree adopts the stores without an owner whose volumes are here.
+func (a *adopter) adoptFree(all []membership.StoreState) {
+	for _, s := range all {
+		if s.Owner != nil || s.Claimed || s.Fence == 0 || s.ID == a.n.storeID || !a.isHere(s) {
+			continue
+		}
+		if _, err := a.adopt(a.life, s); err != nil && a.life.Err() == nil {
+			a.n.log.Warn("could not adopt the shared volumes of a node", "of", s.Node, "volumes", commaList(s.Dirs), "err", err)
+		}
+	}
+}
+
+// isHere reports whether the directories of a store have its volumes on this host.
+func (a *adopter) isHere(s membership.StoreState) bool {
+	for _, dir := range s.Dirs {
+		if id, _, err := sharedStoreIn(a.life, dir); err != nil || id != s.ID {
+			return false
+		}
+	}
+	return len(s.Dirs) > 0
+}
+
+// sharedStoreIn returns the id and the newest fencing number of the store whose shared volume is dir.
+func sharedStoreIn(ctx context.Context, dir string) (id string, fence uint32, err error) {
+	if _, err := os.Stat(dir); err != nil {
+		return "", 0, err // posixio makes missing directories
+	}
+	d, err := posixio.Open(dir, posixio.Options{})
+	if err != nil {
+		return "", 0, err
+	}
+	id, fence, err = blockstore.SharedStore(ctx, d)
+	return id, fence, errors.Join(err, d.Close())
+}
+
+// adopt starts a node on the volumes of a store, and serves it until this node ends, the store's own
+// node wants it, or another process has it.
+func (a *adopter) adopt(ctx context.Context, s membership.StoreState) (*guest, error) {
+	a.adopting.Lock()
+	defer a.adopting.Unlock()
+	if a.life.Err() != nil {
+		return nil, errors.New("this node is about to end")
+	}
+	began := time.Now()
+	cfg, err := guestConfig(a.n.cfg, s)
+	if err != nil {
+		return nil, err
+	}
+	log := a.n.log.With("adopted", s.Node)
+	from := source[config.Config]{cfg: cfg, read: func() (config.Config, error) { return cfg, nil }}
+	n, err := startNodeIn(ctx, a.n.cfg.Node, from, a.level, log)
+	if err != nil {
+		return nil, err
+	}
+	g := &guest{node: n, since: time.Now(), took: time.Since(began)}
+	a.mu.Lock()
+	a.guests[s.ID] = g
+	a.mu.Unlock()
+	log.Info("adopted the shared volumes of a node", "volumes", commaList(s.Dirs), "fence", n.fence, "listen", n.control.Addr().String(),
+		"blocks", n.storage.Recovered().Blocks, "took", g.took.Round(time.Millisecond))
+	a.wg.Go(func() { a.serve(s.ID, g) })
+	return g, nil
+}
+
+func (a *adopter) serve(id string, g *guest) {
+	n := g.node
+	ctx, cancel := context.WithCancel(a.life)
+	defer cancel()
+	go func() {
+		defer cancel()
+		select {
+		case <-n.owner.Wanted():
+		case <-n.owner.Lost():
+		case <-ctx.Done():
+		}
+	}()
+	err := serveUntil(ctx, n.log, n.live, func() error { return n.server.Serve(n.control, n.web) }, n.close)
+	a.mu.Lock()
+	delete(a.guests, id)
+	a.mu.Unlock()
+	n.log.Info("gave the adopted volumes up", "wanted", isClosed(n.owner.Wanted()), "taken", isClosed(n.owner.Lost()), "err", err)
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// guestConfig returns the configuration of an adopted node: that of this node with the store's name,
+// volumes and capacity.
+func guestConfig(cfg config.Config, s membership.StoreState) (config.Config, error) {
+	cfg.Node, cfg.Data, cfg.Capacity = s.Node, s.Dirs, config.Size(s.CapacityBytes)
+	cfg.Shared, cfg.AddVolumes, cfg.Segment, cfg.Prewrite = true, false, 0, false
+	cfg.HTTP, cfg.LocalSocket = "", ""
+	cfg.Trace = config.Trace{}
+	cfg.Cluster.Adopt = false
+	cfg.Arena = cfg.Cluster.AdoptArena
+	cfg.Limits.ReadBytes, cfg.Limits.WriteBytes, cfg.Limits.LoanBytes, cfg.Limits.StagingBytes = 0, 0, 0, 0
+	for _, addr := range []*string{&cfg.Listen, &cfg.DataListen} {
+		host, _, err := net.SplitHostPort(*addr)
+		if err != nil {
+			return cfg, fmt.Errorf("an adopted node needs ports of its own, which %s does not have", *addr)
+		}
+		// An advertised address has a fixed port, so a free one is found before the node listens.
+		l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
+		if err != nil {
+			return cfg, err
+		}
+		*addr = l.Addr().String()
+		if err := l.Close(); err != nil {
+			return cfg, err
+		}
+		if _, port, err := net.SplitHostPort(*addr); err == nil {
+			*addr = net.JoinHostPort(host, port)
+		}
+	}
+	cfg.EnsureDefaults()
+	return cfg, cfg.Validate()
+}
+
+// Adopt implements server.Adopter.
+func (a *adopter) Adopt(ctx context.Context, path string, dryRun bool) (*pb.AdoptVolumeResponse, error) {
+	path = filepath.Clean(path)
+	id, fence, err := sharedStoreIn(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	s, err := a.n.cluster.StoreOf(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	resp := &pb.AdoptVolumeResponse{Store: id, Node: s.Node, Paths: s.Dirs, Fence: max(fence, s.Fence)}
+	if s.Owner != nil {
+		resp.Owner, resp.OwnerProcess, resp.OwnerLeaseMs = s.Owner.By, s.Owner.Identity, s.LeaseTTL.Milliseconds()
+	}
+	for _, dir := range s.Dirs {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return nil, fmt.Errorf("the volumes of node %s are not all mounted here at the same paths: %w", s.Node, err)
+		}
+		for _, e := range entries {
+			if _, ok := ondisk.ParseSegmentName(e.Name()); !ok {
+				continue
+			}
+			info, err := e.Info()
+			if err != nil {
+				return nil, err
+			}
+			resp.Segments++
+			resp.SegmentBytes += info.Size()
+		}
+	}
+	switch {
+	case dryRun:
+		return resp, nil
+	case s.Owner != nil:
+		return nil, &membership.OwnedError{Owner: *s.Owner}
+	case s.Fence == 0:
+		return nil, fmt.Errorf("etcd has no record of the store %s: it is of another cluster, or etcd was lost; start its node again", id)
+	case !slices.Contains(s.Dirs, path):
+		return nil, fmt.Errorf("the volumes of node %s must be mounted here at the same paths: %s", s.Node, strings.Join(s.Dirs, ", "))
+	}
+	g, err := a.adopt(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	resp.Fence, resp.Adopted = g.node.fence, g.describe(id)
+	return resp, nil
+}
+
+// Adopted implements server.Adopter.
+func (a *adopter) Adopted() []*pb.AdoptedNode {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var all []*pb.AdoptedNode
+	for id, g := range a.guests {
+		all = append(all, g.describe(id))
+	}
+	slices.SortFunc(all, func(x, y *pb.AdoptedNode) int { return strings.Compare(x.Node, y.Node) })
+	return all
+}
+
+func (g *guest) describe(id string) *pb.AdoptedNode {
+	st := g.node.storage.Stats()
+	return &pb.AdoptedNode{
+		Node: g.node.cfg.Node, Store: id, Addr: g.node.control.Addr().String(), Paths: g.node.cfg.Data, Fence: g.node.fence,
+		Blocks: st.Store.Slots.Live, UsedBytes: st.Store.Slots.UsedBytes(), SinceUnixMs: g.since.UnixMilli(), TookMs: g.took.Milliseconds(),
+	}
+}

@@ -1,0 +1,156 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/server/membership"
+)
+
+// openOwner makes the ownership of shared volumes, which openStore acquires.
+func (n *node) openOwner() error {
+	if !n.cfg.Shared {
+		return nil
+	}
+	c := n.cfg.Cluster
+	secure, password, err := etcdCredentials(c)
+	if err != nil {
+		return err
+	}
+	by := n.adoptedBy
+	if by == "" {
+		by = n.cfg.Node
+	}
+	// A node that adopts the volumes has them at the same paths.
+	dirs := make([]string, len(n.cfg.Data))
+	for i, dir := range n.cfg.Data {
+		if dirs[i], err = filepath.Abs(dir); err != nil {
+			return err
+		}
+	}
+	n.owner, err = membership.NewOwner(membership.OwnerOptions{
+		Endpoints: c.Etcd, Prefix: c.Prefix, TLS: secure, Username: c.User, Password: password, TTL: c.LeaseTTL.Std(),
+		Node: n.cfg.Node, By: by, Identity: blockio.Identity(time.Now()),
+		Dirs: dirs, CapacityBytes: int64(n.cfg.Capacity), Logger: n.log,
+	})
+	if err != nil {
+		return err
+	}
+	n.onClose(func(ctx context.Context) error {
+		if n.stuck {
+			return nil // a device may still write to the volumes; the lease ends with the process
+		}
+		limited, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		if err := n.owner.Close(limited); err != nil {
+			n.log.Warn("etcd did not confirm that this node has given up the shared volumes; its lease ends by itself", "err", err)
+		}
+		return nil
+	})
+	return nil
+}
+
+// whileOwner returns a context that ends with ctx, or when another process has taken the shared
+// volumes over. ended returns the error of the second case, and must be called.
+func (n *node) whileOwner(ctx context.Context) (_ context.Context, ended func() error) {
+	if n.owner == nil {
+		return ctx, func() error { return nil }
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		select {
+		case <-n.owner.Lost():
+			n.log.Error("this node ends, because another process has taken its shared volumes over; what it wrote late is a miss there")
+			cancel(membership.ErrTaken)
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() error {
+		defer cancel(nil)
+		if err := context.Cause(ctx); errors.Is(err, membership.ErrTaken) {
+			return err
+		}
+		return nil
+	}
+}
+
+// ownedIndex matches the names of the indexes of shared volumes, which have the owner's fencing
+// number.
+var ownedIndex = regexp.MustCompile("^" + indexName + "-[0-9a-f]{8}$")
+
+// escapeGlob returns a pattern that matches only dir.
+func escapeGlob(dir string) string {
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(dir)
+}
+
+// ownIndex makes a copy of the newest index, dir, under the name of this owner, and returns it with
+// the other indexes. The previous owner may hold the lock of its index, and write to it late: neither
+// concerns the copy.
+func (n *node) ownIndex(dir string, stale []string, fence uint32) (string, []string, error) {
+	own := filepath.Join(filepath.Dir(dir), fmt.Sprintf("%s-%08x", indexName, fence))
+	if own == dir {
+		return dir, stale, nil
+	}
+	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
+		return own, stale, nil // a new store
+	}
+	begun := own + ".copy"
+	if err := errors.Join(os.RemoveAll(begun), os.RemoveAll(own)); err != nil {
+		return "", nil, err
+	}
+	if err := copyIndex(dir, begun); err != nil {
+		return "", nil, fmt.Errorf("copy the index of the volumes' previous owner: %w", err)
+	}
+	if err := os.Rename(begun, own); err != nil {
+		return "", nil, err
+	}
+	return own, append(stale, dir), syncDir(filepath.Dir(own))
+}
+
+// copyIndex copies the files of an index. Sorted tables never change, so they are linked if the file
+// system allows it.
+func copyIndex(from, to string) error {
+	entries, err := os.ReadDir(from)
+	if err != nil {
+		return err
+	}
+	if err := os.Mkdir(to, 0o700); err != nil {
+		return err
+	}
+	for _, e := range entries {
+		name := e.Name()
+		if e.IsDir() || name == "LOCK" {
+			continue
+		}
+		old, fresh := filepath.Join(from, name), filepath.Join(to, name)
+		if filepath.Ext(name) == ".sst" && os.Link(old, fresh) == nil {
+			continue
+		}
+		if err := copyFile(old, fresh); err != nil {
+			return err
+		}
+	}
+	return syncDir(to)
+}
+
+func copyFile(from, to string) (err error) {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Sync(), out.Close())
+}
