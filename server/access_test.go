@@ -223,6 +223,7 @@ func (h *host) rows(t *testing.T, ids []byte, digest []byte) []row {
 		streamed(h.conn, pb.Admin_Scrub_FullMethodName, "", &pb.ScrubRequest{BytesPerSecond: -1}, nil),
 		h.unary(pb.Admin_ListVolumes_FullMethodName, "", fixed(&pb.ListVolumesRequest{})),
 		h.unary(pb.Admin_DrainVolume_FullMethodName, "", fixed(&pb.DrainVolumeRequest{Volume: "0", DryRun: true})),
+		h.unary(pb.Admin_AdoptVolume_FullMethodName, "", fixed(&pb.AdoptVolumeRequest{Path: "/mnt/shared", DryRun: true})),
 		h.unary(pb.Admin_RemoveVolume_FullMethodName, "", fixed(&pb.RemoveVolumeRequest{Volume: "0", DryRun: true})),
 		h.unary(pb.Admin_DiffConfig_FullMethodName, "", fixed(&pb.DiffConfigRequest{})),
 		h.unary(pb.Admin_ReloadConfig_FullMethodName, "", fixed(&pb.ReloadConfigRequest{})),

@@ -132,7 +132,7 @@ func TestPausedOwner(t *testing.T) {
 	for _, p := range puts {
 		go func() {
 			begun <- struct{}{}
-			r := old.run("block", "put", "m", "--tokens-file", p.tokens, "--data-file", p.data)
+			r := old.run("block", "put", "m", "--tokens-file", p.tokens, "--data-file", p.data, "--timeout", "10s")
 			done <- r.code == exitOK
 		}()
 	}

@@ -1,0 +1,124 @@
+package membership_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/penstock-kv/penstock/server/membership"
+)
+
+const storeID = "00112233445566778899aabbccddeeff"
+
+// owner returns an Owner of the volumes of node in the process of by. The test's cleanup closes it.
+func (r *rig) owner(node, by string) *membership.Owner {
+	r.Helper()
+	w, err := membership.NewOwner(membership.OwnerOptions{
+		Endpoints: r.etcd.Endpoints, TTL: ttl, Node: node, By: by, Identity: "process of " + by, Dirs: []string{"/mnt/" + node}, CapacityBytes: 1 << 30,
+	})
+	r.must(err)
+	r.Cleanup(func() { _ = w.Close(context.Background()) }) // some tests have closed it
+	return w
+}
+
+// fence acquires the store and returns the fencing number.
+func (r *rig) fence(w *membership.Owner, last uint32) uint32 {
+	r.Helper()
+	r.must(w.Acquire(r.ctx, storeID))
+	n, err := w.Fence(r.ctx, last)
+	r.must(err)
+	r.must(w.Held())
+	return n
+}
+
+// endLease ends the lease of the store's owner, as if it had not been renewed.
+func (r *rig) endLease() {
+	r.Helper()
+	etcd := r.client()
+	resp, err := etcd.Get(r.ctx, "/penstock/stores/"+storeID+"/owner")
+	r.must(err)
+	_, err = etcd.Revoke(r.ctx, clientv3.LeaseID(resp.Kvs[0].Lease))
+	r.must(err)
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// TestOwner: one process at a time owns a store, with a fencing number that rises, also above that on
+// the volumes. A store's own node gets the store back from a node that has adopted it.
+func TestOwner(t *testing.T) {
+	r := newRig(t, 1)
+	a, b := r.owner("a", "a"), r.owner("a", "b")
+	if n := r.fence(a, 0); n != 1 {
+		t.Errorf("the first fencing number is %d", n)
+	}
+	var owned *membership.OwnedError
+	if err := b.Acquire(r.ctx, storeID); !errors.As(err, &owned) || owned.Owner.By != "a" {
+		t.Errorf("a second owner: %v", err)
+	}
+	if b.Held() == nil {
+		t.Error("Held returns nil for a process that is not the owner")
+	}
+	if _, err := b.Fence(r.ctx, 0); !errors.Is(err, membership.ErrTaken) {
+		t.Errorf("a fencing number for a process that is not the owner: %v", err)
+	}
+	r.must(a.Close(r.ctx))
+	if a.Held() == nil {
+		t.Error("Held returns nil after Close")
+	}
+	if n := r.fence(b, 7); n != 8 {
+		t.Errorf("the fencing number above 7 is %d", n)
+	}
+	if isClosed(b.Wanted()) {
+		t.Error("the store is wanted, and its node does not wait")
+	}
+	again := r.owner("a", "a")
+	back := make(chan error, 1)
+	go func() { back <- again.Acquire(r.ctx, storeID) }()
+	<-b.Wanted()
+	r.must(b.Close(r.ctx))
+	r.must(<-back)
+	n, err := again.Fence(r.ctx, 0)
+	r.must(err)
+	if n != 9 {
+		t.Errorf("the next fencing number is %d; want 9", n)
+	}
+}
+
+// TestOwnerLease: after the end of its lease a process is the owner again if no other process got a
+// fencing number. Otherwise Lost is closed, and Held never returns nil again.
+func TestOwnerLease(t *testing.T) {
+	r := newRig(t, 1)
+	a := r.owner("a", "a")
+	r.fence(a, 0)
+	r.etcd.Pause(0)
+	r.await("the owner without etcd is uncertain", func() bool { return a.Held() != nil })
+	r.etcd.Resume(0)
+	r.await("it is the owner again", func() bool { return a.Held() == nil })
+	if isClosed(a.Lost()) {
+		t.Fatal("the store is lost, and no other process has it")
+	}
+	b := r.owner("a", "b")
+	r.await("another process is the owner", func() bool {
+		r.endLease()
+		return b.Acquire(r.ctx, storeID) == nil
+	})
+	n, err := b.Fence(r.ctx, 0)
+	r.must(err)
+	if n != 2 {
+		t.Errorf("fencing number %d; want 2", n)
+	}
+	<-a.Lost()
+	if a.Held() == nil {
+		t.Error("two processes hold the store")
+	}
+	r.must(b.Held())
+}
