@@ -41,7 +41,7 @@ STAMP = $(if $(VERSION),-X=main.release=$(VERSION))
 REF ?= main
 PREFIX ?= /usr/local
 
-.PHONY: build lib wheel test-python test-engines demo demo-node test memory-budget test-rdma test-disks bench-verbs race fuzz bench bench-compare reproduce reproduce-quick lint ci proto install clean print-goflags-uring
+.PHONY: build lib wheel test-python test-engines demo demo-node test memory-budget test-rdma test-disks test-gluster bench-verbs race fuzz bench bench-compare reproduce reproduce-quick lint ci proto install clean print-goflags-uring
 
 build: ## bin/penstock, with io_uring
 	go build $(GOFLAGS_URING) $(if $(VERSION),-ldflags='-checklinkname=0 $(STAMP)') -o bin/penstock ./cmd/penstock
@@ -115,6 +115,9 @@ test-rdma: ## the verbs provider on soft-RoCE devices, a node over it, and ib_wr
 	$(WITH_VERBS) go test -c -tags verbs -o bin/penstock.test ./cmd/penstock
 	bin/rdmalab -timeout $(RDMA_TIMEOUT) -env PENSTOCK_RDMA_LAB=1 -bin bin/verbs.test -bin bin/penstock.test -- \
 		verbs.test "penstock.test -test.run TestServeVerbs" "verbs.test -test.run '^\$$' -test.bench '$(RDMA_BENCH)' -test.benchtime 1x"
+
+test-gluster: ## shared volumes on a GlusterFS of three bricks in network namespaces: a brick and a node killed under load, quorum lost; needs root, glusterfs-server and glusterfs-client
+	go test -count=1 -v -timeout 15m -run 'TestGluster$$' ./cmd/penstock -gluster
 
 test-disks: build ## power cuts at POWER_CUTS flushes of a recorded load, drives that fail or hang, discards, and io_uring on Linux 6.1, on ext4 and xfs over NVMe drives of a QEMU guest
 	go build -o bin/rdmalab ./lab/rdmalab

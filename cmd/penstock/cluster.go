@@ -35,7 +35,12 @@ func (n *node) join() (*membership.Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
+	var held func() error
+	if n.owner != nil {
+		held = n.owner.Held
+	}
 	m, err := membership.Join(membership.Options{
+		Held:      held,
 		Endpoints: c.Etcd, Prefix: c.Prefix, TLS: secure, Username: c.User, Password: password, TTL: c.LeaseTTL.Std(),
 		Member: membership.Member{Name: n.cfg.Node, Addr: net.JoinHostPort(host, port), Store: n.storeID, Zone: c.Zone, Version: readBuildInfo().String()},
 		Usage: func() (capacityBytes, usedBytes int64) {

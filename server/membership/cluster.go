@@ -37,6 +37,9 @@ type Options struct {
 	Member Member
 	// Usage returns the capacity and the use of the store in bytes. Nil: both are 0.
 	Usage func() (capacityBytes, usedBytes int64)
+	// Held, if not nil, returns an error while the process may not own the node's shared volumes
+	// (Owner.Held). Admit then refuses: another process may serve the volumes under the node's name.
+	Held func() error
 	// Node is the node that follows the cluster's namespaces.
 	Node   *storage.Node
 	Logger *slog.Logger
@@ -164,6 +167,11 @@ func (c *Cluster) Joined() <-chan struct{} { return c.joined }
 func (c *Cluster) Admit(namespace string) error {
 	if int64(time.Since(c.began)) >= c.until.Load() {
 		return errNoLease
+	}
+	if c.opts.Held != nil {
+		if err := c.opts.Held(); err != nil {
+			return refusal{fmt.Errorf("this node may not own its shared volumes at the moment, and serves nothing: %w", err), codes.ResourceExhausted}
+		}
 	}
 	if b := c.blocked.Load(); b != nil {
 		if err := (*b)[namespace]; err != nil {

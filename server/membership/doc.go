@@ -7,6 +7,9 @@
 //
 //	PREFIX/members/NAME      a Member, under the node's lease; the node writes it
 //	PREFIX/namespaces/NAME   a record: definition, epochs, quota; admin calls on any node write it
+//	PREFIX/stores/ID/store   a StoreRecord: the newest fencing number of a store on shared volumes
+//	PREFIX/stores/ID/owner   an OwnerRecord, under the owner's lease
+//	PREFIX/stores/ID/claim   the store's own node waits for it; under a lease of that node
 //
 //	admin call ─► node A ── transaction ─► etcd ── watch ─► each node: storage.Node.Follow
 //	                                                           │
@@ -34,10 +37,29 @@
 //   - Pins of epochs stay local to the node on which they were made.
 //   - A name belongs to the volumes of one node (Member.Store). A process that starts after a crash
 //     takes its name over at once, because it holds the lock of the same volumes, so the process that
-//     crashed has ended. Another node gets the name when the lease has ended.
+//     crashed has ended. With shared volumes it owns them by a lease (Owner), and the earlier process
+//     is not admitted after the end of that lease (Options.Held). Another node gets the name when the
+//     lease has ended.
 //
 // A namespace that a joining node has and etcd does not have is added to etcd. So the first node of
 // a cluster brings its namespaces along.
 //
-// Lock order: Cluster.mu and session.mu are leaves. Neither is held across a call.
+// # Shared volumes
+//
+// An Owner is the ownership of one store on shared volumes (package blockstore, "Shared volumes"). It
+// has a lease of its own, because a store is opened before its node joins.
+//
+//	Acquire   owner key is free ─► put it under the lease; otherwise the store's own node waits
+//	Fence     the owner key is still of this lease ─► StoreRecord.Fence+1, in one transaction
+//	Held      now < last confirmed renewal, as sent, + nine tenths of the TTL
+//	          lease has ended ─► StoreRecord.Fence is still ours and no owner ─► owner again
+//	                         └─► Fence is higher ─► Lost is closed: the process ends its use
+//
+// A process that got no fencing number has written nothing to the volumes, except that it formats empty
+// ones. So an owner whose number is still the newest may continue after it was without a lease.
+//
+// A member that serves the volumes of another node (OwnerRecord.Adopted) sees the claim of that node
+// when it renews its lease, closes the volumes, and gives the ownership up.
+//
+// Lock order: Cluster.mu, session.mu and Owner.mu are leaves. None is held across a call.
 package membership

@@ -24,8 +24,8 @@ type Member struct {
 	Name string `json:"name"`
 	// Addr is the address of the control plane, host:port, as clients dial it.
 	Addr string `json:"addr"`
-	// Store identifies the volumes of the node. A process locks its volumes, so two processes with the
-	// same Store do not run at the same time.
+	// Store identifies the volumes of the node. A process locks its volumes, or owns them by a lease, so
+	// two processes with the same Store do not serve at the same time.
 	Store string `json:"store"`
 	// Zone is the node's failure domain, as configured.
 	Zone  string `json:"zone,omitempty"`

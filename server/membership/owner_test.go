@@ -3,9 +3,12 @@ package membership_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/penstock-kv/penstock/server/membership"
 )
@@ -121,4 +124,32 @@ func TestOwnerLease(t *testing.T) {
 		t.Error("two processes hold the store")
 	}
 	r.must(b.Held())
+}
+
+// TestNotHeld: a member that may not own its shared volumes is not admitted, although it has its lease.
+func TestNotHeld(t *testing.T) {
+	r := newRig(t, 1)
+	var lost atomic.Bool
+	c, err := membership.Join(membership.Options{
+		Endpoints: r.etcd.Endpoints, TTL: ttl, Member: membership.Member{Name: "a", Addr: "a:1", Store: storeID}, Node: r.store(),
+		Held: func() error {
+			if lost.Load() {
+				return errors.New("the lease has ended")
+			}
+			return nil
+		},
+	})
+	r.must(err)
+	t.Cleanup(func() {
+		if err := c.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	r.await("the member is admitted", func() bool { return c.Admit("") == nil })
+	lost.Store(true)
+	if err := c.Admit(""); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("a member without its volumes: %v", err)
+	}
+	lost.Store(false)
+	r.await("the member is admitted again", func() bool { return c.Admit("") == nil })
 }
