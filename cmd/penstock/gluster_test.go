@@ -282,6 +282,11 @@ func TestGluster(t *testing.T) {
 	awaitTrue(t, "the blocks of the dead node are hits", func() bool { return l.count(onA) == len(onA) })
 	t.Logf("takeover: volumes adopted %v after the kill, served after %v, all %d blocks of the dead node are hits after %v (lease 4 s)",
 		adopted.Round(time.Millisecond), serves.Round(time.Millisecond), len(onA), time.Since(killed).Round(time.Millisecond))
+	for line := range strings.Lines(b.Log()) {
+		if strings.Contains(line, "adopted the shared volumes") {
+			t.Log(line)
+		}
+	}
 	grow("load at the adopter", 200)
 
 	g.killBrick(3)
