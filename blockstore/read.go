@@ -130,7 +130,7 @@ func (j *job) retry(ctx context.Context) {
 		}
 		j.outcome = fmt.Errorf("%w; and once more: %w", first, j.outcome)
 	}
-	switch _, err := readPages(ctx, j.volume.dev, j.volume.catalogue, 0, ondisk.Page); {
+	switch _, err := readPages(ctx, j.volume.dev, j.volume.catalogueFile(), 0, ondisk.Page); {
 	case err == nil:
 	case volumesFault(err) == nil:
 		j.outcome = fmt.Errorf("%w; and the catalogue: %w", j.outcome, err)

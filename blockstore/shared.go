@@ -123,7 +123,7 @@ func (v *volume) ownFiles(ctx context.Context) (created bool, err error) {
 	seq, blob := s.catalogueSequence, s.catalogue
 	s.mu.Unlock()
 	old, oldArea := v.catalogue, v.catArea
-	v.catalogue, v.catArea = catalogue, 1
+	v.useCatalogue(catalogue, 1)
 	if err = v.writeCatalogue(ctx, ondisk.NewCatalogueHeader(seq, blob), blob); err == nil {
 		var super blockio.File
 		if super, err = v.createAnew(name, ondisk.SuperblockFileBytes); err == nil {
@@ -132,8 +132,22 @@ func (v *volume) ownFiles(ctx context.Context) (created bool, err error) {
 			return true, err
 		}
 	}
-	v.catalogue, v.catArea = old, oldArea
+	v.useCatalogue(old, oldArea)
 	return false, errors.Join(err, catalogue.Close())
+}
+
+// useCatalogue makes f the catalogue of the volume, whose newest area is area.
+func (v *volume) useCatalogue(f blockio.File, area int) {
+	v.store.mu.Lock()
+	defer v.store.mu.Unlock()
+	v.catalogue, v.catArea = f, area
+}
+
+// catalogueFile returns the catalogue for a caller without the token meta.
+func (v *volume) catalogueFile() blockio.File {
+	v.store.mu.Lock()
+	defer v.store.mu.Unlock()
+	return v.catalogue
 }
 
 // createAnew creates a file, in place of one that an interrupted start left.

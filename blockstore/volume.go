@@ -48,7 +48,7 @@ type volume struct {
 	names     []string
 	// meta is the token for writes of the superblock and the catalogue of this volume. superblock
 	// is the newest superblock, and catArea is the area that holds the newest durable catalogue.
-	// Both change only under the token.
+	// Both change only under the token; the file catalogue changes under Store.mu too.
 	meta       chan struct{}
 	superblock ondisk.Superblock
 	catArea    int

@@ -348,14 +348,11 @@ func (n *node) retireIndexes(dir string, stale []string, store *blockstore.Store
 	if err := (indexUse{boot: n.boot}).write(dir); err != nil {
 		return err
 	}
+	if store.Fence() != 0 {
+		n.removeIndexes(stale)
+		return nil
+	}
 	for _, old := range stale {
-		if store.Fence() != 0 {
-			// The copy of an earlier owner. Its process may still write to it.
-			if err := os.RemoveAll(old); err != nil {
-				n.log.Warn("could not remove the index of the volumes' previous owner", "index", old, "err", err)
-			}
-			continue
-		}
 		n.log.Warn("renamed an outdated index: its volume was missing when the current index was made, or the index was moved to another volume", "old", old, "index", dir)
 		if err := os.RemoveAll(old + retiredSuffix); err != nil {
 			return err

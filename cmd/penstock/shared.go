@@ -9,7 +9,10 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/penstock-kv/penstock/io/blockio"
 	"github.com/penstock-kv/penstock/server/membership"
@@ -125,20 +128,44 @@ func copyIndex(from, to string) error {
 	if err := os.Mkdir(to, 0o700); err != nil {
 		return err
 	}
+	// On a file system over a network each call takes milliseconds, so several files are copied at once.
+	var all errgroup.Group
+	all.SetLimit(16)
 	for _, e := range entries {
 		name := e.Name()
 		if e.IsDir() || name == "LOCK" {
 			continue
 		}
 		old, fresh := filepath.Join(from, name), filepath.Join(to, name)
-		if filepath.Ext(name) == ".sst" && os.Link(old, fresh) == nil {
-			continue
-		}
-		if err := copyFile(old, fresh); err != nil {
-			return err
-		}
+		all.Go(func() error {
+			if filepath.Ext(name) == ".sst" && os.Link(old, fresh) == nil {
+				return nil
+			}
+			return copyFile(old, fresh)
+		})
+	}
+	if err := all.Wait(); err != nil {
+		return err
 	}
 	return syncDir(to)
+}
+
+// removeIndexes removes the indexes of earlier owners, in the background, because the file system may be
+// slow. closeParts waits for it.
+func (n *node) removeIndexes(stale []string) {
+	var removing sync.WaitGroup
+	for _, old := range stale {
+		// The process of the earlier owner may still write to its index.
+		removing.Go(func() {
+			if err := os.RemoveAll(old); err != nil {
+				n.log.Warn("could not remove the index of the volumes' previous owner", "index", old, "err", err)
+			}
+		})
+	}
+	n.onClose(func(context.Context) error {
+		removing.Wait()
+		return nil
+	})
 }
 
 func copyFile(from, to string) (err error) {

@@ -48,11 +48,10 @@ func TestSharedNeedsEtcd(t *testing.T) {
 	if r := penstock(t, "", nil, small(dir)...); r.code == exitOK || !strings.Contains(r.err, "shared volume") {
 		t.Errorf("exit %d: %s", r.code, r.err)
 	}
-	again := startServed(t, dir, sharedOf(etcd, "a")...)
+	startServed(t, dir, sharedOf(etcd, "a")...).stop()
 	if names, err := filepath.Glob(dir + "/index*"); err != nil || !slices.Equal(names, []string{dir + "/index-00000002"}) {
 		t.Errorf("indexes %q, %v; want that of the second owner only", names, err)
 	}
-	again.stop()
 }
 
 // TestAdopt: when a node with shared volumes is killed, another node adopts the volumes, by the command
@@ -96,6 +95,12 @@ func TestAdopt(t *testing.T) {
 			guest := a.client(t)
 			guest.ready.Listen = addrs[0]
 			fetchSame(t, guest, dir, tokensFile, dataFile)
+			if out := b.run("volume", "list").must(t); !strings.Contains(out, "adopted: node a at "+addrs[0]+", 20 blocks") {
+				t.Errorf("no line for the adopted node:\n%s", out)
+			}
+			if out := guest.run("volume", "list").must(t); !strings.Contains(out, volume+": shared, fence 2") {
+				t.Errorf("no fencing number:\n%s", out)
+			}
 			back := alone(t, volume, sharedOf(etcd, "a")...)
 			awaitTrue(t, "the node has its volumes back", func() bool {
 				names, _ := adoptedBy(t, b)

@@ -70,6 +70,9 @@ func printVolumes(t *table, volumes []*pb.VolumeStatus) {
 	}
 	// A line without columns ends the table, so these lines do not widen the table's columns.
 	for _, v := range volumes {
+		if f := v.GetFence(); f != 0 {
+			t.row(fmt.Sprintf("  %s: shared, fence %d", v.GetPath(), f))
+		}
 		if why := v.GetStateReason(); why != "" {
 			t.row("  " + v.GetPath() + ": " + because(v.GetState(), why))
 		}
