@@ -18,7 +18,8 @@ import (
 const segmentShare = 16
 
 // Open opens the volumes of opts, or formats them if they are empty, and locks them for this
-// process. If another process owns a volume, the error is a *blockio.OwnedError. After an error the
+// process, or acquires them by Options.Owner. If another process has locked a volume, the error is a
+// *blockio.OwnedError. After an error the
 // caller still owns the devices and should close them.
 func Open(ctx context.Context, opts Options) (*Store, error) {
 	opts = opts.EnsureDefaults()
@@ -380,11 +381,12 @@ func formatRest(ctx context.Context, all []candidate, members membership, count 
 		}
 	}
 	if formatted == 0 {
-		var err error
-		if proto.Node = opts.node; proto.Node != (ondisk.UUID{}) {
-			// Open has acquired the ownership of the store under this id.
-		} else if proto.Node, err = ondisk.NewUUID(opts.Rand); err != nil {
-			return members, 0, err
+		proto.Node = opts.node // not zero if Open has acquired the ownership of the store under it
+		if proto.Node == (ondisk.UUID{}) {
+			var err error
+			if proto.Node, err = ondisk.NewUUID(opts.Rand); err != nil {
+				return members, 0, err
+			}
 		}
 	}
 	if err := opts.fit(&proto); err != nil {
