@@ -23,7 +23,8 @@ const (
 	// Lost: Remove removed the piece or an ancestor, because the volume with the removed piece's
 	// slot was removed.
 	Lost
-	// Delivered: Trie.Delivered removed the piece, of class Transfer, after it had been read.
+	// Delivered: Trie.Delivered removed the piece after it had been read. The piece had class
+	// Transfer, so it was stored for one reader only.
 	Delivered
 	// Cleared: the piece's (namespace, epoch) ended: its epoch was retired, or DeleteAll or
 	// DeleteNamespace ran.

@@ -37,8 +37,9 @@ func (d *doomed) add(t *Trie, n uint32, why Why) {
 }
 
 // doomBlock makes a block unmatchable in those of the given epochs that are live, or in all live
-// epochs if none is given. It dooms the block's piece of group 0 or, in a namespace that is not a
-// tree, all pieces of the block.
+// epochs if none is given. In a tree namespace it marks the block's piece of layer group 0, on
+// which the pieces of the other groups depend. In any other namespace it marks all pieces of the
+// block.
 func (t *Trie) doomBlock(id kv.NamespaceID, block kv.BlockID, epochs []kv.Epoch) (d doomed, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -306,7 +306,8 @@ func (n *node) gateway(ctx context.Context, orders <-chan Order) (err error) {
 	return nil
 }
 
-// replay replays agents and reports the planner's counters.
+// replay replays the recorded agent sessions through the gateway g. It then writes an Event with
+// the planner's counters for the test.
 func (n *node) replay(ctx context.Context, g *emulate.Gateway, o Order) {
 	g.Run(ctx, o.Replay, o.Parallel)
 	stats := PlannerStats{}

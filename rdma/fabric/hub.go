@@ -269,8 +269,9 @@ func (d *domain) takeKeyReply(e *endpoint, f *frame) {
 	d.finish(e, refused)
 }
 
-// sweep does the periodic work. It sends waiting frames and receipts, and it ends key queries
-// without an answer and delayed closes.
+// sweep does the periodic work. It sends the queued frames and receipts (acknowledgements of
+// frames), completes delayed closes, and gives up key queries that the peer has not answered in
+// time (querying).
 func (d *domain) sweep() {
 	now := time.Now()
 	if now.Before(d.nextSweep) {

@@ -375,7 +375,8 @@ type remoteKey struct {
 	key    uint64
 }
 
-// withdraw asks the receiver to stop writing with these keys.
+// withdraw asks the receiver to post no more writes with these keys, because their window is being
+// revoked.
 type withdraw struct {
 	id   uint64
 	keys []remoteKey

@@ -111,7 +111,8 @@ func Parse(name string, raw []byte) (*Policy, error) {
 	return p, nil
 }
 
-// withoutToken removes the text from an error about the list tokens.
+// withoutToken replaces the text of an error about an entry of tokens, because the text may quote a
+// token.
 func withoutToken(err error) error {
 	var at *yamlfile.Error
 	if errors.As(err, &at) && strings.Contains(at.Path, "tokens") {

@@ -17,7 +17,7 @@ type Principal struct {
 	grants []grant
 }
 
-// grant is roles on the namespaces that a pattern matches.
+// grant gives roles on the namespaces that a pattern matches.
 type grant struct {
 	roles   Role
 	pattern string

@@ -125,8 +125,9 @@ func (n *Node) detach(f func()) {
 	}()
 }
 
-// laneUse records the lanes that one Load has entered. A Load enters the lane of a volume with its
-// first read of the volume, and leaves the lane when its last unit on that volume has ended.
+// laneUse records the lanes that one Load has entered. A Load consists of units, each a batch of
+// device reads. It enters the lane of a volume with its first read of the volume, and leaves the
+// lane when its last unit on that volume has ended.
 type laneUse struct {
 	mu    sync.Mutex
 	lanes []*lane
@@ -154,7 +155,7 @@ func (u *laneUse) begin(volume int) (*lane, error) {
 	return u.lanes[volume], err
 }
 
-// end records that a unit on the volume has ended.
+// end records that a unit (a batch of device reads) on the volume has ended.
 func (u *laneUse) end(volume int) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -253,8 +253,8 @@ func (l *load) perform(ctx context.Context) error {
 }
 
 // deliverHot delivers the pieces that are in the hot set, in the caller's goroutine, and returns
-// the units that are left. If there are more than loadDepth units, or a unit has only some layers
-// of a piece, it delivers nothing and returns all units.
+// the units (batches of device reads) that are left. If there are more than loadDepth units, or a
+// unit has only some layers of a piece, it delivers nothing and returns all units.
 func (l *load) deliverHot(ctx context.Context, units []unit) []unit {
 	if len(units) > loadDepth || slices.ContainsFunc(units, func(u unit) bool { return u.layers > 0 }) {
 		return units
@@ -339,8 +339,8 @@ func (n *Node) checkLoad(ns kv.Namespace, req LoadRequest) error {
 		return fmt.Errorf("%w: one read of %d bytes; the limit is %d (limits.read_bytes)", ErrRequest, bytes, n.opts.LoadBytesMax)
 	}
 	if req.Keep {
-		// The limit of loans must leave room for the first unit. If there is no room for a later
-		// piece, only that piece is Busy.
+		// The limit of lent memory must leave room for the first unit (batch of device reads). If
+		// there is no room for a later piece, only that piece is Busy.
 		return n.loans.room(min(bytes, max(unitBytes, largest)))
 	}
 	return nil

@@ -210,9 +210,10 @@ func (p Protocol) Dial(c io.ReadWriter, h Hello, want rdma.EngineID, token rdma.
 	return peer, nil
 }
 
-// Accept performs the acceptor's part on c up to the verdict. tokens are the tokens, one of which the
-// dialer must prove. The caller sends its decision by calling verdict. After rdma.ErrAuth, rdma.ErrVersion, ErrMalformed, or an early end of the
-// stream, the peer has not proved the token. ErrSilent is no authentication failure.
+// Accept performs the acceptor's part on c up to the verdict. tokens are the tokens, one of which
+// the dialer must prove. The caller sends its decision by calling verdict. After rdma.ErrAuth,
+// rdma.ErrVersion, ErrMalformed, or an early end of the stream, the peer has not proved the token.
+// ErrSilent is no failed authentication.
 func (p Protocol) Accept(c io.ReadWriter, self rdma.EngineID, tokens []rdma.Token) (h Hello, verdict func(Verdict) error, _ error) {
 	hello := make([]byte, p.helloSize())
 	n, err := io.ReadAtLeast(c, hello, len(p.Hello))

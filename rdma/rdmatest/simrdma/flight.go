@@ -15,7 +15,7 @@ type flight struct {
 	// recognized.
 	life     uint32
 	from, to *Endpoint
-	number   uint64 // of the Work on its endpoint
+	number   uint64 // number of the Work among those of its endpoint
 	work     group.Work
 	src      *Memory
 	// wire is a copy of the payload of a ghost (a Work whose sender's endpoint has ended), because
