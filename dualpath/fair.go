@@ -205,8 +205,8 @@ func (p *Planner) retireLevel(l *level, last *flow) {
 	}
 }
 
-// reprice updates the work of a request whose Hit has changed, and the time at which the request's
-// deadlines are checked.
+// reprice updates the work (the cost in its queue) of a request whose Hit has changed, and the time
+// at which the request's deadlines are checked.
 func (p *Planner) reprice(r *request) {
 	if r.flow != nil {
 		r.flow.work -= r.work
