@@ -30,7 +30,7 @@ func connect[E any](store *Store, o PlannerOptions) (*session[E], error) {
 	if err != nil {
 		return nil, err
 	}
-	t, err := o.tls()
+	t, err := o.tls(store.logs.logger())
 	if err != nil {
 		return nil, err
 	}
