@@ -297,7 +297,8 @@ func subjectOf(ctx context.Context) string {
 
 // admit identifies a caller over gRPC by the policy and the headers of its call, and refuses the call
 // if the caller has the role for the method on no namespace. The returned context carries the
-// identity. A method without a rule is left to gRPC, which answers Unimplemented if no service has it.
+// identity. admit passes a method without a rule: gRPC answers Unimplemented if no service has the
+// method, and otherwise guard.check refuses it.
 func admit(ctx context.Context, policy *access.Policy, method string, md metadata.MD) (context.Context, error) {
 	id, err := identify(policy, md.Get("authorization"), subjectOf(ctx))
 	if err != nil {
