@@ -15,6 +15,7 @@ type Credential [sha256.Size]byte
 type Principal struct {
 	name   string
 	grants []grant
+	rates  Rates
 }
 
 // grant gives roles on the namespaces that a pattern matches.
