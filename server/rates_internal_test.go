@@ -54,7 +54,9 @@ func TestRateOnAverage(t *testing.T) {
 // limit.
 func TestBusyUntilPaid(t *testing.T) {
 	var s spend
-	at := func(seconds float64) time.Time { return time.Unix(1000, 0).Add(time.Duration(seconds * float64(time.Second))) }
+	at := func(seconds float64) time.Time {
+		return time.Unix(1000, 0).Add(time.Duration(seconds * float64(time.Second)))
+	}
 	allowed := func(seconds float64, perSecond int64, want bool) {
 		t.Helper()
 		err := s.allow(at(seconds), "p", "reads", perSecond)
