@@ -194,7 +194,7 @@ func (n *Node) load(ctx context.Context, ns kv.Namespace, req LoadRequest, deliv
 		return LoadResult{}, err
 	}
 	wait, cancel := context.WithTimeout(ctx, n.limits.Load().QueueWait)
-	err := n.reads.enter(wait)
+	err := n.reads.enter(wait, ns.Tenant)
 	cancel()
 	if err != nil {
 		if ctx.Err() == nil {
@@ -202,7 +202,7 @@ func (n *Node) load(ctx context.Context, ns kv.Namespace, req LoadRequest, deliv
 		}
 		return LoadResult{}, err
 	}
-	l := &load{node: n, ns: ns, req: req, deliver: deliver, open: 1, ended: make(chan struct{}), lanes: newLaneUse(n.lanes)}
+	l := &load{node: n, ns: ns, req: req, deliver: deliver, open: 1, ended: make(chan struct{}), lanes: newLaneUse(ns.Tenant, n.lanes)}
 	match, err := l.plan()
 	if err != nil {
 		n.reads.leave()
