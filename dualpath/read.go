@@ -329,9 +329,9 @@ func (p *Planner) stopped(e Stopped) {
 	p.place(r)
 }
 
-// place finds readers for r.rest, the ranges of the prefix that no engine reads: it orders a side
-// of the request (its prefill or decode engine) without a read in progress to read them. It removes
-// the request from loading when neither side has a read.
+// place finds readers for r.rest, the ranges of the prefix that no engine reads. A reader is the
+// prefill or the decode engine of the request, if that engine has no read in progress for it. place
+// removes the request from loading when neither engine has a read.
 func (p *Planner) place(r *request) {
 	for len(r.rest) > 0 {
 		to, wait := p.reader(r, r.rest[0].Len())

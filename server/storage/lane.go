@@ -175,7 +175,8 @@ func newLaneUse(tenant string, lanes []*lane) laneUse {
 }
 
 // begin enters the lane of a volume, unless the Load has done so before. The Load stays in the lane
-// until end was called for each of its units on the volume. begin fails with ErrBusy.
+// until end was called for each of its units on the volume. begin fails with ErrBusy if the lane is
+// full.
 func (u *laneUse) begin(volume int) (*lane, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
