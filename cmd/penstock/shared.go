@@ -24,7 +24,7 @@ func (n *node) openOwner() error {
 		return nil
 	}
 	c := n.cfg.Cluster
-	secure, password, err := etcdCredentials(c)
+	secure, password, err := etcdCredentials(c, n.log)
 	if err != nil {
 		return err
 	}
