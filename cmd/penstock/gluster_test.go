@@ -229,8 +229,8 @@ func TestGluster(t *testing.T) {
 	}
 	first := g.mount(path, g.address(1), g.dir+"/a.log")
 	second := g.mount(path, g.address(1), g.dir+"/b.log")
-	a := first.start(path+"/a", sharedOf(etcd, "a", "--cluster-adopt", "--capacity", "256MiB")...)
-	b := second.start(path+"/b", sharedOf(etcd, "b", "--cluster-adopt", "--capacity", "256MiB")...)
+	a := first.start(path+"/a", sharedOf(etcd, "a", "--cluster-adopt", "--capacity", "256MiB", "--cluster-lease-ttl", "4s")...)
+	b := second.start(path+"/b", sharedOf(etcd, "b", "--cluster-adopt", "--capacity", "256MiB", "--cluster-lease-ttl", "4s")...)
 	sb := b.client(t)
 	awaitTrue(t, "both nodes serve", func() bool { return states(t, sb) == "a:serving b:serving" })
 	sb.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "8192").must(t)
