@@ -326,7 +326,14 @@ func (f *driveFile) SyncTo(length int64) (full bool, err error) {
 	return true, f.SyncData()
 }
 
-// Preallocate implements vfs.File.
+// Preallocate implements vfs.File. If the file system cannot preallocate (fallocate, which many FUSE
+// file systems lack), it does nothing: the writes then take the space.
 func (f *driveFile) Preallocate(offset, length int64) error {
-	return f.fs.untilDone("preallocate", f.name, func() error { return f.File.Preallocate(offset, length) })
+	return f.fs.untilDone("preallocate", f.name, func() error {
+		err := f.File.Preallocate(offset, length)
+		if errors.Is(err, errors.ErrUnsupported) {
+			return nil
+		}
+		return err
+	})
 }

@@ -243,6 +243,38 @@ func TestDriveLosesUnsynced(t *testing.T) {
 	})
 }
 
+// preallocatingFile returns errors of Preallocate, one after the other.
+type preallocatingFile struct {
+	vfs.File
+	errs []error
+}
+
+func (f *preallocatingFile) Preallocate(int64, int64) error {
+	err := f.errs[0]
+	f.errs = f.errs[1:]
+	return err
+}
+
+// TestDriveWithoutPreallocation: a file system that cannot preallocate is no failure of the drive. A
+// full one is.
+func TestDriveWithoutPreallocation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		faults := 0
+		d := &driveFS{onFault: func(error) { faults++ }, onRecovery: func() {}}
+		d.retry.Store(true)
+		for _, err := range []error{syscall.EOPNOTSUPP, syscall.ENOSYS} {
+			f := &driveFile{File: &preallocatingFile{errs: []error{err}}, fs: d}
+			if err := f.Preallocate(0, 1<<20); err != nil || faults != 0 {
+				t.Errorf("%v, %d faults", err, faults)
+			}
+		}
+		f := &driveFile{File: &preallocatingFile{errs: []error{syscall.EIO, nil}}, fs: d}
+		if err := f.Preallocate(0, 1<<20); err != nil || faults == 0 {
+			t.Errorf("%v, %d faults; want the error to be reported and the call to be repeated", err, faults)
+		}
+	})
+}
+
 // TestDriveFailsDuringMove: Pebble applies the batch of a Move that has returned
 // ErrBroken. Once the index accepts changes again, Pebble has the same slots as DRAM.
 func TestDriveFailsDuringMove(t *testing.T) {

@@ -4436,7 +4436,7 @@ func (*StatusRequest) Descriptor() ([]byte, []int) {
 type VolumeStatus struct {
 	state               protoimpl.MessageState `protogen:"open.v1"`
 	Path                string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
-	Io                  string                 `protobuf:"bytes,2,opt,name=io,proto3" json:"io,omitempty"`                             // uring, posix
+	Io                  string                 `protobuf:"bytes,2,opt,name=io,proto3" json:"io,omitempty"`                             // uring, posix, usrbio
 	IoReason            string                 `protobuf:"bytes,3,opt,name=io_reason,json=ioReason,proto3" json:"io_reason,omitempty"` // reason for the choice of io
 	IoDetail            string                 `protobuf:"bytes,4,opt,name=io_detail,json=ioDetail,proto3" json:"io_detail,omitempty"`
 	CapacityBytes       int64                  `protobuf:"varint,5,opt,name=capacity_bytes,json=capacityBytes,proto3" json:"capacity_bytes,omitempty"`

@@ -45,8 +45,8 @@ The exit code is 1 if a byte differs or the node needs more memory than its budg
 	d.replay.add(cmd)
 	cmd.Flags().StringVar(&d.dir, "dir", "", "directory for the temporary directory (default: the system's)")
 	cmd.Flags().Var(sizeFlag{&d.capacity}, "capacity", "capacity of the node")
-	cmd.Flags().StringVar(&d.io, "io", "auto", "I/O backend: auto, uring or posix")
-	completeValues(cmd, "io", "auto", "uring", "posix")
+	cmd.Flags().StringVar(&d.io, "io", "auto", "I/O backend: auto, uring, posix or usrbio (3FS)")
+	completeValues(cmd, "io", "auto", "uring", "posix", "usrbio")
 	cmd.Flags().StringVar(&d.trace, "trace", d.trace, "replay this trace instead of the sample")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		r, err := d.run(cmd, w)

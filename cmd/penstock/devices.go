@@ -17,6 +17,7 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 	"github.com/penstock-kv/penstock/io/posixio"
 	"github.com/penstock-kv/penstock/io/uring"
+	"github.com/penstock-kv/penstock/io/usrbio"
 	"github.com/penstock-kv/penstock/server/config"
 )
 
@@ -29,7 +30,7 @@ type device struct {
 }
 
 // openDevices opens a device for each directory with the backend how, and makes missing
-// directories. how is uring, posix or auto: uring if uring works on this host, else posix.
+// directories. how is uring, posix, usrbio or auto (openDevice).
 func openDevices(dirs []string, how string, memory []byte) (devices []device, err error) {
 	for i, dir := range dirs {
 		d, err := openDevice(dir, how, memory)
@@ -98,31 +99,64 @@ func notAmong(others []string, dir string) error {
 	return nil
 }
 
+// openDevice makes the directory dir if it is missing, and opens it with the backend how. With auto
+// it uses usrbio on a mount of 3FS and uring elsewhere if they work, and otherwise posix.
 func openDevice(dir, how string, memory []byte) (device, error) {
 	// 0700, because blocks contain users' prompts.
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return device{}, err
 	}
-	reason := "posix was asked for"
-	if how != "posix" {
-		ok, why := uring.Probe(dir)
-		if ok {
-			d, err := uring.Open(dir, uring.Options{Regions: regions(memory)})
-			if err == nil {
-				return device{Device: d, reason: why}, nil
-			}
-			why = err.Error()
+	var d device
+	why := "posix was asked for"
+	switch {
+	case how == "usrbio", how == "auto" && usrbio.Mounted(dir):
+		if d, why = open3FS(dir); d.Device == nil && how == "usrbio" {
+			return device{}, fmt.Errorf("io is usrbio, which does not work for this directory: %s (io auto uses posix)", why)
 		}
-		if how == "uring" {
+	case how != "posix":
+		if d, why = openRing(dir, memory); d.Device == nil && how == "uring" {
 			return device{}, fmt.Errorf("io is uring, which does not work on this host: %s (io auto uses posix)", why)
 		}
-		reason = why
 	}
-	d, err := posixio.Open(dir, posixio.Options{})
+	if d.Device != nil {
+		return d, nil
+	}
+	p, err := posixio.Open(dir, posixio.Options{})
 	if err != nil {
 		return device{}, err
 	}
-	return device{Device: d, reason: reason}, nil
+	return device{Device: p, reason: why}, nil
+}
+
+// openRing opens a device of io_uring. If io_uring does not work, the device is empty, and why has
+// the reason.
+func openRing(dir string, memory []byte) (_ device, why string) {
+	ok, why := uring.Probe(dir)
+	if !ok {
+		return device{}, why
+	}
+	d, err := uring.Open(dir, uring.Options{Regions: regions(memory)})
+	if err != nil {
+		return device{}, err.Error()
+	}
+	return device{Device: d, reason: why}, ""
+}
+
+// reason3FS begins the reason for posix on a mount of 3FS.
+const reason3FS = "3FS's user-space I/O does not work: "
+
+// open3FS opens a device of 3FS's user-space I/O. If that does not work, the device is empty, and
+// why has the reason.
+func open3FS(dir string) (_ device, why string) {
+	ok, why := usrbio.Probe(dir, usrbio.Options{})
+	if !ok {
+		return device{}, reason3FS + why
+	}
+	d, err := usrbio.Open(dir, usrbio.Options{})
+	if err != nil {
+		return device{}, reason3FS + err.Error()
+	}
+	return device{Device: d, reason: why}, ""
 }
 
 // regions returns the memory that io_uring registers as fixed buffers: none if memory is empty.

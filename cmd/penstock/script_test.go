@@ -283,7 +283,7 @@ func TestFixedValuesComplete(t *testing.T) {
 	const noFiles = ":4\n"
 	for command, want := range map[string]string{
 		"serve --durability":             "async batch sync",
-		"serve --io":                     "auto uring posix",
+		"serve --io":                     "auto uring posix usrbio",
 		"serve --eviction":               "s3fifo lru fifo",
 		"serve --log-level":              "debug info warn error",
 		"serve --log-format":             "text json",
@@ -291,10 +291,10 @@ func TestFixedValuesComplete(t *testing.T) {
 		"serve --data-plane-tls":         "auto on off",
 		"planner --log-format":           "text json",
 		"ns create --index":              "trie flat",
-		"store check --io":               "auto uring posix",
+		"store check --io":               "auto uring posix usrbio",
 		"fabric probe --provider":        "tcp shm verbs fabric",
 		"bench rdma --provider":          "tcp shm verbs fabric sim",
-		"demo node --io":                 "auto uring posix",
+		"demo node --io":                 "auto uring posix usrbio",
 		"status --format":                "table json",
 		"demo --set":                     "32K 48K 64K",
 		"planner --schedule-read-policy": "split shorter round-robin prefill-only",

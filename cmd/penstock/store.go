@@ -41,8 +41,8 @@ type offlineFlags struct {
 func addOfflineFlags(cmd *cobra.Command) *offlineFlags {
 	f := &offlineFlags{}
 	f.addData(cmd)
-	cmd.Flags().StringVar(&f.io, "io", "auto", "I/O backend: auto, uring or posix")
-	completeValues(cmd, "io", "auto", "uring", "posix")
+	cmd.Flags().StringVar(&f.io, "io", "auto", "I/O backend: auto, uring, posix or usrbio (3FS)")
+	completeValues(cmd, "io", "auto", "uring", "posix", "usrbio")
 	return f
 }
 

@@ -188,7 +188,7 @@ type SpaceStat struct {
 
 // Info describes a device.
 type Info struct {
-	// Backend is uring, posix or mem.
+	// Backend is uring, posix, usrbio or mem.
 	Backend string
 	// Path is the volume's directory.
 	Path string

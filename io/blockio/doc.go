@@ -6,10 +6,10 @@
 //	               │                                                  │
 //	               └── buffers: arena memory, Align-ed ───────────────┘ the device's until Do returns
 //
-// Four packages implement it: uring (io_uring, O_DIRECT), posixio (preadv and pwritev, O_DIRECT),
-// memio (memory, with crash semantics) and faultio (wraps another and injects faults).
-// blockiotest.Run is the conformance suite that all four pass: it has a case for every sentence on
-// Device and File below.
+// Five packages implement it: uring (io_uring, O_DIRECT), posixio (preadv and pwritev, O_DIRECT),
+// usrbio (3FS's user-space I/O), memio (memory, with crash semantics) and faultio (wraps another and
+// injects faults). blockiotest.Run is the conformance suite that all five pass: it has a case for
+// every sentence on Device and File below.
 //
 // This package also has the parts that all backends share: the checks of names, sizes and requests;
 // Gate, on which Close waits; Counters behind Stats; and Budget, which bounds the bytes in flight

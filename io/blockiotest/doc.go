@@ -1,6 +1,6 @@
 // Package blockiotest is the conformance suite of blockio.Device. Each sentence of the contract is
-// one case, and uring, posixio, memio and faultio (without rules) pass all of them. A bug found in
-// one backend becomes a case of the suite, for all backends.
+// one case, and uring, posixio, usrbio, memio and faultio (without rules) pass all of them. A bug
+// found in one backend becomes a case of the suite, for all backends.
 //
 // The suite does not test speed, nor the state after a crash, which the tests of memio cover.
 //

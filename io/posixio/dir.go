@@ -29,7 +29,11 @@ type Dir struct {
 	// entries syncs the directory. It is dirty while a Create or Remove is not durable yet.
 	entries flusher
 
-	// naming serialises creates, opens, removes and closes of files, and Lock.
+	// descriptors is nil, or follows the descriptors of the files.
+	descriptors Descriptors
+
+	// naming serialises creates, opens, removes and closes of files, Lock, and the calls of
+	// descriptors.
 	naming sync.Mutex
 	lockFD int // -1 if not held
 
@@ -68,6 +72,26 @@ func newDir(path string) (*Dir, error) {
 		return nil, fmt.Errorf("posixio: open volume %s (an existing directory is needed): %w", path, err)
 	}
 	return &Dir{path: path, fd: fd, fs: fsName(fd), inodes: make(map[string]*inode), files: make(map[*File]struct{}), lockFD: -1}, nil
+}
+
+// Descriptors follows the descriptors of a Dir's files, for a backend that registers them with a
+// driver. One call at a time is made.
+type Descriptors interface {
+	// Opened is called before the first transfer on fd. After an error, fd is closed, and the
+	// Create or Open that opened fd fails.
+	Opened(fd int) error
+	// Closing is called before fd is closed. No transfer on fd is in flight.
+	Closing(fd int)
+}
+
+// Follow makes the Dir call w. It must be called before the first file is opened.
+func (d *Dir) Follow(w Descriptors) { d.descriptors = w }
+
+func (d *Dir) opened(fd int) error {
+	if d.descriptors == nil {
+		return nil
+	}
+	return d.descriptors.Opened(fd)
 }
 
 // Path returns the directory as it was given to OpenDir.
@@ -176,6 +200,10 @@ func (d *Dir) Create(name string, sizeBytes int64) (blockio.File, error) {
 		err = errors.Join(err, d.unlink(name))
 		return nil, d.fail(fmt.Sprintf("reserve %d bytes for", sizeBytes), name, err)
 	}
+	if err := d.opened(fd); err != nil {
+		unix.Close(fd)
+		return nil, d.fail("create", name, errors.Join(err, d.unlink(name)))
+	}
 	d.entries.mark()
 	return d.admitFile(name, fd, sizeBytes), nil
 }
@@ -199,6 +227,9 @@ func (d *Dir) Open(name string) (blockio.File, error) {
 		return nil, d.fail("open", name, err)
 	}
 	size, err := regularSize(fd)
+	if err == nil {
+		err = d.opened(fd)
+	}
 	if err != nil {
 		unix.Close(fd)
 		return nil, d.fail("open", name, err)

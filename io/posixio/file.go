@@ -50,6 +50,9 @@ func (f *File) Close() error {
 	if !d.forget(f) {
 		return nil
 	}
+	if d.descriptors != nil {
+		d.descriptors.Closing(f.ino.fd)
+	}
 	if err := unix.Close(f.ino.fd); err != nil {
 		return d.fail("close", f.ino.name, err)
 	}

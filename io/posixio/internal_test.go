@@ -177,3 +177,71 @@ func TestAdmitAllocatesNothing(t *testing.T) {
 		t.Errorf("%v allocations", allocs)
 	}
 }
+
+// descriptors are the descriptors that a Dir has opened and not closed.
+type descriptors struct {
+	open map[int]bool
+	fail error
+}
+
+func (d *descriptors) Opened(fd int) error {
+	if d.fail == nil {
+		d.open[fd] = true
+	}
+	return d.fail
+}
+
+func (d *descriptors) Closing(fd int) {
+	var st unix.Stat_t
+	if !d.open[fd] || unix.Fstat(fd, &st) != nil {
+		panic("a descriptor is closed that was not opened, or was closed before")
+	}
+	delete(d.open, fd)
+}
+
+// TestFollow: each descriptor of a file is followed from before its first use until before it is
+// closed. A refused descriptor leaves no file open, and no new file.
+func TestFollow(t *testing.T) {
+	testkit.VerifyNone(t)
+	d, err := OpenDir(t.TempDir(), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	w := &descriptors{open: map[int]bool{}}
+	d.Follow(w)
+	a, err := d.Create("a", blockio.Align)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := d.Open("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !w.open[a.(*File).FD()] || len(w.open) != 1 {
+		t.Errorf("one file is open twice, followed are %v", w.open)
+	}
+	if a.Close(); len(w.open) != 1 {
+		t.Errorf("after the first of two closes, followed are %v", w.open)
+	}
+	if again.Close(); len(w.open) != 0 {
+		t.Errorf("after both closes, followed are %v", w.open)
+	}
+	w.fail = unix.EMFILE
+	if _, err := d.Create("b", blockio.Align); !errors.Is(err, unix.EMFILE) {
+		t.Errorf("create with a refused descriptor: %v", err)
+	}
+	if _, err := d.Open("a"); !errors.Is(err, unix.EMFILE) {
+		t.Errorf("open with a refused descriptor: %v", err)
+	}
+	if names, err := d.List(); err != nil || len(names) != 1 {
+		t.Errorf("files are %v, %v", names, err)
+	}
+	w.fail = nil
+	if _, err := d.Open("a"); err != nil || len(w.open) != 1 {
+		t.Errorf("followed are %v, %v", w.open, err)
+	}
+	if err := d.Close(); err != nil || len(w.open) != 0 {
+		t.Errorf("after the close of the directory, followed are %v, %v", w.open, err)
+	}
+}

@@ -28,7 +28,7 @@ type Config struct {
 	Advertise   string `yaml:"advertise" doc:"host under which clients reach this node; empty means the one they dialled" restart:"clients have the node's address"`
 	Node        string `yaml:"node" doc:"name of this node in status, metrics and logs; empty means the host name" restart:"metrics, spans and clients have the node's name"`
 
-	IO          string   `yaml:"io" values:"auto uring posix" doc:"I/O backend of the volumes: auto, uring or posix" restart:"the volumes are opened with it"`
+	IO          string   `yaml:"io" values:"auto uring posix usrbio" doc:"I/O backend of the volumes: uring, posix, usrbio (3FS's user-space I/O), or auto: usrbio on a mount of 3FS and uring elsewhere where they work, otherwise posix" restart:"the volumes are opened with it"`
 	Arena       Size     `yaml:"arena" doc:"pinned memory that holds all bytes in flight" restart:"the arena is registered with devices and NICs"`
 	HugeTLB     bool     `yaml:"hugetlb" doc:"take the arena from reserved huge pages (vm.nr_hugepages) when there are enough; otherwise transparent huge pages" restart:"the arena is registered with devices and NICs"`
 	IndexCache  Size     `yaml:"index_cache" doc:"block cache of the index's Pebble store" restart:"the index is opened with it"`
@@ -222,7 +222,7 @@ func (c *Config) Validate() error {
 	}
 	checkAddresses(bad, map[string]string{"listen": c.Listen, "http": c.HTTP})
 	c.checkDataPlane(bad)
-	oneOf("io", c.IO, "auto", "uring", "posix")
+	oneOf("io", c.IO, "auto", "uring", "posix", "usrbio")
 	oneOf("durability", c.Durability, "async", "batch", "sync")
 	oneOf("eviction", c.Eviction, "s3fifo", "lru", "fifo")
 	c.Log.check(bad)

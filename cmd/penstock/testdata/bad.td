@@ -378,7 +378,7 @@ exit 2
 penstock: config: listen: 0.0.0.0:0 is reachable from other machines and none of auth.token_file, auth.client_ca and (nodes and planners) auth.roles_file is set; set one, or say --insecure: bad configuration
 Run 'penstock serve --help' for usage.
 exit 2
-penstock: config: io: "aio" is not one of [auto uring posix]: bad configuration
+penstock: config: io: "aio" is not one of [auto uring posix usrbio]: bad configuration
 Run 'penstock serve --help' for usage.
 exit 2
 penstock: config: advertise: "here" needs a data_listen with a fixed port, not 127.0.0.1:0: bad configuration
