@@ -87,6 +87,7 @@ var edges = []struct {
 	{"internal/zmtp/zmtptest", []string{"internal/zmtp"}, "the client end of the protocol, for tests"},
 	{"internal/kvevents", []string{"kv", "api/...", "internal/zmtp"}, "a publisher is a gRPC client of the nodes; it must not depend on a node's index"},
 	{"internal/top", nil, "rates depend only on samples: it is pure, and cmd reads the samples from the nodes"},
+	{"internal/top/fromapi", []string{"api/...", "internal/top"}, "it converts messages; package top stays independent of the API"},
 	{"internal/top/screen", []string{"internal/top"}, "lines depend only on the state of the screen and its size; cmd has the terminal"},
 	{"internal/testkit", nil, "every package's tests import it; any import here would make a cycle"},
 	{"internal/lint", nil, "it checks the other packages"},
