@@ -67,7 +67,8 @@ var edges = []struct {
 	{"server/offload", []string{"kv", "client", "client/gateway", "client/relay", "dualpath/prfaas"}, "it is a policy of the gateway, which is a client of storage nodes and planner"},
 	{"server/netoracle", []string{"dualpath/...", "internal/yamlfile"}, "it reads the operator's systems and returns the network in the types of netcost, and decides nothing"},
 	{"server/monitor", []string{"server", "server/front", "server/netoracle", "server/offload", "server/planner"}, "it reads the definitions of the metrics of each component, and runs no component"},
-	{"server/...", []string{"kv", "api/...", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "server/...", "internal/arena", "internal/bearer", "internal/ratelog", "internal/sys"}, "the server joins contracts; cmd chooses the backends. Of internal/sys it uses only the memory limits of the process"},
+	{"server/console", []string{"internal/top"}, "it renders the state that a node supplies, and does not depend on the parts of the node"},
+	{"server/...", []string{"kv", "api/...", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "server/...", "internal/arena", "internal/bearer", "internal/ratelog", "internal/sys", "internal/top", "internal/top/fromapi"}, "the server joins contracts; cmd chooses the backends. Of internal/sys it uses only the memory limits of the process, and internal/top computes the rates of the console"},
 	{"client/...", []string{"kv", "api/...", "rdma", "rdma/copier", "client/...", "internal/arena", "internal/sys"}, "a client is linked into an engine: it must not contain the server, the index or a device. Of internal/sys it uses only blocking calls on a unix socket"},
 
 	{"client/gateway", []string{"kv", "api/...", "client"}, "a gateway calls storage and the planner, and holds no KV"},
@@ -140,6 +141,7 @@ var testEdges = []struct {
 	{"client/leader", []string{"dualpath", "lab/testplanner"}, "the tests run a planner in their process"},
 	{"client/traffic", []string{"rdma/group", "rdma/shm", "rdma/rdmatest/simrdma"}, "copies by a NIC are tested over a provider whose NIC is a goroutine, and waiting in virtual time over a simulated one"},
 	{"server/front", []string{"api/...", "client", "client/leader", "client/traffic", "dualpath", "server/planner", "lab/testnode", "lab/testplanner"}, "the tests run a planner, a storage node and leaders in their process"},
+	{"server/console", []string{"kv", "server/access", "lab/testnode"}, "the tests show a storage node in their process to a browser"},
 	{"server/membership", []string{"lab/testetcd", "lab/testnode"}, "the tests run storage nodes in their process, and etcd beside it"},
 	{"server/offload", []string{"api/...", "dualpath", "server/planner", "lab/content", "lab/testnode", "lab/testplanner"}, "the tests run a planner and the storage nodes of two datacenters in their process"},
 	{"rdma/group", []string{"rdma/rdmatest/simrdma"}, "the engine is tested on NICs whose failures follow a seed"},
