@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/server/access"
 	"github.com/penstock-kv/penstock/server/console"
+	"github.com/penstock-kv/penstock/server/metrics"
 )
 
 // membersWait bounds the time that the console waits for the list of members from etcd.
@@ -118,8 +119,42 @@ func (s *consoleSource) Namespaces(context.Context) []console.Namespace {
 	return out
 }
 
-// consoleAccess is the console.Access of a node: the roles of the paths, and, as in ListNamespaces,
-// the namespaces on which the caller has any role.
+// Prefixes implements console.Source.
+func (s *consoleSource) Prefixes(context.Context) console.Prefixes {
+	p := console.Prefixes{Cuts: metrics.ByLabel(s.opts.Metrics.MatchCuts)}
+	for _, ns := range s.node.Stats().Index.Namespaces {
+		for _, e := range ns.Live {
+			p.Epochs = append(p.Epochs, console.Epoch{
+				Namespace: ns.Name, Epoch: uint64(e.Epoch), Newest: e.Epoch == ns.Epoch, Matches: e.Matches, Hits: e.Hits,
+				Blocks: e.Blocks, Bytes: e.Bytes, Leases: e.Leases, Pins: e.Pins,
+			})
+		}
+	}
+	return p
+}
+
+// Pins implements console.Source.
+func (s *consoleSource) Pins(context.Context) console.Pins {
+	pins, next, err := s.node.Pins(nil, "", false, 0, pinsMax)
+	list := console.Pins{At: s.opts.Now(), More: next != 0}
+	if err != nil {
+		list.Failure = clip(err.Error())
+	}
+	for _, p := range pins {
+		list.Pins = append(list.Pins, console.Pin{
+			Lease: uint64(p.Lease), Namespace: p.Namespace, Epoch: uint64(p.Epoch), OfEpoch: p.OfEpoch, Owner: p.Owner,
+			Since: p.Since, Expires: p.Expires, Blocks: int64(p.Blocks), Bytes: p.Bytes,
+		})
+	}
+	return list
+}
+
+// Actions implements console.Source.
+func (s *consoleSource) Actions(context.Context) []console.Action { return s.audit.recent.list() }
+
+// consoleAccess is the console.Access of a node: the roles of the paths, the namespaces on which the
+// caller has any role, as in ListNamespaces, and the pins of those on which it has the role admin, as
+// in ListPins.
 type consoleAccess struct{ guard }
 
 // Admit implements console.Access.
@@ -136,7 +171,16 @@ func (a consoleAccess) SeesNamespace(ctx context.Context, name string) bool {
 	return sees(ctx, access.Any, name)
 }
 
+// SeesPins implements console.Access.
+func (a consoleAccess) SeesPins(ctx context.Context, name string) bool {
+	return sees(ctx, access.Admin, name)
+}
+
 // isConsole reports whether a path belongs to the console, which browsers open.
 func isConsole(path string) bool {
-	return path == "/" || path == "/namespaces" || strings.HasPrefix(path, "/live/")
+	switch path {
+	case "/", "/namespaces", "/prefixes", "/pins", "/actions":
+		return true
+	}
+	return strings.HasPrefix(path, "/live/")
 }

@@ -23,6 +23,8 @@ type Access interface {
 	Opens(ctx context.Context, path string) bool
 	// SeesNamespace reports whether the caller may see a namespace.
 	SeesNamespace(ctx context.Context, name string) bool
+	// SeesPins reports whether the caller may see the pins of a namespace.
+	SeesPins(ctx context.Context, name string) bool
 }
 
 // Options are the options of a Console. Source and Access are required.
@@ -46,6 +48,9 @@ type Console struct {
 	pages      []*page
 	overview   feed[Overview]
 	namespaces feed[[]Namespace]
+	prefixes   feed[Prefixes]
+	pins       feed[Pins]
+	actions    feed[[]Action]
 
 	done chan struct{} // closed by Stop
 
@@ -82,10 +87,16 @@ func New(opts Options) *Console {
 	c := &Console{opts: opts, done: make(chan struct{})}
 	c.overview.load = opts.Source.Overview
 	c.namespaces.load = opts.Source.Namespaces
+	c.prefixes.load = opts.Source.Prefixes
+	c.pins.load = opts.Source.Pins
+	c.actions.load = opts.Source.Actions
 	layout := template.Must(template.New("layout.html").Funcs(functions).ParseFS(files, "web/layout.html"))
 	for _, p := range []*page{
 		{path: "/", live: "/live/overview", title: "Overview", view: c.viewOverview},
 		{path: "/namespaces", live: "/live/namespaces", title: "Namespaces", view: c.viewNamespaces},
+		{path: "/prefixes", live: "/live/prefixes", title: "Prefixes", view: c.viewPrefixes},
+		{path: "/pins", live: "/live/pins", title: "Pins", view: c.viewPins},
+		{path: "/actions", live: "/live/actions", title: "Recent actions", view: c.viewActions},
 	} {
 		file := strings.TrimPrefix(p.live, "/live/") + ".html"
 		p.template = template.Must(template.Must(layout.Clone()).ParseFS(files, "web/"+file))

@@ -30,6 +30,9 @@ type source struct {
 	mu         sync.Mutex
 	overview   console.Overview
 	namespaces []console.Namespace
+	prefixes   console.Prefixes
+	pins       console.Pins
+	actions    []console.Action
 	loads      atomic.Int64
 }
 
@@ -45,6 +48,24 @@ func (s *source) Namespaces(context.Context) []console.Namespace {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.namespaces
+}
+
+func (s *source) Prefixes(context.Context) console.Prefixes {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.prefixes
+}
+
+func (s *source) Pins(context.Context) console.Pins {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pins
+}
+
+func (s *source) Actions(context.Context) []console.Action {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.actions
 }
 
 func (s *source) set(edit func(*source)) {
@@ -70,6 +91,8 @@ func (c *caller) Opens(_ context.Context, path string) bool { return path != c.c
 func (c *caller) SeesNamespace(_ context.Context, name string) bool {
 	return strings.HasPrefix(name, c.prefix)
 }
+
+func (c *caller) SeesPins(ctx context.Context, name string) bool { return c.SeesNamespace(ctx, name) }
 
 // serve serves a console, and returns its address.
 func serve(t *testing.T, o console.Options) (*console.Console, string) {
@@ -326,5 +349,37 @@ func TestHiddenNamespaces(t *testing.T) {
 		if e := s.event(); strings.Contains(e.data, "team-b") || strings.Contains(e.data, "2") && e.name == "summary" {
 			t.Errorf("an event shows a hidden namespace: %+v", e)
 		}
+	}
+}
+
+// TestActivity: the pages of prefixes, pins and actions have the figures of the source, in order,
+// and only pins that the caller may see.
+func TestActivity(t *testing.T) {
+	src := &source{
+		prefixes: console.Prefixes{Cuts: map[string]uint64{"complete": 30, "absent": 10}, Epochs: []console.Epoch{
+			{Namespace: "team-a/m", Epoch: 3, Newest: true, Matches: 2, Hits: 5, Blocks: 8, Bytes: 4096, Leases: 1, Pins: 2},
+			{Namespace: "team-b/m", Epoch: 9, Matches: 4, Hits: 40},
+		}},
+		pins: console.Pins{At: start, More: true, Pins: []console.Pin{
+			{Lease: 7, Namespace: "team-a/m", Epoch: 3, Owner: "10.0.0.7:1", Since: start.Add(-time.Hour), Blocks: 8, Bytes: 4096},
+			{Lease: 5, Namespace: "team-b/m", Epoch: 9, Owner: "other", Since: start, Blocks: 1, Bytes: 512},
+			{Lease: 8, Namespace: "team-a/m", Epoch: 2, OfEpoch: true, Owner: "trainer", Since: start.Add(-50 * time.Hour), Expires: start.Add(time.Minute)},
+		}},
+		actions: []console.Action{{At: start, Call: "BumpEpoch", Peer: "10.0.0.7:2", Principal: "sre", Request: "name=m", Result: "OK"}, {At: start.Add(-time.Minute), Call: "Evict", Result: "Internal", Failure: "<b>"}},
+	}
+	_, url := serve(t, console.Options{Source: src})
+	_, page := get(t, url+"/prefixes")
+	wants(t, text(page), "40 Match calls", "complete the whole chain was found 30 75.0 %", "absent the next block is not stored 10 25.0 %", "too_long the prefix has the length that the index permits 0 0.0 %",
+		"team-b/m 9 no 4 40 10.0 0 0 B 0 0 team-a/m 3 yes 2 5 2.5 8 4.0 KiB 1 2")
+	_, page = get(t, url+"/actions")
+	wants(t, text(page), "The last action is BumpEpoch, OK.", "2026-11-26 20:00:00 UTC BumpEpoch sre 10.0.0.7:2 OK name=m none", "Evict none Internal &lt;b&gt;")
+	_, page = get(t, url+"/pins")
+	wants(t, text(page), "3 pins.", "hold 9 blocks with 4.5 KiB. The node has more pins",
+		"8 team-a/m 2 the epoch trainer 2026-11-24 18:00:00 UTC 2 days ago 2026-11-26 20:01:00 UTC 0 B 7 team-a/m 3 8 blocks 10.0.0.7:1 2026-11-26 19:00:00 UTC 60 min ago by an administrator 4.0 KiB 5 team-b/m")
+	_, url = serve(t, console.Options{Source: src, Access: &caller{prefix: "team-a/"}})
+	_, page = get(t, url+"/pins")
+	wants(t, text(page), "2 pins.", "hold 8 blocks with 4.0 KiB.")
+	if strings.Contains(page, "team-b") {
+		t.Errorf("the page shows a pin of another tenant:\n%s", page)
 	}
 }

@@ -15,6 +15,7 @@ import (
 var functions = template.FuncMap{
 	"bytes":   bytesText,
 	"count":   humanize.Comma,
+	"plural":  plural,
 	"counter": func(n uint64) string { return humanize.Comma(int64(n)) },
 	"value":   valueText,
 	"size": func(v top.Value) template.HTML {

@@ -15,6 +15,13 @@ type Source interface {
 	Overview(context.Context) Overview
 	// Namespaces returns all namespaces of the node.
 	Namespaces(context.Context) []Namespace
+	// Prefixes returns the counters of matches.
+	Prefixes(context.Context) Prefixes
+	// Pins returns the pins of all namespaces.
+	Pins(context.Context) Pins
+	// Actions returns the last calls of administrators that changed state or failed to, the newest
+	// first. The caller must not change the slice.
+	Actions(context.Context) []Action
 }
 
 // Overview is the state of the node and of its cluster.
@@ -84,6 +91,62 @@ type Namespace struct {
 	// HitRateSince is the part of the tokens queried since EpochSince that were found. It is unknown
 	// if none were queried.
 	HitRateSince top.Value
+}
+
+// Prefixes has the counters of the Match calls.
+type Prefixes struct {
+	// Cuts counts the Match calls since the start of the node by the reason for the length of the
+	// match: the label of penstock_match_cuts_total.
+	Cuts map[string]uint64
+	// Epochs are the live epochs of all namespaces.
+	Epochs []Epoch
+}
+
+// Epoch is a live epoch of a namespace.
+type Epoch struct {
+	Namespace string
+	Epoch     uint64
+	Newest    bool
+	// Matches counts the Match calls that the epoch answered since the start of the node, and Hits
+	// the blocks that they found.
+	Matches, Hits               int64
+	Blocks, Bytes, Leases, Pins int64
+}
+
+// Pins is a list of pins.
+type Pins struct {
+	At   time.Time
+	Pins []Pin
+	// More is set if the node has more pins.
+	More bool
+	// Failure is the reason why the list is empty.
+	Failure string
+}
+
+// Pin keeps blocks, or an epoch, until it ends.
+type Pin struct {
+	Lease     uint64
+	Namespace string
+	Epoch     uint64
+	// OfEpoch is set if the pin keeps the epoch live and holds no blocks.
+	OfEpoch bool
+	Owner   string
+	Since   time.Time
+	// Expires is zero if only an administrator ends the pin.
+	Expires       time.Time
+	Blocks, Bytes int64
+}
+
+// Action is a call of an administrator.
+type Action struct {
+	At   time.Time
+	Call string
+	// Peer is the address of the caller, and Principal its name in the roles file, "" if there is
+	// none.
+	Peer, Principal string
+	Request         string
+	// Result is the code of gRPC, and Failure the error.
+	Result, Failure string
 }
 
 // Fault is a state that needs the attention of an operator.
