@@ -59,7 +59,7 @@ func openBrowser(t *testing.T) *browser {
 			t.Errorf("the pages wrote to the console of the browser:\n%s", strings.Join(b.messages, "\n"))
 		}
 	})
-	b.do(chromedp.EmulateViewport(1400, 900))
+	b.do(chromedp.EmulateViewport(1280, 760))
 	return b
 }
 
@@ -164,7 +164,8 @@ const structure = `(() => {
 // TestBrowser opens the pages in Chromium: they are complete for screen readers, show changes, keep
 // the focus, work by keyboard, and follow the light or dark preference.
 func TestBrowser(t *testing.T) {
-	src := &source{overview: sample(), namespaces: many()}
+	src := activity()
+	src.overview, src.namespaces = sample(), many()
 	b := openBrowser(t)
 	c, url := serve(t, console.Options{Source: src, Node: "n1", Interval: 20 * time.Millisecond})
 	b.theme("light")
@@ -180,6 +181,15 @@ func TestBrowser(t *testing.T) {
 	})
 	b.await(`document.getElementById("summary").textContent === "Node n1 is serving. 2 faults. 2 members."`)
 	b.await(`!document.getElementById("live").innerText.includes("no carrier")`)
+
+	for _, page := range []string{"prefixes", "pins", "actions"} {
+		b.open(url + "/" + page)
+		if missing := b.text(structure); missing != "" {
+			t.Errorf("the page %s has %s", page, missing)
+		}
+		b.shoot("console-" + page)
+	}
+	b.open(url + "/")
 
 	// The keyboard: the link that skips, the navigation, and the next page.
 	b.press(tab)

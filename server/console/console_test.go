@@ -143,16 +143,24 @@ func get(t *testing.T, url string) (*http.Response, string) {
 // sample returns an overview of a node in a cluster, whose second volume has failed.
 func sample() console.Overview {
 	return console.Overview{
-		At: start, Version: "v1", Started: start.Add(-time.Hour), Blocks: 1200, CorruptBlocks: 1,
-		Node: top.NodeRow{Name: "n1", State: "serving", UsedBytes: 3 << 30, CapacityBytes: 4 << 30, Fill: top.Known(0.75)},
-		Volumes: []console.Volume{
-			{VolumeRow: top.VolumeRow{Path: "/v0", State: "ok"}, Duty: "ok", IO: "uring"},
-			{VolumeRow: top.VolumeRow{Path: "/v1", State: "failed", Reason: "read: input/output error"}, Since: start.Add(-time.Minute), Duty: "ok", FailedRequests: 4},
+		At: start, Version: "v1", Started: start.Add(-time.Hour), Blocks: 1200, Namespaces: 3, Leases: 12, CorruptBlocks: 1,
+		Durability: "batch", EvictionPolicy: "s3fifo", RSSBytes: 900 << 20, MemoryBudget: 1200 << 20,
+		Node: top.NodeRow{
+			Name: "n1", State: "serving", UsedBytes: 3 << 30, CapacityBytes: 4 << 30, Fill: top.Known(0.75),
+			Rates:        top.Rates{ReadBytes: top.Known(5 << 30), WrittenBytes: top.Known(300 << 20), EvictedBytes: top.Known(280 << 20), HitRate: top.Known(0.953)},
+			RunningReads: top.Known(9), ReadsMax: top.Known(64), WaitingReads: top.Known(0), BusyCalls: top.Known(0),
 		},
-		NICs: []top.NICRow{{Name: "eth0", Up: true}, {Name: "eth1", Reason: "no carrier"}},
+		Volumes: []console.Volume{
+			{VolumeRow: top.VolumeRow{Path: "/v0", State: "ok", CapacityBytes: 2 << 30, UsedBytes: 3 << 29, Fill: top.Known(0.75), ReadBytes: top.Known(5 << 30), WrittenBytes: top.Known(300 << 20), InFlightBytes: 4 << 20, InFlightLimitBytes: 32 << 20}, Duty: "ok", IO: "uring", Blocks: 600},
+			{VolumeRow: top.VolumeRow{Path: "/v1", State: "failed", Reason: "read: input/output error", CapacityBytes: 2 << 30, UsedBytes: 3 << 29, Fill: top.Known(0.75), ReadBytes: top.Known(0), WrittenBytes: top.Known(0), InFlightLimitBytes: 32 << 20}, Since: start.Add(-time.Minute), Duty: "ok", IO: "uring", Blocks: 600, FailedRequests: 4},
+		},
+		NICs: []top.NICRow{
+			{Name: "eth0", Address: "10.0.0.1:7420", Up: true, Sent: top.Known(5 << 30), SentShare: top.Known(0.43), Received: top.Known(300 << 20), ReceivedShare: top.Known(0.025)},
+			{Name: "eth1", Address: "10.1.0.1:7420", Reason: "no carrier", Sent: top.Known(0), Received: top.Known(0)},
+		},
 		Cluster: &console.Cluster{Members: []console.Member{
-			{Name: "n1", Zone: "a", State: "serving", Since: start, Applied: 17, Self: true},
-			{Name: "n2", Zone: "b", State: "draining", Since: start, Applied: 16, Fill: top.Known(0.5)},
+			{Name: "n1", Addr: "10.0.0.1:7421", Zone: "a", State: "serving", Version: "v1", CapacityBytes: 4 << 30, UsedBytes: 3 << 30, Fill: top.Known(0.75), Since: start, Applied: 17, Self: true},
+			{Name: "n2", Addr: "10.0.0.2:7421", Zone: "b", State: "draining", Version: "v1", CapacityBytes: 4 << 30, UsedBytes: 2 << 30, Fill: top.Known(0.5), Since: start, Applied: 16},
 		}},
 	}
 }
@@ -352,10 +360,9 @@ func TestHiddenNamespaces(t *testing.T) {
 	}
 }
 
-// TestActivity: the pages of prefixes, pins and actions have the figures of the source, in order,
-// and only pins that the caller may see.
-func TestActivity(t *testing.T) {
-	src := &source{
+// activity returns the state of the pages of prefixes, pins and actions.
+func activity() *source {
+	return &source{
 		prefixes: console.Prefixes{Cuts: map[string]uint64{"complete": 30, "absent": 10}, Epochs: []console.Epoch{
 			{Namespace: "team-a/m", Epoch: 3, Newest: true, Matches: 2, Hits: 5, Blocks: 8, Bytes: 4096, Leases: 1, Pins: 2},
 			{Namespace: "team-b/m", Epoch: 9, Matches: 4, Hits: 40},
@@ -365,14 +372,23 @@ func TestActivity(t *testing.T) {
 			{Lease: 5, Namespace: "team-b/m", Epoch: 9, Owner: "other", Since: start, Blocks: 1, Bytes: 512},
 			{Lease: 8, Namespace: "team-a/m", Epoch: 2, OfEpoch: true, Owner: "trainer", Since: start.Add(-50 * time.Hour), Expires: start.Add(time.Minute)},
 		}},
-		actions: []console.Action{{At: start, Call: "BumpEpoch", Peer: "10.0.0.7:2", Principal: "sre", Request: "name=m", Result: "OK"}, {At: start.Add(-time.Minute), Call: "Evict", Result: "Internal", Failure: "<b>"}},
+		actions: []console.Action{
+			{At: start, Call: "BumpEpoch", Peer: "10.0.0.7:2", Principal: "sre", Request: "name=m", Result: "OK"},
+			{At: start.Add(-time.Minute), Call: "Evict", Peer: "10.0.0.7:3", Principal: "sre", Request: "namespace=m bytes=1073741824", Result: "Internal", Failure: "<b>"},
+		},
 	}
+}
+
+// TestActivity: the pages of prefixes, pins and actions have the figures of the source, in order,
+// and only pins that the caller may see.
+func TestActivity(t *testing.T) {
+	src := activity()
 	_, url := serve(t, console.Options{Source: src})
 	_, page := get(t, url+"/prefixes")
 	wants(t, text(page), "40 Match calls", "complete the whole chain was found 30 75.0 %", "absent the next block is not stored 10 25.0 %", "too_long the prefix has the length that the index permits 0 0.0 %",
 		"team-b/m 9 no 4 40 10.0 0 0 B 0 0 team-a/m 3 yes 2 5 2.5 8 4.0 KiB 1 2")
 	_, page = get(t, url+"/actions")
-	wants(t, text(page), "The last action is BumpEpoch, OK.", "2026-11-26 20:00:00 UTC BumpEpoch sre 10.0.0.7:2 OK name=m none", "Evict none Internal &lt;b&gt;")
+	wants(t, text(page), "The last action is BumpEpoch, OK.", "2026-11-26 20:00:00 UTC BumpEpoch sre 10.0.0.7:2 OK name=m none", "Evict sre 10.0.0.7:3 Internal namespace=m bytes=1073741824 &lt;b&gt;")
 	_, page = get(t, url+"/pins")
 	wants(t, text(page), "3 pins.", "hold 9 blocks with 4.5 KiB. The node has more pins",
 		"8 team-a/m 2 the epoch trainer 2026-11-24 18:00:00 UTC 2 days ago 2026-11-26 20:01:00 UTC 0 B 7 team-a/m 3 8 blocks 10.0.0.7:1 2026-11-26 19:00:00 UTC 60 min ago by an administrator 4.0 KiB 5 team-b/m")

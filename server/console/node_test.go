@@ -102,15 +102,20 @@ func TestNode(t *testing.T) {
 		}
 		return page
 	}
-	match(prompt) // a miss, before the bump
+	write := func() {
+		t.Helper()
+		w, err := store.Write(t.Context(), client.WriteRequest{Namespace: ns, Tokens: prompt, From: memory})
+		if err != nil || w.Stored != 4 {
+			t.Fatalf("%+v, %v", w, err)
+		}
+	}
+	write()
+	match(prompt) // a hit before the bump, which does not count
 	bump()
 	if r := row(page(), "team-a/chat"); !strings.Contains(r, "– unknown") {
 		t.Errorf("without a match since the bump: %q", r)
 	}
-	w, err := store.Write(t.Context(), client.WriteRequest{Namespace: ns, Tokens: prompt, From: memory})
-	if err != nil || w.Stored != 4 {
-		t.Fatalf("%+v, %v", w, err)
-	}
+	write()
 	match(prompt)
 	match(append(prompt[:2*g.BlockTokens:2*g.BlockTokens], make([]kv.Token, 2*g.BlockTokens)...)) // half of it
 	waitFor := func(want string) {
