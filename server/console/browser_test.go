@@ -59,7 +59,7 @@ func openBrowser(t *testing.T) *browser {
 			t.Errorf("the pages wrote to the console of the browser:\n%s", strings.Join(b.messages, "\n"))
 		}
 	})
-	b.do(chromedp.EmulateViewport(1280, 760))
+	b.do(chromedp.EmulateViewport(1180, 640))
 	return b
 }
 

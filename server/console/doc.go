@@ -20,6 +20,9 @@
 // its request. A client that does not read for Options.WriteTimeout is disconnected, and delays no
 // other client. Stop ends the streams, and Close waits for their end.
 //
+// The pages are the overview with the cluster and the faults, the namespaces, the prefixes (reasons of
+// cuts, and heat), the pins, and the recent actions of administrators. docs/console.md describes them.
+//
 // Access decides each request, and again each event of a stream. A namespace that the caller may not
 // see is in none of its pages, counts and sums.
 //

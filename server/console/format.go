@@ -17,7 +17,6 @@ var functions = template.FuncMap{
 	"count":   humanize.Comma,
 	"plural":  plural,
 	"counter": func(n uint64) string { return humanize.Comma(int64(n)) },
-	"value":   valueText,
 	"size": func(v top.Value) template.HTML {
 		return valueText(v, func(f float64) string { return bytesText(int64(f)) })
 	},
@@ -33,6 +32,7 @@ var functions = template.FuncMap{
 	"number": func(v top.Value) template.HTML {
 		return valueText(v, func(f float64) string { return humanize.CommafWithDigits(f, 1) })
 	},
+	"whole":   func(v top.Value) template.HTML { return valueText(v, func(f float64) string { return humanize.Comma(int64(f)) }) },
 	"utc":  func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05") + " UTC" },
 	"iso":  func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
 	"age":  age,
