@@ -32,7 +32,9 @@ var functions = template.FuncMap{
 	"number": func(v top.Value) template.HTML {
 		return valueText(v, func(f float64) string { return humanize.CommafWithDigits(f, 1) })
 	},
-	"whole":   func(v top.Value) template.HTML { return valueText(v, func(f float64) string { return humanize.Comma(int64(f)) }) },
+	"whole": func(v top.Value) template.HTML {
+		return valueText(v, func(f float64) string { return humanize.Comma(int64(f)) })
+	},
 	"utc":  func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05") + " UTC" },
 	"iso":  func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
 	"age":  age,
