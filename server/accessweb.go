@@ -79,8 +79,8 @@ func credentialsOf(r *http.Request) []string {
 	return headers
 }
 
-// web decides the requests to next. Probes are admitted without a token, because kubelets and load
-// balancers have none.
+// web passes the allowed requests on to next. Probes are admitted without a token, because kubelets
+// and load balancers have none.
 func (g guard) web(next http.Handler, log audit) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx, err := g.admitWeb(r)

@@ -112,6 +112,7 @@ type Server struct {
 	data       rdma.Engine
 	sessions   *Sessions
 	guard      guard
+	rates      rates
 	audit      audit
 	region     rdma.Region
 	grpc       *grpc.Server
