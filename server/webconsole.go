@@ -22,8 +22,8 @@ const membersWait = time.Second
 // a caller, rates are unknown until the second sample.
 const ratesOver = 30 * time.Second
 
-// consoleSource is the console.Source of a node. It calls no method concurrently with itself, so the
-// meters need no lock.
+// consoleSource is the console.Source of a node. The console calls no method concurrently with
+// itself, so the meters need no lock.
 type consoleSource struct {
 	*adminService
 	overview, namespaces meter

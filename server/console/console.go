@@ -276,8 +276,8 @@ type feed[T any] struct {
 	state T
 }
 
-// get returns the state of at most half an interval ago. The context bounds the load, whose result
-// other callers get too.
+// get returns the state of at most half an interval ago. A load does not end with ctx, because other
+// callers get its result too.
 func (f *feed[T]) get(ctx context.Context, now time.Time, interval time.Duration) T {
 	f.mu.Lock()
 	defer f.mu.Unlock()

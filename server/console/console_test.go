@@ -318,6 +318,7 @@ func TestManyNamespaces(t *testing.T) {
 		{"?q=TENANT-3&sort=name", "model-00003", "model-00696", 100, "1429 of 10,000 namespaces match the filter."},
 		{"?q=model-0123", "model-01230", "model-01239", 10, "Page 1 of 1"},
 		{"?q=nothing", "", "", 0, "No namespace matches."},
+		{"?q=" + strings.Repeat("x", 200), "", "", 0, "No namespace matches."},
 		{"?sort=unknown&order=up&page=x", "model-00000", "model-00099", 100, ""},
 	} {
 		_, page := get(t, url+"/namespaces"+c.query)
@@ -333,6 +334,9 @@ func TestManyNamespaces(t *testing.T) {
 	_, page := get(t, url+"/namespaces?q=tenant&sort=used&order=desc&page=3")
 	wants(t, page, `href="/namespaces?order=desc&amp;page=2&amp;q=tenant&amp;sort=used" rel="prev"`, `href="/namespaces?order=desc&amp;page=4&amp;q=tenant&amp;sort=used" rel="next"`,
 		`aria-sort="descending" class="number"><a href="/namespaces?q=tenant&amp;sort=used">`, `data-live="/live/namespaces?order=desc&amp;page=3&amp;q=tenant&amp;sort=used"`, `value="tenant"`)
+	if _, page := get(t, url+"/namespaces?q="+strings.Repeat("x", 4000)); len(page) > 24<<10 {
+		t.Errorf("with a filter of 4000 bytes the page has %d bytes", len(page))
+	}
 	if n := src.loads.Load(); n != 1 {
 		t.Errorf("the namespaces were loaded %d times at one moment", n)
 	}

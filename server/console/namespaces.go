@@ -16,6 +16,9 @@ import (
 // rowsPerPage is the number of rows of a table that one page has.
 const rowsPerPage = 100
 
+// filterBytes is the maximum length of a filter, which each link of the page repeats.
+const filterBytes = 128
+
 // namespacesView is the data of the templates of the namespaces.
 type namespacesView struct {
 	At time.Time
@@ -109,6 +112,9 @@ func (c *Console) viewNamespaces(ctx context.Context, query url.Values) (any, st
 	now := c.opts.Now()
 	all := c.namespaces.get(ctx, now, c.opts.Interval)
 	v := namespacesView{At: now, Filter: query.Get("q"), OldBytes: top.Known(0)}
+	if len(v.Filter) > filterBytes {
+		v.Filter = strings.ToValidUTF8(v.Filter[:filterBytes], "")
+	}
 	needle := strings.ToLower(v.Filter)
 	var rows []*Namespace
 	for i := range all {

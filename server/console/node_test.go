@@ -57,8 +57,8 @@ func row(page, name string) string {
 	return ""
 }
 
-// TestNode shows a node with a roles file: the figures of its namespaces, who sees them, and their
-// changes in a browser.
+// TestNode shows a node with a roles file: the figures of its namespaces, the callers that see
+// them, and their changes in a browser.
 func TestNode(t *testing.T) {
 	var policy atomic.Pointer[access.Policy]
 	n := testnode.Start(t, testnode.Options{Name: "n1", Web: true, ConsoleInterval: 20 * time.Millisecond, Roles: policy.Load})
