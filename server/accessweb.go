@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"net/http"
 	"strings"
 
@@ -20,6 +21,21 @@ var webRules = map[string]access.Role{
 	"/metrics":         access.Operate,
 	"/metrics/summary": access.Operate,
 	"/debug/pprof/":    access.Operate,
+	// The console. The static files are the same for every node.
+	"/":                access.Operate,
+	"/live/overview":   access.Operate,
+	"/namespaces":      access.Any,
+	"/live/namespaces": access.Any,
+	// The reasons of cuts and the heat concern all namespaces.
+	"/prefixes":          access.Operate,
+	"/live/prefixes":     access.Operate,
+	"/pins":              access.Admin,
+	"/live/pins":         access.Admin,
+	"/actions":           access.Operate,
+	"/live/actions":      access.Operate,
+	"/console/style.css": 0,
+	"/console/live.js":   0,
+	"/console/icon.svg":  0,
 }
 
 // webRule returns the role that a path needs.
@@ -30,27 +46,44 @@ func webRule(path string) access.Role {
 	return access.Operate
 }
 
+// admitWeb decides a request by its path and the roles file in use. The context carries the caller's
+// identity, also if the request is refused.
+func (g guard) admitWeb(r *http.Request) (context.Context, error) {
+	policy := g.roles.current()
+	if policy == nil {
+		return r.Context(), nil
+	}
+	id, err := identify(policy, credentialsOf(r), "")
+	if id.Principal == nil {
+		id.Principal = new(access.Principal)
+	}
+	ctx := withIdentity(r.Context(), id)
+	need := webRule(r.URL.Path)
+	switch {
+	case need == 0:
+		err = nil
+	case err == nil && !id.Principal.HasAnywhere(need):
+		err = lacks(id, need, "on any namespace")
+	}
+	return ctx, err
+}
+
+// credentialsOf returns the Authorization headers of a request. A browser sends the token of the
+// console's user as the password of HTTP's Basic scheme; the user name is not used. Other paths need
+// the Bearer scheme.
+func credentialsOf(r *http.Request) []string {
+	headers := r.Header.Values("Authorization")
+	if _, password, ok := r.BasicAuth(); ok && len(headers) == 1 && isConsole(r.URL.Path) {
+		return []string{"Bearer " + password}
+	}
+	return headers
+}
+
 // web passes the allowed requests on to next. Probes are admitted without a token, because kubelets
 // and load balancers have none.
 func (g guard) web(next http.Handler, log audit) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		policy := g.roles.current()
-		if policy == nil {
-			next.ServeHTTP(w, r)
-			return
-		}
-		id, err := identify(policy, r.Header.Values("Authorization"), "")
-		if id.Principal == nil {
-			id.Principal = new(access.Principal)
-		}
-		ctx := withIdentity(r.Context(), id)
-		need := webRule(r.URL.Path)
-		switch {
-		case need == 0:
-			err = nil
-		case err == nil && !id.Principal.HasAnywhere(need):
-			err = lacks(id, need, "on any namespace")
-		}
+		ctx, err := g.admitWeb(r)
 		if err == nil {
 			next.ServeHTTP(w, r.WithContext(ctx))
 			return
@@ -60,6 +93,9 @@ func (g guard) web(next http.Handler, log audit) http.Handler {
 		if status.Code(err) == codes.Unauthenticated {
 			code = http.StatusUnauthorized
 			w.Header().Set("WWW-Authenticate", "Bearer")
+			if isConsole(r.URL.Path) {
+				w.Header().Set("WWW-Authenticate", `Basic realm="Penstock: the token is the password", charset="UTF-8"`)
+			}
 		}
 		http.Error(w, err.Error(), code)
 	})

@@ -42,8 +42,8 @@ func (s *adminService) describeAll(all []kv.Namespace) []*pb.Namespace {
 		out[i] = api.NamespaceProto(ns)
 		out[i].UsedBytes, out[i].Blocks, out[i].Leases = st.Bytes, st.Blocks, st.Leases
 		out[i].Counters = countersProto(s.opts.Metrics, func(c *metrics.NamespaceCounter) uint64 { return c.Value(ns.Name) })
-		if since := s.node.EpochSince(ns.ID); !since.IsZero() {
-			out[i].EpochSinceUnixMs = since.UnixMilli()
+		if start := s.node.EpochStart(ns.ID); !start.At.IsZero() {
+			out[i].EpochSinceUnixMs = start.At.UnixMilli()
 		}
 		for _, e := range st.Live {
 			out[i].Live = append(out[i].Live, &pb.LiveEpoch{

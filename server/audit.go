@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"path"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -19,6 +20,7 @@ import (
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/internal/ratelog"
+	"github.com/penstock-kv/penstock/server/console"
 )
 
 // audit logs each call of the Admin service on one line, with the caller, the request and the
@@ -33,6 +35,8 @@ type audit struct {
 	log *slog.Logger
 	// unidentified logs the refused calls of callers without an identity. The kind is the message.
 	unidentified *ratelog.Log[string]
+	// recent has the last calls that changed state, also while log does not have them.
+	recent *recentActions
 }
 
 // newAudit returns an audit that writes to log. Nil disables it. All services of a process share one
@@ -41,7 +45,7 @@ func newAudit(log *slog.Logger) audit {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return audit{log: log, unidentified: ratelog.New[string](log)}
+	return audit{log: log, unidentified: ratelog.New[string](log), recent: new(recentActions)}
 }
 
 // adminPrefix begins the full name of each method of the Admin service.
@@ -150,6 +154,16 @@ func (a audit) pin(ctx context.Context, name, peer string, req, resp any, err er
 }
 
 func (a audit) record(ctx context.Context, level slog.Level, name, peer string, req, resp any, err error) {
+	if refused(err) == nil && !adminReads[name] {
+		action := console.Action{At: time.Now(), Call: name, Peer: peer, Result: status.Code(err).String(), Request: attrsText(auditFields(req))}
+		if id, ok := identityOf(ctx); ok {
+			action.Principal = id.Principal.Name()
+		}
+		if err != nil {
+			action.Failure = shorten(status.Convert(err).Message())
+		}
+		a.recent.add(action)
+	}
 	if !a.log.Enabled(ctx, level) {
 		return
 	}

@@ -3,11 +3,14 @@ package server_test
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
@@ -221,5 +224,56 @@ func TestPlannerChangesAreAudited(t *testing.T) {
 	}
 	if err := <-served; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		t.Error(err)
+	}
+}
+
+// TestRecentActions: the console shows the last 256 calls that changed the node or failed to, with
+// their principals, and no call that reads.
+func TestRecentActions(t *testing.T) {
+	var policy roles
+	h := newHost(t, func(o *server.Options) { o.Roles, o.ConsoleInterval = policy.current, time.Nanosecond }, nil)
+	h.namespace()
+	policy.set(t, everyRole...)
+	ctx := as(t.Context(), "root")
+	page := func() string {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, h.web+"/actions", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.SetBasicAuth("any", tokenOf("root"))
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		if err = errors.Join(err, resp.Body.Close()); err != nil || resp.StatusCode != http.StatusOK {
+			t.Fatalf("%s, %v", resp.Status, err)
+		}
+		return string(body)
+	}
+	for i := range int64(260) {
+		if _, err := h.admin.SetQuota(ctx, &pb.SetQuotaRequest{Name: "m", QuotaBytes: 1<<20 + i}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := h.admin.Status(ctx, &pb.StatusRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.admin.BumpEpoch(as(t.Context(), "reader"), &pb.BumpEpochRequest{Name: "m"}); status.Code(err) != codes.PermissionDenied {
+		t.Fatal(err)
+	}
+	if _, err := h.admin.DeleteNamespace(ctx, &pb.DeleteNamespaceRequest{Name: "missing"}); err == nil {
+		t.Fatal("a namespace that does not exist was deleted")
+	}
+	got := page()
+	if n := strings.Count(got, `<th scope="row">`); n != 256 {
+		t.Errorf("the page has %d calls", n)
+	}
+	if failed, newest, oldest := strings.Index(got, "DeleteNamespace"), strings.Index(got, "quota_bytes=1048835"), strings.Index(got, "quota_bytes=1048581"); failed < 0 || newest < failed || oldest < newest || strings.Contains(got, "quota_bytes=1048580") {
+		t.Errorf("the failed call is at %d, the newest at %d, the oldest at %d of\n%s", failed, newest, oldest, got)
+	}
+	if !strings.Contains(got, "<td>root</td>") || !strings.Contains(got, "NotFound") || strings.Contains(got, "Status</td>") || strings.Contains(got, "BumpEpoch") {
+		t.Errorf("the page is\n%s", got)
 	}
 }

@@ -7,7 +7,7 @@
 //	client ────►│ rdma   messages: calls ┘     │ verified parts in the arena     │
 //	   ▲        │                              │                                 │
 //	   └════════╪═ rdma one-sided writes ◄═════╛                                 │
-//	            │ HTTP  /metrics /healthz /readyz /debug/pprof (loopback callers)│
+//	            │ HTTP  console /metrics /healthz /readyz /debug/pprof (loopback)│
 //	            └────────────────────────────────────────────────────────────────┘
 //
 // A read: the client registers memory and sends its descriptor. The node writes each part as soon

@@ -55,11 +55,12 @@ func serveWeb(s *http.Server, web net.Listener) []func() error {
 	return []func() error{func() error { return s.Serve(web) }}
 }
 
-// routes are commonRoutes, /metrics/summary and /readyz.
+// routes are commonRoutes, /metrics/summary, /readyz and the console.
 func (s *Server) routes() http.Handler {
 	mux := commonRoutes(s.opts.Registry)
 	mux.HandleFunc("GET /metrics/summary", s.summary)
 	mux.HandleFunc("GET /readyz", s.readyz)
+	s.console.Register(mux)
 	return mux
 }
 

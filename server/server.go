@@ -22,6 +22,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/io/blockio"
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/server/console"
 	"github.com/penstock-kv/penstock/server/handoff"
 	"github.com/penstock-kv/penstock/server/membership"
 	"github.com/penstock-kv/penstock/server/metrics"
@@ -97,6 +98,9 @@ type Options struct {
 	// ReloadConfig are refused.
 	Config Reloader
 
+	// ConsoleInterval is the time between two updates of a page of the console. Default: 2 s.
+	ConsoleInterval time.Duration
+
 	Metrics  *metrics.Node
 	Registry *prometheus.Registry
 	Logger   *slog.Logger
@@ -119,6 +123,7 @@ type Server struct {
 	cache      *cacheService
 	calls      *calls
 	http       *http.Server
+	console    *console.Console
 	// messages reports whether the data plane accepts calls.
 	messages atomic.Bool
 	windows  sync.Map // storage.ReservationID → *openWindow
@@ -183,7 +188,9 @@ func New(opts Options) (*Server, error) {
 	s.cache = &cacheService{Server: s}
 	s.calls = newCalls(s.cache)
 	pb.RegisterCacheServer(s.grpc, s.cache)
-	pb.RegisterAdminServer(s.grpc, &adminService{Server: s})
+	admin := &adminService{Server: s}
+	pb.RegisterAdminServer(s.grpc, admin)
+	s.console = console.New(console.Options{Source: &consoleSource{adminService: admin}, Access: consoleAccess{s.guard}, Node: opts.Node, Interval: opts.ConsoleInterval, Now: opts.Now})
 	opts.Registry.MustRegister(&collector{server: s})
 	s.http = httpServer(s.guard.web(s.routes(), s.audit))
 	return s, nil
@@ -248,9 +255,10 @@ func (s *Server) stop() {
 	}
 }
 
-// stopStreams ends the streams, and the timer of EndRemovedSessions.
+// stopStreams ends the streams of gRPC and of the console, and the timer of EndRemovedSessions.
 func (s *Server) stopStreams() {
 	s.stopOnce.Do(func() { close(s.stopping) })
+	s.console.Stop()
 	s.later.stop()
 }
 
@@ -275,6 +283,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		<-graceful
 	}
 	errs := []error{s.http.Close()}
+	s.console.Close()
 	if s.opts.Local != nil {
 		// All calls have ended, so no Read uses the lent memory that Close releases.
 		errs = append(errs, s.opts.Local.Close())

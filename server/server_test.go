@@ -759,6 +759,9 @@ func TestCounters(t *testing.T) {
 	if err != nil || created == 0 || bumped.GetEpochSinceUnixMs() < created {
 		t.Errorf("the epoch began at %d, and after a bump at %d, %v", created, bumped.GetEpochSinceUnixMs(), err)
 	}
+	if start := h.node.EpochStart(ns.ID); start.At.UnixMilli() != bumped.GetEpochSinceUnixMs() || start.QueriedTokens != 16 || start.HitTokens != 12 {
+		t.Errorf("the epoch began as %+v; want the counters of the namespace", start)
+	}
 	if _, err := h.admin.DeleteNamespace(ctx, &pb.DeleteNamespaceRequest{Name: "m"}); err != nil {
 		t.Fatal(err)
 	}

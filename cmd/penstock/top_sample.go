@@ -13,6 +13,7 @@ import (
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/internal/top"
+	"github.com/penstock-kv/penstock/internal/top/fromapi"
 )
 
 // observed are the nodes of which top takes samples.
@@ -118,7 +119,7 @@ func (n observedNode) sample(ctx context.Context, namespaces bool) (top.Node, er
 	if err != nil {
 		return top.Node{}, err
 	}
-	node := nodeSample(n.address, status)
+	node := fromapi.Node(n.address, status)
 	if !namespaces {
 		return node, nil
 	}
@@ -129,7 +130,7 @@ func (n observedNode) sample(ctx context.Context, namespaces bool) (top.Node, er
 	}
 	node.Listed = true
 	for _, ns := range resp.GetNamespaces() {
-		node.Namespaces = append(node.Namespaces, namespaceSample(ns))
+		node.Namespaces = append(node.Namespaces, fromapi.Namespace(ns))
 	}
 	return node, nil
 }
@@ -138,55 +139,4 @@ func (n observedNode) sample(ctx context.Context, namespaces bool) (top.Node, er
 func firstLine(err error) string {
 	line, _, _ := strings.Cut(explain(err), "\n")
 	return line
-}
-
-// nodeSample converts a status.
-func nodeSample(address string, s *pb.StatusResponse) top.Node {
-	n := top.Node{
-		Address: address, Name: s.GetNode(), Version: s.GetVersion(), State: s.GetState(), Reason: s.GetStateReason(),
-		Started: time.UnixMilli(s.GetStartUnixMs()), Up: time.Duration(s.GetUptimeUs()) * time.Microsecond,
-		CapacityBytes: s.GetCapacityBytes(), UsedBytes: s.GetUsedBytes(),
-		Counters: countersSample(s.GetCounters()), BusyCalls: s.GetBusyCalls(),
-		RunningReads: s.GetRunningReads(), WaitingReads: s.GetWaitingReads(), ReadsMax: s.GetRunningReadsLimit(), Reservations: s.GetReservations(),
-	}
-	for _, v := range s.GetVolumes() {
-		n.Volumes = append(n.Volumes, top.Volume{
-			Path: v.GetPath(), State: v.GetState(), Reason: v.GetStateReason(), BelowFloor: v.GetBelowFloor(),
-			CapacityBytes: v.GetCapacityBytes(), UsedBytes: v.GetUsedBytes(),
-			ReadBytes: v.GetReadBytes(), WriteBytes: v.GetWriteBytes(), Failures: v.GetReadFailures() + v.GetWriteFailures(),
-			InFlightBytes: v.GetInFlightBytes(), InFlightLimitBytes: v.GetInFlightLimitBytes(),
-		})
-	}
-	for _, nic := range s.GetNics() {
-		n.NICs = append(n.NICs, top.NIC{
-			Name: nic.GetName(), Address: nic.GetAddress(), Up: nic.GetUp(), Reason: nic.GetReason(),
-			SentBytes: nic.GetSentBytes(), ReceivedBytes: nic.GetReceivedBytes(), LinkBits: nic.GetLinkBitsPerSecond(),
-		})
-	}
-	return n
-}
-
-func namespaceSample(ns *pb.Namespace) top.Namespace {
-	n := top.Namespace{
-		ID: ns.GetId(), Name: ns.GetName(), Epoch: ns.GetEpoch(), LiveEpochs: len(ns.GetLive()),
-		UsedBytes: ns.GetUsedBytes(), QuotaBytes: ns.GetQuotaBytes(), Leases: ns.GetLeases(), Counters: countersSample(ns.GetCounters()),
-	}
-	if ms := ns.GetEpochSinceUnixMs(); ms != 0 {
-		n.EpochSince = time.UnixMilli(ms)
-	}
-	if live := ns.GetLive(); len(live) > 0 {
-		n.NewestBytes = live[0].GetBytes()
-	}
-	return n
-}
-
-// countersSample converts counters; nil stays nil.
-func countersSample(c *pb.Counters) *top.Counters {
-	if c == nil {
-		return nil
-	}
-	return &top.Counters{
-		QueriedTokens: c.GetQueriedTokens(), HitTokens: c.GetHitTokens(), ReadBlocks: c.GetReadBlocks(), ReadBytes: c.GetReadBytes(),
-		WrittenBlocks: c.GetWrittenBlocks(), WrittenBytes: c.GetWrittenBytes(), EvictedBlocks: c.GetEvictedBlocks(), EvictedBytes: c.GetEvictedBytes(),
-	}
 }

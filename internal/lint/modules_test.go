@@ -37,6 +37,8 @@ var places = []struct {
 	{"github.com/tinylib/msgp", []string{"internal/kvevents"}, "only the events for routers are MessagePack"},
 	{"github.com/vmihailenco/msgpack/v5", nil, "for tests"},
 	{"github.com/grafana/grafana-foundation-sdk/go", nil, "for tests"},
+	{"github.com/chromedp/chromedp", nil, "for tests"},
+	{"github.com/chromedp/cdproto", nil, "for tests"},
 	{"pgregory.net/rapid", nil, "for tests"},
 	{"github.com/cockroachdb/datadriven", nil, "for tests"},
 }

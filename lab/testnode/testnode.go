@@ -55,14 +55,19 @@ type Options struct {
 	BearerToken string
 	// OtherVersion makes the node's data plane speak another version of its protocol.
 	OtherVersion bool
+	// Web makes the node serve HTTP, at Node.Web. ConsoleInterval is that of server.Options.
+	Web             bool
+	ConsoleInterval time.Duration
+	// Roles is server.Options.Roles.
+	Roles server.Roles
 	// Logger is the node's logger. Default: discard.
 	Logger *slog.Logger
 }
 
 // Node is a running storage node.
 type Node struct {
-	// Addr is the node's gRPC address.
-	Addr string
+	// Addr is the node's gRPC address, and Web the URL of its HTTP listener, "" if it has none.
+	Addr, Web string
 
 	closers []func(context.Context) error
 }
@@ -92,7 +97,7 @@ func (n *Node) open(ctx context.Context, o Options) error {
 	}
 	n.closers = append(n.closers, engine.Close)
 	token := rdma.Token("the data plane's token of a test")
-	sessions, err := server.NewSessions(token, nil)
+	sessions, err := server.NewSessions(token, o.Roles)
 	if err != nil {
 		return err
 	}
@@ -112,6 +117,7 @@ func (n *Node) open(ctx context.Context, o Options) error {
 		Node: cmp.Or(o.Name, "test"), Version: "v0", Storage: engine.Node, Arena: engine.memory, Data: data, Sessions: sessions, Tokens: o.tokens,
 		Limits:  server.Limits{ReadBytes: 4 << 20, WriteBytes: 4 << 20, ChainBlocks: 131072, LandWithin: time.Minute},
 		Volumes: volumes, Durability: o.Durability.String(), CapacityBytes: engine.capacityBytes,
+		Roles: o.Roles, ConsoleInterval: o.ConsoleInterval,
 		Metrics: engine.counters, Registry: engine.registry, Logger: engine.log,
 	})
 	if err != nil {
@@ -121,8 +127,15 @@ func (n *Node) open(ctx context.Context, o Options) error {
 	if err != nil {
 		return errors.Join(err, s.Shutdown(ctx))
 	}
+	var web net.Listener
+	if o.Web {
+		if web, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+			return errors.Join(err, control.Close(), s.Shutdown(ctx))
+		}
+		n.Web = "http://" + web.Addr().String()
+	}
 	served := make(chan error, 1)
-	go func() { served <- s.Serve(control, nil) }()
+	go func() { served <- s.Serve(control, web) }()
 	n.closers = append(n.closers, func(ctx context.Context) error { return errors.Join(s.Shutdown(ctx), <-served) })
 	n.Addr = control.Addr().String()
 	return nil

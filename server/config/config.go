@@ -23,7 +23,7 @@ type Config struct {
 
 	Listen      string `yaml:"listen" doc:"address of the gRPC control plane" restart:"the listener is open"`
 	DataListen  string `yaml:"data_listen" doc:"address of the data plane; with data_plane.nics only its port is used; with provider shm it is the path of a unix socket" restart:"the listener is open"`
-	HTTP        string `yaml:"http" doc:"address of /metrics, /healthz, /readyz and /debug/pprof, without TLS; without a token too unless auth.roles_file is set; empty turns it off" restart:"the listener is open"`
+	HTTP        string `yaml:"http" doc:"address of the web console, /metrics, /healthz, /readyz and /debug/pprof, without TLS; without a token too unless auth.roles_file is set; empty turns it off" restart:"the listener is open"`
 	LocalSocket string `yaml:"local_socket" doc:"unix socket for engines of the same user on this host, e.g. /run/penstock/local.sock: they detect it, map the arena, copy blocks from the arena or read them in place, and write blocks in one call; empty turns it off. It is fastest with hugetlb" restart:"the listener is open"`
 	Advertise   string `yaml:"advertise" doc:"host under which clients reach this node; empty means the one they dialled" restart:"clients have the node's address"`
 	Node        string `yaml:"node" doc:"name of this node in status, metrics and logs; empty means the host name" restart:"metrics, spans and clients have the node's name"`

@@ -63,6 +63,24 @@ func (c *NamespaceCounter) Total() uint64 {
 	return sum
 }
 
+// ByLabel returns the values of the series of a counter with one label, by the value of the label.
+func ByLabel(c *prometheus.CounterVec) map[string]uint64 {
+	all := make(chan prometheus.Metric)
+	go func() {
+		defer close(all)
+		c.Collect(all)
+	}()
+	values := make(map[string]uint64)
+	for series := range all {
+		var m dto.Metric
+		if err := series.Write(&m); err != nil {
+			panic(err) // a counter without an exemplar has no error
+		}
+		values[m.GetLabel()[0].GetValue()] = uint64(m.GetCounter().GetValue())
+	}
+	return values
+}
+
 // valueOf returns the count of a counter; nil counts 0.
 func valueOf(c prometheus.Counter) uint64 {
 	if c == nil {

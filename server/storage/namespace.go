@@ -210,7 +210,7 @@ func (n *Node) create(ctx context.Context, def kv.Namespace) (kv.Namespace, erro
 		return kv.Namespace{}, errors.Join(err, n.index.DeleteNamespace(ns.Name))
 	}
 	n.opts.Metrics.AddNamespace(ns.Name)
-	n.epochSince.Store(ns.ID, n.opts.Now())
+	n.epochStarts.Store(ns.ID, EpochStart{At: n.opts.Now()})
 	return ns, nil
 }
 
@@ -276,7 +276,7 @@ func (n *Node) drop(ctx context.Context, ns kv.Namespace) error {
 		return n.undoCatalogue(ctx, err)
 	}
 	n.opts.Metrics.RemoveNamespace(ns.Name)
-	n.epochSince.Delete(ns.ID)
+	n.epochStarts.Delete(ns.ID)
 	n.cleared()
 	return nil
 }
@@ -373,18 +373,26 @@ func (n *Node) setEpochs(ctx context.Context, want kv.Namespace) (retired []kv.E
 		return nil, n.undoCatalogue(ctx, err)
 	}
 	if begins {
-		n.epochSince.Store(want.ID, n.opts.Now())
+		m := n.opts.Metrics
+		n.epochStarts.Store(want.ID, EpochStart{At: n.opts.Now(), QueriedTokens: m.QueriedTokens.Value(want.Name), HitTokens: m.HitTokens.Value(want.Name)})
 	}
 	n.cleared()
 	return retired, nil
 }
 
-// EpochSince returns the time at which the newest epoch of a namespace began. It returns the zero
-// time if that was before the node started.
-func (n *Node) EpochSince(id kv.NamespaceID) time.Time {
-	since, _ := n.epochSince.Load(id)
-	t, _ := since.(time.Time)
-	return t
+// EpochStart is the moment at which the newest epoch of a namespace began.
+type EpochStart struct {
+	At time.Time
+	// QueriedTokens and HitTokens are the values of the metrics of these names at that moment.
+	QueriedTokens, HitTokens uint64
+}
+
+// EpochStart returns the moment at which the newest epoch of a namespace began. It returns the zero
+// value if that was before the node started; the metrics then count since the node started.
+func (n *Node) EpochStart(id kv.NamespaceID) EpochStart {
+	start, _ := n.epochStarts.Load(id)
+	s, _ := start.(EpochStart)
+	return s
 }
 
 // settleEpochs retires the live epochs whose pins have ended.

@@ -65,9 +65,9 @@ type Node struct {
 	// of blocks take nsMu.
 	nsMu    sync.Mutex
 	deleted deletions
-	// epochSince has the time at which the newest epoch of a namespace began: a time.Time by
+	// epochStarts has the moment at which the newest epoch of a namespace began: an EpochStart by
 	// kv.NamespaceID. A namespace whose epoch began before the node started is not in it.
-	epochSince sync.Map
+	epochStarts sync.Map
 
 	nextReserve atomic.Uint64
 

@@ -1,0 +1,174 @@
+package console_test
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/lab/testnode"
+	"github.com/penstock-kv/penstock/server/access"
+)
+
+// Tokens of the principals of policyOf.
+const (
+	operatorToken = "the-token-of-the-operator"
+	tenantToken   = "the-token-of-a-tenant"
+)
+
+func policyOf(t *testing.T) *access.Policy {
+	t.Helper()
+	p, err := access.Parse("roles.yaml", fmt.Appendf(nil, `principals:
+  - name: sre
+    tokens: [sha256:%x]
+    grants: [{roles: [operate, admin], namespaces: ["*"]}]
+  - name: team-a
+    tokens: [sha256:%x]
+    grants: [{roles: [read, write], namespaces: ["team-a/*"]}]
+`, sha256.Sum256([]byte(operatorToken)), sha256.Sum256([]byte(tenantToken))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// openAs gets a page of a node as a browser does, with a token as the password. An empty token sends
+// none.
+func openAs(t *testing.T, url, token string) (*http.Response, string) {
+	t.Helper()
+	if token != "" {
+		url = strings.Replace(url, "http://", "http://any:"+token+"@", 1)
+	}
+	return get(t, url)
+}
+
+// row returns the text of the row of a namespace.
+func row(page, name string) string {
+	for _, r := range strings.Split(page, "<tr>") {
+		if strings.HasPrefix(r, `<th scope="row">`+name+"<") {
+			return text(r)
+		}
+	}
+	return ""
+}
+
+// TestNode shows a node with a roles file: the figures of its namespaces, the callers that see
+// them, and their changes in a browser.
+func TestNode(t *testing.T) {
+	var policy atomic.Pointer[access.Policy]
+	n := testnode.Start(t, testnode.Options{Name: "n1", Web: true, ConsoleInterval: 20 * time.Millisecond, Roles: policy.Load})
+	g := kv.SingleGroup(4, 4, 512)
+	for _, name := range []string{"team-a/chat", "team-b/rollout"} {
+		n.Namespace(t, name, g)
+	}
+	store, ns := n.Open(t, "team-a/chat")
+	memory, err := store.Register(make([]byte, 4*g.BlockBytes()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	prompt := make([]kv.Token, 4*g.BlockTokens)
+	for i := range prompt {
+		prompt[i] = kv.Token(i)
+	}
+	match := func(tokens []kv.Token) {
+		t.Helper()
+		if _, err := store.Match(t.Context(), client.MatchRequest{Namespace: ns, Tokens: tokens}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bump := func() {
+		t.Helper()
+		if _, err := store.BumpEpoch(t.Context(), ns.Name, 0, 2); err != nil {
+			t.Fatal(err)
+		}
+		if ns, err = store.Namespace(t.Context(), ns.Name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	page := func() string {
+		t.Helper()
+		// The state of a page is at most half an interval old.
+		var page string
+		for limit := time.Now().Add(patience); time.Now().Before(limit); {
+			_, page = get(t, n.Web+"/namespaces")
+			if strings.Contains(row(page, "team-a/chat"), fmt.Sprintf("none %d", ns.Epoch)) {
+				break
+			}
+		}
+		return page
+	}
+	write := func() {
+		t.Helper()
+		w, err := store.Write(t.Context(), client.WriteRequest{Namespace: ns, Tokens: prompt, From: memory})
+		if err != nil || w.Stored != 4 {
+			t.Fatalf("%+v, %v", w, err)
+		}
+	}
+	write()
+	match(prompt) // a hit before the bump, which does not count
+	bump()
+	if r := row(page(), "team-a/chat"); !strings.Contains(r, "– unknown") {
+		t.Errorf("without a match since the bump: %q", r)
+	}
+	write()
+	match(prompt)
+	match(append(prompt[:2*g.BlockTokens:2*g.BlockTokens], make([]kv.Token, 2*g.BlockTokens)...)) // half of it
+	waitFor := func(want string) {
+		t.Helper()
+		for limit := time.Now().Add(patience); ; {
+			r := row(page(), "team-a/chat")
+			if strings.Contains(r, want) {
+				return
+			}
+			if time.Now().After(limit) {
+				t.Fatalf("%q is not in %q", want, r)
+			}
+		}
+	}
+	waitFor("75.0 %") // of the tokens queried since the bump
+	bump()
+	waitFor("none 3 (2 live)")
+	waitFor("32 KiB no quota 32 KiB") // all of it belongs to the old epoch
+
+	policy.Store(policyOf(t))
+	for _, c := range []struct {
+		path, token string
+		code        int
+		hidden      string
+	}{
+		{"/", "", http.StatusUnauthorized, "Overview"},
+		{"/", "some-unknown-token", http.StatusUnauthorized, "Overview"},
+		{"/", tenantToken, http.StatusForbidden, "Overview"},
+		{"/", operatorToken, http.StatusOK, "team-"},
+		{"/namespaces", tenantToken, http.StatusOK, "team-b"},
+		{"/namespaces", operatorToken, http.StatusOK, "<b>"},
+		{"/metrics", operatorToken, http.StatusUnauthorized, "penstock_"},
+	} {
+		resp, body := openAs(t, n.Web+c.path, c.token)
+		if resp.StatusCode != c.code || strings.Contains(body, c.hidden) {
+			t.Errorf("%s with %q: %s; want %d without %q in\n%s", c.path, c.token, resp.Status, c.code, c.hidden, body)
+		}
+		asks := strings.HasPrefix(resp.Header.Get("WWW-Authenticate"), "Basic ")
+		if want := c.code == http.StatusUnauthorized && c.path != "/metrics"; asks != want {
+			t.Errorf("%s with %q: WWW-Authenticate is %q", c.path, c.token, resp.Header.Get("WWW-Authenticate"))
+		}
+	}
+	if _, body := openAs(t, n.Web+"/namespaces", tenantToken); !strings.Contains(body, "team-a/chat") || strings.Contains(body, `href="/"`) {
+		t.Errorf("the tenant gets\n%s", body)
+	}
+
+	b := openBrowser(t)
+	b.open(strings.Replace(n.Web, "http://", "http://any:"+operatorToken+"@", 1) + "/")
+	b.await(`document.getElementById("live").innerText.includes("No faults.")`)
+	b.open(n.Web + "/namespaces") // the browser keeps the token
+	b.await(`document.querySelectorAll("tbody th").length === 2 && document.querySelector("tbody tr:nth-child(2) th").textContent === "team-b/rollout"`)
+	policy.Store(nil)
+	bump()
+	b.await(fmt.Sprintf(`document.querySelector("tbody td:nth-child(3)").textContent.startsWith("%d")`, ns.Epoch))
+	policy.Store(policyOf(t))
+}

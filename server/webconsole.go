@@ -1,0 +1,186 @@
+package server
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"time"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/internal/top"
+	"github.com/penstock-kv/penstock/internal/top/fromapi"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/server/access"
+	"github.com/penstock-kv/penstock/server/console"
+	"github.com/penstock-kv/penstock/server/metrics"
+)
+
+// membersWait bounds the time that the console waits for the list of members from etcd.
+const membersWait = time.Second
+
+// ratesOver is the longest time over which the console computes a rate. After a longer time without
+// a caller, rates are unknown until the second sample.
+const ratesOver = 30 * time.Second
+
+// consoleSource is the console.Source of a node. The console calls no method concurrently with
+// itself, so the meters need no lock.
+type consoleSource struct {
+	*adminService
+	overview, namespaces meter
+}
+
+// meter computes the rates of the one node.
+type meter struct {
+	top.Meter
+	last time.Time
+}
+
+// add returns the rows of a sample that was taken at now.
+func (m *meter) add(now time.Time, started time.Time, n top.Node) top.Frame {
+	if now.Sub(m.last) > ratesOver {
+		m.Meter = top.Meter{}
+	}
+	m.last = now
+	return m.Add(top.Sample{At: now.Sub(started), Nodes: []top.Node{n}})
+}
+
+// Overview implements console.Source.
+func (s *consoleSource) Overview(ctx context.Context) console.Overview {
+	st := s.status()
+	now := s.opts.Now()
+	frame := s.overview.add(now, s.started, fromapi.Node(s.opts.Node, st))
+	o := console.Overview{
+		At: now, Version: st.GetVersion(), Started: s.started, Node: frame.Nodes[0], NICs: frame.NICs,
+		Blocks: st.GetBlocks(), Namespaces: st.GetNamespaces(), Leases: st.GetLeases(), CorruptBlocks: st.GetCorruptBlocks(),
+		Durability: st.GetDurability(), EvictionPolicy: st.GetEvictionPolicy(), RSSBytes: st.GetRssBytes(), MemoryBudget: st.GetMemoryBudgetBytes(),
+	}
+	for i, v := range st.GetVolumes() {
+		volume := console.Volume{
+			VolumeRow: frame.Volumes[i], IO: v.GetIo(), Duty: v.GetDuty(), Blocks: v.GetBlocks(),
+			FailedRequests: v.GetReadFailures() + v.GetWriteFailures(), MoveStalled: v.GetMoveStalled(),
+		}
+		if ms := v.GetStateSinceUnixMs(); ms != 0 {
+			volume.Since = time.UnixMilli(ms)
+		}
+		o.Volumes = append(o.Volumes, volume)
+	}
+	if s.opts.Cluster != nil {
+		o.Cluster = s.cluster(ctx)
+	}
+	return o
+}
+
+// cluster returns the state of the cluster.
+func (s *consoleSource) cluster(ctx context.Context) *console.Cluster {
+	c := &console.Cluster{RefusedNamespaces: s.opts.Cluster.Refused()}
+	if err := s.opts.Cluster.Admit(""); err != nil {
+		c.LeaseFailure = clip(err.Error())
+	}
+	within, cancel := context.WithTimeout(ctx, membersWait)
+	defer cancel()
+	resp, err := s.ListMembers(within, &pb.ListMembersRequest{})
+	if err != nil {
+		c.Failure = clip(err.Error())
+	}
+	for _, m := range resp.GetMembers() {
+		row := console.Member{
+			Name: m.GetName(), Addr: m.GetAddr(), Zone: m.GetZone(), State: m.GetState(), Version: m.GetVersion(),
+			CapacityBytes: m.GetCapacityBytes(), UsedBytes: m.GetUsedBytes(), Since: time.UnixMilli(m.GetSinceUnixMs()),
+			Applied: m.GetApplied(), Self: m.GetName() == s.opts.Node,
+		}
+		row.Fill = top.Known(float64(row.UsedBytes)).Over(top.Known(float64(row.CapacityBytes)))
+		c.Members = append(c.Members, row)
+	}
+	return c
+}
+
+// Namespaces implements console.Source.
+func (s *consoleSource) Namespaces(context.Context) []console.Namespace {
+	n := top.Node{Address: s.opts.Node, Name: s.opts.Node, Started: s.started, Listed: true}
+	all := s.describeAll(s.node.Namespaces())
+	for _, ns := range all {
+		n.Namespaces = append(n.Namespaces, fromapi.Namespace(ns))
+	}
+	now := s.opts.Now()
+	n.Up = now.Sub(s.started)
+	rows := make(map[string]top.NamespaceRow, len(all))
+	for _, row := range s.namespaces.add(now, s.started, n).Namespaces {
+		rows[row.Name] = row
+	}
+	out := make([]console.Namespace, len(all))
+	for i, ns := range all {
+		counters := *n.Namespaces[i].Counters
+		out[i] = console.Namespace{NamespaceRow: rows[ns.GetName()], Tenant: ns.GetTenant(), Counters: counters}
+		start := s.node.EpochStart(kv.NamespaceID(ns.GetId()))
+		if counters.QueriedTokens >= start.QueriedTokens && counters.HitTokens >= start.HitTokens {
+			out[i].HitRateSince = top.Known(float64(counters.HitTokens - start.HitTokens)).Over(top.Known(float64(counters.QueriedTokens - start.QueriedTokens)))
+		}
+	}
+	return out
+}
+
+// Prefixes implements console.Source.
+func (s *consoleSource) Prefixes(context.Context) console.Prefixes {
+	p := console.Prefixes{Cuts: metrics.ByLabel(s.opts.Metrics.MatchCuts)}
+	for _, ns := range s.node.Stats().Index.Namespaces {
+		for _, e := range ns.Live {
+			p.Epochs = append(p.Epochs, console.Epoch{
+				Namespace: ns.Name, Epoch: uint64(e.Epoch), Newest: e.Epoch == ns.Epoch, Matches: e.Matches, Hits: e.Hits,
+				Blocks: e.Blocks, Bytes: e.Bytes, Leases: e.Leases, Pins: e.Pins,
+			})
+		}
+	}
+	return p
+}
+
+// Pins implements console.Source.
+func (s *consoleSource) Pins(context.Context) console.Pins {
+	pins, next, err := s.node.Pins(nil, "", false, 0, pinsMax)
+	list := console.Pins{At: s.opts.Now(), More: next != 0}
+	if err != nil {
+		list.Failure = clip(err.Error())
+	}
+	for _, p := range pins {
+		list.Pins = append(list.Pins, console.Pin{
+			Lease: uint64(p.Lease), Namespace: p.Namespace, Epoch: uint64(p.Epoch), OfEpoch: p.OfEpoch, Owner: p.Owner,
+			Since: p.Since, Expires: p.Expires, Blocks: int64(p.Blocks), Bytes: p.Bytes,
+		})
+	}
+	return list
+}
+
+// Actions implements console.Source.
+func (s *consoleSource) Actions(context.Context) []console.Action { return s.audit.recent.list() }
+
+// consoleAccess is the console.Access of a node: the roles of the paths, the namespaces on which the
+// caller has any role, as in ListNamespaces, and the pins of those on which it has the role admin, as
+// in ListPins.
+type consoleAccess struct{ guard }
+
+// Admit implements console.Access.
+func (a consoleAccess) Admit(r *http.Request) (context.Context, error) { return a.admitWeb(r) }
+
+// Opens implements console.Access.
+func (a consoleAccess) Opens(ctx context.Context, path string) bool {
+	id, ok := identityOf(ctx)
+	return !ok || id.Principal.HasAnywhere(webRule(path))
+}
+
+// SeesNamespace implements console.Access.
+func (a consoleAccess) SeesNamespace(ctx context.Context, name string) bool {
+	return sees(ctx, access.Any, name)
+}
+
+// SeesPins implements console.Access.
+func (a consoleAccess) SeesPins(ctx context.Context, name string) bool {
+	return sees(ctx, access.Admin, name)
+}
+
+// isConsole reports whether a path belongs to the console, which browsers open.
+func isConsole(path string) bool {
+	switch path {
+	case "/", "/namespaces", "/prefixes", "/pins", "/actions":
+		return true
+	}
+	return strings.HasPrefix(path, "/live/")
+}
