@@ -57,8 +57,8 @@ func heaviest(nodes []*node, id kv.BlockID) *node {
 	return best
 }
 
-// shares splits a chain that is not empty over the nodes. A chain of a trie goes whole to the owner
-// of its first block. In a flat namespace each key goes to its own owner.
+// shares divides a chain that is not empty among the nodes that store its blocks. A chain of a trie
+// goes whole to the owner of its first block. In a flat namespace each key goes to its own owner.
 func (s *Store) shares(ns kv.Namespace, ids []kv.BlockID) []share {
 	if ns.Index != kv.IndexFlat || len(s.all()) == 1 {
 		return []share{{node: s.owner(ids[0]), ids: ids}}
