@@ -64,6 +64,15 @@ deb: static ## bin/penstock_*.deb: a Debian package with program, units, configu
 	go -C deploy/deb build -o $(CURDIR)/bin/deb .
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null) bin/deb -program $(STATIC) -out $(DEB)
 
+.PHONY: test-upgrade
+test-upgrade: ## volumes, index and clients of the previous release against this one, and back; builds that release from git's history, once
+	previous=$$(.ci/previous) && TEST_PREVIOUS_PENSTOCK=$$previous go test -count=1 -run TestUpgrade ./cmd/penstock
+
+.PHONY: test-chart
+test-chart: ## the Helm chart: rendered and linted by Helm, each object against the types of the Kubernetes API, settings and commands by the program; fetches their modules
+	go -C deploy/helm vet .
+	go -C deploy/helm test -count=1 .
+
 # The linker's version script hides all symbols but those of penstock.h. Go also writes a header, which is removed because penstock.h replaces it.
 lib: ## bin/libpenstock.so and bin/penstock.h: the client for programs in C, and for Python; needs gcc
 	go build -buildmode=c-shared -tags=cuda -ldflags='-s -w -extldflags=-Wl,--version-script=$(CURDIR)/client/capi/penstock.map' -o $(LIB)/libpenstock.so ./client/capi

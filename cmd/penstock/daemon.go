@@ -36,14 +36,17 @@ type source[C any] struct {
 	notifySocket string
 }
 
-// runWithSettings adds to cmd the flag --config and a flag for each key of the configuration. cmd
-// then loads the configuration and calls run.
+// runWithSettings adds to cmd the flags --config and --check and a flag for each key of the
+// configuration. cmd then loads the configuration and calls run. With --check it calls check
+// instead, which reports the errors that the configuration's own Validate leaves out; nil: none.
 func runWithSettings[C any, P interface {
 	*C
 	settings
-}](cmd *cobra.Command, w world, defaults func() C, run func(context.Context, source[C]) error) {
+}](cmd *cobra.Command, w world, defaults func() C, check func(C) error, run func(context.Context, source[C]) error) {
 	var file string
+	var checkOnly bool
 	cmd.Flags().StringVar(&file, "config", "", "configuration file (YAML)")
+	cmd.Flags().BoolVar(&checkOnly, "check", false, "check the settings and end, without opening anything but the configuration file; the exit code is 2 if a setting is wrong")
 	scratch := defaults()
 	keys := P(&scratch).Keys()
 	addConfigFlags(cmd.Flags(), keys)
@@ -56,6 +59,16 @@ func runWithSettings[C any, P interface {
 		}}
 		if s.cfg, err = s.read(); err != nil {
 			return err
+		}
+		if checkOnly {
+			if check != nil {
+				if err := check(s.cfg); err != nil {
+					return err
+				}
+			}
+			return outputOf(cmd).emit(struct {
+				Valid bool `json:"valid"`
+			}{true}, func(t *table) { t.row("the settings are valid") })
 		}
 		if w.hangups != nil {
 			var stop func()

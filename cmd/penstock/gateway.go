@@ -64,7 +64,7 @@ certificates are also applied when their files change.`,
   penstock gateway --planner a:7430 --namespace m --servers b:7420 --engine p0=http://c:8000`,
 		Args: args(cobra.NoArgs),
 	}
-	runWithSettings(cmd, w, config.DefaultGateway, func(ctx context.Context, from source[config.Gateway]) error {
+	runWithSettings(cmd, w, config.DefaultGateway, nil, func(ctx context.Context, from source[config.Gateway]) error {
 		cfg, level, registry := from.cfg, newLevel(from.cfg.Log), newRegistry()
 		log := newLogger(w.err, cfg.Log.Format, level)
 		if cfg.Planner == "" {

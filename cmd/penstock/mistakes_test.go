@@ -36,6 +36,40 @@ func TestMistakesOfConfiguration(t *testing.T) {
 	}
 }
 
+// TestCheck: --check accepts valid settings of each command and starts nothing. It refuses a wrong
+// setting with the error of a start.
+func TestCheck(t *testing.T) {
+	dir := t.TempDir()
+	for _, s := range services() {
+		path, text := deployed(t, s.file)
+		if out := penstock(t, "", nil, s.command, "--config", path, "--check").must(t); out != "the settings are valid\n" {
+			t.Errorf("%s prints %q", s.command, out)
+		}
+		if v := decode[struct{ Valid bool }](t, penstock(t, "", nil, s.command, "--config", path, "--check", "--format", "json")); !v.Valid {
+			t.Errorf("%s: not valid in JSON", s.command)
+		}
+		typo := writeFile(t, dir, s.file, []byte(strings.Replace(text, "\nlisten:", "\nlistn:", 1)))
+		if r := penstock(t, "", nil, s.command, "--config", typo, "--check"); r.code != exitUsage || !strings.Contains(r.err, `unknown key "listn"`) || r.out != "" {
+			t.Errorf("%s with a wrong key: exit %d, %q, %q", s.command, r.code, r.out, r.err)
+		}
+	}
+	volume := dir + "/volume"
+	penstock(t, "", []string{"PENSTOCK_NODE=n"}, "serve", "--check", "--data", volume).must(t)
+	if _, err := os.Stat(volume); !os.IsNotExist(err) {
+		t.Errorf("serve --check made the volume: %v", err)
+	}
+	for _, args := range [][]string{
+		{"serve", "--check"},
+		{"planner", "--check", "--schedule-read-policy", "fastest"},
+		{"planner", "--check", "--schedule-z-factor", "-1"},
+		{"gateway", "--check"},
+	} {
+		if r := penstock(t, "", nil, args...); r.code != exitUsage || !strings.Contains(r.err, "bad configuration") || r.out != "" {
+			t.Errorf("%v: exit %d, %q, %q", args, r.code, r.out, r.err)
+		}
+	}
+}
+
 // TestRefusedValues: an invalid value of a flag or an argument is a usage error.
 func TestRefusedValues(t *testing.T) {
 	dir := t.TempDir()

@@ -45,11 +45,17 @@ when their files change.`,
 	var record string
 	cmd.Flags().StringVar(&record, "record", "", "file to write every event and decision to, for penstock planner replay; at most 1 GiB; a file of that name is kept as FILE.old")
 	cmd.AddCommand(newPlannerReplay())
-	runWithSettings(cmd, w, config.DefaultPlanner, func(ctx context.Context, from source[config.Planner]) error {
+	runWithSettings(cmd, w, config.DefaultPlanner, checkSchedule, func(ctx context.Context, from source[config.Planner]) error {
 		level := newLevel(from.cfg.Log)
 		return runPlanner(ctx, from, record, level, newLogger(w.err, from.cfg.Log.Format, level))
 	})
 	return cmd
+}
+
+// checkSchedule reports errors in the schedule, which the configuration does not check.
+func checkSchedule(c config.Planner) error {
+	_, err := scheduleOf(c.Schedule)
+	return err
 }
 
 // scheduleOf converts the configuration to the planner's options.

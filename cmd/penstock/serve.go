@@ -41,7 +41,7 @@ does not end the node.`,
   penstock serve --config /etc/penstock/penstock.yaml`,
 		Args: args(cobra.NoArgs),
 	}
-	runWithSettings(cmd, w, config.Default, func(ctx context.Context, from source[config.Config]) error {
+	runWithSettings(cmd, w, config.Default, nil, func(ctx context.Context, from source[config.Config]) error {
 		level := newLevel(from.cfg.Log)
 		return serve(ctx, from, level, newLogger(w.err, from.cfg.Log.Format, level))
 	})

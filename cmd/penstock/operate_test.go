@@ -1,0 +1,439 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/penstock-kv/penstock/internal/invariants"
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/lab/cluster"
+	"github.com/penstock-kv/penstock/lab/testetcd"
+)
+
+// runbook is a section of docs/operate.md: commands, each with its prompt and the lines of its output
+// that the page shows.
+type runbook struct {
+	title string
+	steps []step
+}
+
+type step struct {
+	host, command string
+	output        []string
+	exit          int
+}
+
+var (
+	promptLine = regexp.MustCompile(`^(\w+)\$ (.*)$`)
+	exitLines  = regexp.MustCompile(`^\(exit code (\d+)\)$`)
+)
+
+// runbooks reads the page.
+func runbooks(t *testing.T) (all []runbook) {
+	t.Helper()
+	text := string(readAll(t, filepath.Join(testkit.RepositoryRoot(t), "docs", "operate.md")))
+	for section := range strings.SplitSeq(text, "\n## ") {
+		title, body, _ := strings.Cut(section, "\n")
+		r := runbook{title: title}
+		for _, block := range regexp.MustCompile("(?ms)^```text\n(.*?)^```$").FindAllStringSubmatch(body, -1) {
+			for line := range strings.Lines(block[1]) {
+				line = strings.TrimSuffix(line, "\n")
+				if m := promptLine.FindStringSubmatch(line); m != nil {
+					r.steps = append(r.steps, step{host: m[1], command: m[2]})
+					continue
+				}
+				s := &r.steps[len(r.steps)-1]
+				if m := exitLines.FindStringSubmatch(line); m != nil {
+					s.exit, _ = strconv.Atoi(m[1])
+					continue
+				}
+				s.output = append(s.output, line)
+			}
+		}
+		all = append(all, r)
+	}
+	return all
+}
+
+// host is a machine of the page: a directory that has its files, and a node.
+type host struct {
+	name, dir          string
+	listen, http, data string
+	node               *cluster.Process
+	toReal, toPage     *strings.Replacer
+}
+
+// operator runs the commands of a section.
+type operator struct {
+	t     *testing.T
+	hosts map[string]*host
+	etcd  *testetcd.Etcd
+	bin   string
+}
+
+// newOperator makes the hosts n1 and n2, with two disks each. settings are further lines of their
+// configuration.
+func newOperator(t *testing.T, settings string, etcd ...*testetcd.Etcd) *operator {
+	t.Helper()
+	o := &operator{t: t, hosts: make(map[string]*host), bin: t.TempDir()}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(o.bin+"/penstock", []byte("#!/bin/sh\nexec env "+childEnv+" "+self+` "$@"`+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	var pairs []string
+	for _, name := range []string{"n1", "n2"} {
+		h := &host{name: name, dir: t.TempDir(), listen: testkit.Port(t), http: testkit.Port(t), data: testkit.Port(t)}
+		o.hosts[name] = h
+		pairs = append(pairs, name+".example:7420", h.listen, name+".example:7422", h.http)
+	}
+	if len(etcd) > 0 {
+		o.etcd = etcd[0]
+		pairs = append(pairs, "new-etcd.example:2379", etcd[len(etcd)-1].Endpoints[0], "etcd.example:2379", etcd[0].Endpoints[0])
+	}
+	for _, h := range o.hosts {
+		own := append([]string{"/etc/penstock", h.dir + "/etc/penstock", "/mnt/", h.dir + "/mnt/"}, pairs...)
+		h.toReal = strings.NewReplacer(own...)
+		var back []string
+		for i := 0; i < len(own); i += 2 {
+			back = append(back, own[i+1], own[i])
+		}
+		h.toPage = strings.NewReplacer(back...)
+		for _, dir := range []string{"/etc/penstock", "/mnt/nvme0", "/mnt/nvme1", "/root"} {
+			if err := os.MkdirAll(h.dir+dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		text := "data: [/mnt/nvme0/penstock, /mnt/nvme1/penstock]\nnode: " + h.name + "\nlisten: " + h.listen + "\ndata_listen: " + h.data + "\nhttp: " + h.http +
+			"\ncapacity: 128MiB\narena: 32MiB\nindex_cache: 4MiB\nfree_floor: 1MiB\nprewrite: false\nscrub_rate: 0B\nio: posix\nlog: {format: json}\n" + settings
+		writeFile(t, h.dir+"/etc/penstock", "penstock.yaml", []byte(h.toReal.Replace(text)))
+		writeFile(t, h.dir+"/root", "agents.jsonl", []byte(`{"id":"a","rounds":[[20000,200],[1000,200]]}`+"\n"))
+		t.Cleanup(func() {
+			if h.node != nil {
+				if err := h.node.Stop(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	return o
+}
+
+// run runs the steps of a section, and compares their output with the page.
+func (o *operator) run(steps []step) {
+	o.t.Helper()
+	for _, s := range steps {
+		out, code := o.do(s.host, s.command)
+		if code != s.exit {
+			o.t.Fatalf("%s$ %s: exit %d, the page has %d\n%s", s.host, s.command, code, s.exit, out)
+		}
+		rest := out
+		for _, want := range s.output {
+			at := afterLine(rest, want)
+			if at < 0 {
+				o.t.Fatalf("%s$ %s: no line %q, in this order, in\n%s", s.host, s.command, want, out)
+			}
+			rest = rest[at:]
+		}
+	}
+}
+
+// afterLine returns the position after the first line of the text that is the wanted one, or -1. Blanks
+// in sequence are one, and … is any text.
+func afterLine(text, want string) int {
+	pattern := strings.ReplaceAll(regexp.QuoteMeta(strings.Join(strings.Fields(want), " ")), "…", ".*")
+	line := regexp.MustCompile("^" + pattern + "$")
+	at := 0
+	for l := range strings.Lines(text) {
+		at += len(l)
+		if line.MatchString(strings.Join(strings.Fields(l), " ")) {
+			return at
+		}
+	}
+	return -1
+}
+
+// do runs one command. systemctl and the commands of disks change what the test has in their place:
+// the node in a process of its own, and directories.
+func (o *operator) do(name, command string) (out string, code int) {
+	o.t.Helper()
+	words := strings.Fields(command)
+	h := o.hosts[name]
+	switch words[0] {
+	case "systemctl":
+		if name == "etcd" && words[1] == "stop" {
+			o.etcd.Kill(0)
+			return "", 0
+		}
+		if name == "etcd" {
+			o.etcd.Run(0)
+			o.etcd.Await()
+			return "", 0
+		}
+		h.systemctl(o.t, words[1])
+		return "", 0
+	case "umount":
+		unused(o.t, h.toReal.Replace(words[1]+"/"))
+		return "", 0
+	case "mkfs.ext4":
+		return "", 0 // mount makes the file system
+	case "mount":
+		dir := h.toReal.Replace(words[1] + "/")
+		if err := os.RemoveAll(dir); err != nil {
+			o.t.Fatal(err)
+		}
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			o.t.Fatal(err)
+		}
+		return "", 0
+	case "promtool":
+		testkit.Program(o.t, "promtool", "prometheus")
+	}
+	cmd := exec.CommandContext(o.t.Context(), "sh", "-c", h.toReal.Replace(command))
+	cmd.Dir = h.dir + "/root"
+	cmd.Env = append(os.Environ(), "PATH="+o.bin+":"+os.Getenv("PATH"), "PENSTOCK_SERVER="+h.listen)
+	b, err := cmd.CombinedOutput()
+	if err != nil && cmd.ProcessState == nil {
+		o.t.Fatal(err)
+	}
+	return h.toPage.Replace(string(b)), cmd.ProcessState.ExitCode()
+}
+
+// systemctl starts, stops, restarts or kills the node, as its unit does.
+func (h *host) systemctl(t *testing.T, verb string) {
+	t.Helper()
+	if verb == "restart" || verb == "stop" {
+		if err := h.node.Stop(); err != nil {
+			t.Fatal(err)
+		}
+		h.node = nil
+	}
+	if verb == "kill" {
+		if err := h.node.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		h.node = nil
+	}
+	if verb == "start" || verb == "restart" {
+		p, err := cluster.StartProcess(t.Context(), cluster.ProcessOptions{
+			Name: h.name, Args: []string{"serve", "--degraded", "--config", h.dir + "/etc/penstock/penstock.yaml"}, Env: append(os.Environ(), childEnv),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.node = p
+	}
+}
+
+// unused fails the test if a process has a file below dir open, so that the disk cannot be unmounted.
+func unused(t *testing.T, dir string) {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if file, err := os.Readlink(f); err == nil && strings.HasPrefix(file, dir) {
+			t.Errorf("%s is open, so that umount fails", file)
+		}
+	}
+}
+
+// load stores prompts and reads them, until it is stopped.
+type load struct {
+	t   *testing.T
+	h   *host
+	dir string
+	// stored are the prompts whose put succeeded. Only the goroutine of the load uses the list until
+	// stop has returned; puts counts them.
+	stored []int
+	puts   atomic.Int64
+	stop   func()
+}
+
+func (l *load) file(i int) string { return fmt.Sprintf("%s/tokens-%d", l.dir, i) }
+
+func (l *load) run(ctx context.Context, args ...string) result {
+	return penstockIn(ctx, "", []string{"PENSTOCK_SERVER=" + l.h.listen}, args...)
+}
+
+// get reads a prompt, and reports whether all its blocks were there. Other bytes than those that were
+// stored fail the test.
+func (l *load) get(ctx context.Context, i int) bool {
+	out := l.dir + "/got"
+	if r := l.run(ctx, "block", "get", "m", "--tokens-file", l.file(i), "--out", out); r.code != exitOK {
+		return false
+	}
+	got, err := os.ReadFile(out)
+	if err != nil {
+		l.t.Error(err)
+		return false
+	}
+	if string(got) != string(bytesOf(byte(i), 8192*2)) {
+		l.t.Errorf("prompt %d has other bytes", i)
+	}
+	return true
+}
+
+// startLoad begins to store and to read prompts of the namespace m at the host's node.
+func startLoad(t *testing.T, h *host) *load {
+	l := &load{t: t, h: h, dir: t.TempDir()}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() {
+		for i := 0; ctx.Err() == nil; i++ {
+			writeFile(t, l.dir, filepath.Base(l.file(i)), tokens(1+100*i, 8))
+			data := writeFile(t, l.dir, "data", bytesOf(byte(i), 8192*2))
+			if r := l.run(ctx, "block", "put", "m", "--tokens-file", l.file(i), "--data-file", data); r.code == exitOK {
+				l.stored = append(l.stored, i)
+				l.puts.Add(1)
+			}
+			if n := len(l.stored); n > 0 {
+				l.get(ctx, l.stored[i*7919%n])
+			}
+		}
+	})
+	l.stop = sync.OnceFunc(func() {
+		cancel()
+		running.Wait()
+	})
+	t.Cleanup(l.stop)
+	awaitTrue(t, "20 prompts are stored", func() bool { return l.puts.Load() >= 20 })
+	return l
+}
+
+// TestRunbooks runs the commands of docs/operate.md.
+func TestRunbooks(t *testing.T) {
+	testkit.Long(t, "runs the commands of docs/operate.md with nodes and etcd")
+	if invariants.Enabled {
+		t.Skip("built with a tag: the plain run of this test has run the commands of the page")
+	}
+	const makeNamespace = "penstock ns create m --layers 2 --block-tokens 4 --token-bytes 1024"
+	// started returns the hosts with running nodes: n1, and n2 if a command concerns it.
+	started := func(t *testing.T, steps []step, settings string, etcd ...*testetcd.Etcd) *operator {
+		t.Helper()
+		o := newOperator(t, settings, etcd...)
+		o.hosts["n1"].systemctl(t, "start")
+		if slices.ContainsFunc(steps, func(s step) bool { return s.host == "n2" || strings.Contains(s.command, "n2.example") }) {
+			o.hosts["n2"].systemctl(t, "start")
+		}
+		return o
+	}
+	member := "cluster: {etcd: [etcd.example:2379], lease_ttl: 2s, zone: rack-1}\nadvertise: 127.0.0.1\n"
+	known := map[string]func(t *testing.T, steps []step){
+		"Install": func(t *testing.T, steps []step) { newOperator(t, "").run(steps) },
+		"Size":    func(t *testing.T, steps []step) { started(t, steps, "").run(steps) },
+		"Secure":  func(t *testing.T, steps []step) { started(t, steps, "").run(steps) },
+		"Monitor": func(t *testing.T, steps []step) { started(t, steps, "").run(steps) },
+		"Back up": func(t *testing.T, steps []step) { started(t, steps, "").run(steps) },
+		"Upgrade": func(t *testing.T, steps []step) {
+			o := started(t, steps, "")
+			o.do("n1", makeNamespace)
+			l := startLoad(t, o.hosts["n1"])
+			l.stop()
+			o.run(steps)
+			l.all()
+		},
+		"Replace a disk that can be read": func(t *testing.T, steps []step) {
+			o := started(t, steps, "")
+			o.do("n1", makeNamespace)
+			l := startLoad(t, o.hosts["n1"])
+			before := l.puts.Load()
+			o.run(steps)
+			l.stop()
+			if l.puts.Load() == before {
+				t.Error("the load stored nothing during the replacement")
+			}
+			l.all()
+		},
+		"Replace a dead disk": func(t *testing.T, steps []step) {
+			o := started(t, steps, "")
+			o.do("n1", makeNamespace)
+			l := startLoad(t, o.hosts["n1"])
+			l.stop()
+			h := o.hosts["n1"]
+			h.systemctl(t, "stop")
+			if err := os.RemoveAll(h.dir + "/mnt/nvme1"); err != nil {
+				t.Fatal(err)
+			}
+			h.systemctl(t, "start")
+			o.run(steps)
+			hits := 0
+			for _, i := range l.stored {
+				if l.get(t.Context(), i) {
+					hits++
+				}
+			}
+			if hits == 0 || hits == len(l.stored) {
+				t.Errorf("%d of %d prompts are hits without one of two disks", hits, len(l.stored))
+			}
+		},
+		"Lose a node": func(t *testing.T, steps []step) {
+			o := started(t, steps, member, testetcd.Start(t, 1))
+			awaitTrue(t, "both nodes serve", func() bool {
+				out, _ := o.do("n1", "penstock cluster members")
+				return strings.Count(out, " serving ") == 2
+			})
+			o.do("n1", makeNamespace)
+			o.hosts["n2"].systemctl(t, "kill")
+			awaitTrue(t, "the lease of the killed node has ended", func() bool {
+				out, _ := o.do("n1", "penstock cluster members")
+				return !strings.Contains(out, "n2")
+			})
+			o.run(steps)
+		},
+		"Lose etcd": func(t *testing.T, steps []step) {
+			o := started(t, steps, member, testetcd.Start(t, 1), testetcd.Start(t, 1))
+			if out, code := o.do("n1", "penstock status --wait && "+makeNamespace+" && penstock ns bump-epoch m --to 3"); code != 0 {
+				t.Fatal(out)
+			}
+			o.etcd.Kill(0)
+			awaitTrue(t, "the node has lost its lease", func() bool {
+				out, _ := o.do("n1", "curl -s http://n1.example:7422/readyz")
+				return strings.Contains(out, "no_lease")
+			})
+			o.run(steps)
+		},
+	}
+	seen := 0
+	for _, r := range runbooks(t) {
+		if len(r.steps) == 0 {
+			continue
+		}
+		check := known[r.title]
+		if check == nil {
+			t.Errorf("no test runs the commands of the section %q", r.title)
+			continue
+		}
+		seen++
+		t.Run(r.title, func(t *testing.T) {
+			t.Parallel()
+			check(t, r.steps)
+		})
+	}
+	if seen != len(known) {
+		t.Errorf("%d sections have commands; want %d", seen, len(known))
+	}
+}
+
+// all fails the test unless every prompt that was stored is a hit.
+func (l *load) all() {
+	l.t.Helper()
+	for _, i := range l.stored {
+		if !l.get(l.t.Context(), i) {
+			l.t.Errorf("prompt %d of %d is a miss", i, len(l.stored))
+		}
+	}
+}
