@@ -125,8 +125,11 @@ func (s *Store) listMembers(ctx context.Context, target string, admin pb.AdminCl
 	return nil, callError(context.WithoutCancel(ctx), "list the members", target, err)
 }
 
-// stateDraining is the state of a member whose sequences move to other members.
-const stateDraining = "draining"
+// States of a member. The sequences of a draining member move to other members.
+const (
+	stateJoining  = "joining"
+	stateDraining = "draining"
+)
 
 // replace makes the table that of the listed members and of the members that were listed within
 // GoneFor. A member that does not serve yet has no sequences. With Options.SkipDraining the table has
@@ -136,7 +139,7 @@ func (d *directory) replace(list []*pb.Member) {
 	var left []*node
 	for _, m := range list {
 		old := d.members[m.GetName()]
-		if m.GetState() == "joining" && old == nil {
+		if m.GetState() == stateJoining && old == nil {
 			continue
 		}
 		if old == nil || old.target != m.GetAddr() {
@@ -146,7 +149,9 @@ func (d *directory) replace(list []*pb.Member) {
 			old = &member{node: newNode(d.store, m.GetAddr())}
 			d.members[m.GetName()] = old
 		}
-		old.place = kv.Place{Seed: kv.PlaceSeed(m.GetName()), Capacity: max(1, m.GetCapacityBytes()), Draining: m.GetState() == stateDraining}
+		// A member that joins again keeps its sequences, or stays draining, until it serves.
+		draining := m.GetState() == stateDraining || m.GetState() == stateJoining && old.place.Draining
+		old.place = kv.Place{Seed: kv.PlaceSeed(m.GetName()), Capacity: max(1, m.GetCapacityBytes()), Draining: draining}
 		old.seen = now
 	}
 	var names []string

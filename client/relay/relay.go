@@ -14,10 +14,16 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Store is the storage of a datacenter. *client.Store implements it.
-type Store interface {
+// Source is storage from which blocks are read. *client.Store implements it. Register may return nil
+// if Read does not use ReadRequest.Into: then the offsets of the pieces are those in mem.
+type Source interface {
 	Register(mem []byte) (*client.Memory, error)
 	Read(ctx context.Context, r client.ReadRequest) (client.ReadResult, error)
+}
+
+// Store is storage to which blocks are written. *client.Store implements it.
+type Store interface {
+	Register(mem []byte) (*client.Memory, error)
 	Write(ctx context.Context, r client.WriteRequest) (client.WriteResult, error)
 }
 
@@ -25,7 +31,8 @@ type Store interface {
 type Options struct {
 	// From is the source and To the destination of the blocks. The caller closes both after it has
 	// closed the Relay.
-	From, To Store
+	From Source
+	To   Store
 	// BytesPerSecond is the bandwidth that all copies together may use on the link. Required.
 	BytesPerSecond float64
 	// MemoryBytes is the size of the memory for blocks that are being copied. Default 64 MiB.

@@ -7,6 +7,7 @@
 //
 //	PREFIX/members/NAME      a Member, under the node's lease; the node writes it
 //	PREFIX/namespaces/NAME   a record: definition, epochs, quota; admin calls on any node write it
+//	PREFIX/drains/NAME       a Drain, while a member is to be drained; admin calls on any node write it
 //
 //	admin call ─► node A ── transaction ─► etcd ── watch ─► each node: storage.Node.Follow
 //	                                                           │

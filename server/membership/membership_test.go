@@ -694,8 +694,8 @@ func TestLateEtcd(t *testing.T) {
 	}
 }
 
-// TestDrain: the list of members shows a node that drains, and not one that has left.
-func TestDrain(t *testing.T) {
+// TestStop: the list of members shows a node that stops, and not one that has left.
+func TestStop(t *testing.T) {
 	r := newRig(t, 1)
 	a, b := r.join("a"), r.join("b")
 	states := func() map[string]membership.State {
@@ -707,10 +707,10 @@ func TestDrain(t *testing.T) {
 		}
 		return m
 	}
-	b.Drain()
-	r.await("the node drains", func() bool {
+	b.Stop()
+	r.await("the node stops", func() bool {
 		s := states()
-		return s["a"] == membership.Serving && s["b"] == membership.Draining
+		return s["a"] == membership.Serving && s["b"] == membership.Stopping
 	})
 	b.leave()
 	if s := states(); len(s) != 1 {
