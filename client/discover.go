@@ -38,7 +38,7 @@ type member struct {
 func (s *Store) discover(ctx context.Context, warn *slog.Logger) error {
 	d := &directory{store: s, members: make(map[string]*member), nobody: newNode(s, "the cluster of "+strings.Join(s.opts.Servers, ","))}
 	d.nobody.leave()
-	d.publish(nil)
+	d.publish(nil, nil)
 	switch err := d.refresh(ctx); {
 	case errors.Is(err, errDown):
 		warn.Warn("no storage node returns the list of members; it is tried again", "servers", s.opts.Servers, "err", hideInternal(err))
@@ -154,29 +154,34 @@ func (d *directory) replace(list []*pb.Member) {
 		old.place = kv.Place{Seed: kv.PlaceSeed(m.GetName()), Capacity: max(1, m.GetCapacityBytes()), Draining: draining}
 		old.seen = now
 	}
-	var names []string
+	var names, hidden []string
 	for name, m := range d.members {
 		if now.Sub(m.seen) > d.store.opts.GoneFor {
 			delete(d.members, name)
 			left = append(left, m.node)
 			continue
 		}
-		if !m.place.Draining || !d.store.opts.SkipDraining {
+		if m.place.Draining && d.store.opts.SkipDraining {
+			hidden = append(hidden, name)
+		} else {
 			names = append(names, name)
 		}
 	}
 	slices.Sort(names)
-	d.publish(names)
+	d.publish(names, hidden)
 	for _, n := range left {
 		n.leave()
 	}
 }
 
 // publish makes the table that of the named members.
-func (d *directory) publish(names []string) {
+func (d *directory) publish(names, hidden []string) {
 	t := &table{nodes: make([]*node, len(names)), places: make([]kv.Place, len(names))}
 	for i, name := range names {
 		t.nodes[i], t.places[i] = d.members[name].node, d.members[name].place
+	}
+	for _, name := range hidden {
+		t.hidden = append(t.hidden, d.members[name].node)
 	}
 	if len(names) == 0 {
 		t.nodes, t.places = []*node{d.nobody}, []kv.Place{{Capacity: 1}}

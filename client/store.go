@@ -68,6 +68,8 @@ type table struct {
 	nodes []*node
 	// places are those of nodes, in the same order. Without Options.Discover there are none.
 	places []kv.Place
+	// hidden are members that drain, with Options.SkipDraining.
+	hidden []*node
 }
 
 // all returns the nodes. The slice does not change.
@@ -123,7 +125,8 @@ func (s *Store) Close() error {
 	s.cancel()
 	s.running.Wait()
 	s.local.close()
-	for _, n := range s.all() {
+	t := s.table.Load()
+	for _, n := range slices.Concat(t.nodes, t.hidden) {
 		n.close()
 	}
 	return nil

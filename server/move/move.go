@@ -31,7 +31,8 @@ type Options struct {
 	To Target
 	// BytesPerSecond is the largest rate of all copies together. Default 256 MiB/s.
 	BytesPerSecond int64
-	// ChunkBytes is relay.Options.ChunkBytes. The node's limit of a read must not be less.
+	// ChunkBytes is the largest size of the blocks that are copied at a time. The node's limit of a
+	// read must not be less. Default 4 MiB.
 	ChunkBytes int64
 	// Parallel is the number of sequences that are copied at a time. Default 4.
 	Parallel int
@@ -46,6 +47,7 @@ type Options struct {
 // EnsureDefaults fills the fields that are zero.
 func (o *Options) EnsureDefaults() {
 	options.SetDefault(&o.BytesPerSecond, 256<<20)
+	options.SetDefault(&o.ChunkBytes, 4<<20)
 	options.SetDefault(&o.Parallel, 4)
 	options.SetDefault(&o.RetryMin, time.Second)
 	options.SetDefault(&o.RetryMax, 30*time.Second)
@@ -106,6 +108,9 @@ type work struct {
 	tips  []trie.Tip
 }
 
+// chunkMin is the smallest size of a chunk that is copied at a time.
+const chunkMin = 4 << 10
+
 // flatBatch is the number of keys of a flat namespace in one work.
 const flatBatch = 256
 
@@ -114,7 +119,9 @@ const busyTries = 5
 
 // Run copies blocks until ctx ends, and returns the error of ctx, or an error of its memory.
 func (m *Mover) Run(ctx context.Context) (err error) {
-	link, err := relay.New(relay.Options{From: &local{node: m.node}, To: m.opts.To, BytesPerSecond: float64(m.opts.BytesPerSecond), ChunkBytes: m.opts.ChunkBytes})
+	// A slow copy takes its bytes in small chunks, and so about as evenly as a fast one.
+	chunk := max(chunkMin, min(m.opts.ChunkBytes, m.opts.BytesPerSecond/4))
+	link, err := relay.New(relay.Options{From: &local{node: m.node}, To: m.opts.To, BytesPerSecond: float64(m.opts.BytesPerSecond), ChunkBytes: chunk})
 	if err != nil {
 		return fmt.Errorf("move: %w", err)
 	}
