@@ -63,6 +63,8 @@ type Options struct {
 type Node struct {
 	// Addr is the node's gRPC address.
 	Addr string
+	// Storage is the node's storage.
+	Storage *storage.Node
 
 	closers []func(context.Context) error
 }
@@ -90,6 +92,7 @@ func (n *Node) open(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
+	n.Storage = engine.Node
 	n.closers = append(n.closers, engine.Close)
 	token := rdma.Token("the data plane's token of a test")
 	sessions, err := server.NewSessions(token, nil)
