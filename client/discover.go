@@ -186,5 +186,7 @@ func (d *directory) publish(names, hidden []string) {
 	if len(names) == 0 {
 		t.nodes, t.places = []*node{d.nobody}, []kv.Place{{Capacity: 1}}
 	}
-	d.store.table.Store(t)
+	if old := d.store.table.Swap(t); old == nil || !slices.Equal(old.nodes, t.nodes) || !slices.Equal(old.places, t.places) {
+		d.store.placements.Add(1)
+	}
 }

@@ -25,6 +25,10 @@ func (sh *share) global(local int) int {
 	return sh.index[local]
 }
 
+// Placements counts the changes of the nodes among which the Store places sequences. With the same
+// count, a sequence has the same node. Without Options.Discover there are no changes.
+func (s *Store) Placements() uint64 { return s.placements.Load() }
+
 // owner returns the node that stores new sequences whose first block is id: with Options.Discover
 // the one that kv.Home chooses, otherwise the node with the highest score for the block id
 // (rendezvous hashing). When a node is added, some sequences move to it, and all others stay on

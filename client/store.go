@@ -20,10 +20,12 @@ type Store struct {
 	opts Options
 	// table has the nodes. It is replaced when members come and go (Options.Discover).
 	table atomic.Pointer[table]
-	imms  atomic.Uint32 // the next Read's immediate
-	stats counters
-	local localSocket
-	calls calls
+	// placements counts the changes of table.
+	placements atomic.Uint64
+	imms       atomic.Uint32 // the next Read's immediate
+	stats      counters
+	local      localSocket
+	calls      calls
 	// hashers limits the number of goroutines that help to verify large pieces.
 	hashers hashers
 

@@ -369,12 +369,53 @@ func TestDrainRefused(t *testing.T) {
 		t.Errorf("%d of %d blocks are found", n, stored)
 	}
 	dir, settings := r.node("c")
-	alone(t, dir, settings...)
+	awaitTrue(t, "node c serves", serving(t, alone(t, dir, settings...)))
 	a.run("cluster", "drain", "b", "--wait").must(t)
 	elsewhere := r.open(a, "m", true)
 	if n := elsewhere.found(); n != stored {
 		t.Errorf("the other nodes have %d of %d blocks", n, stored)
 	}
+}
+
+// TestDrainJoin: if a node joins while another drains, the sequences whose node is the new one are copied
+// there too.
+func TestDrainJoin(t *testing.T) {
+	r := newMovesRig(t)
+	a := r.here("a")
+	r.here("b")
+	a.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "256").must(t)
+	r.open(a, "m", false).writeAll()
+	a.run("cluster", "drain", "b", "--wait").must(t)
+	elsewhere := r.open(a, "m", true)
+	if n := elsewhere.found(); n != sequenceCount*sequenceBlocks {
+		t.Fatalf("the other node has %d of %d blocks", n, sequenceCount*sequenceBlocks)
+	}
+	chain, err := elsewhere.ns.Chain()
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := []kv.Place{{Seed: kv.PlaceSeed("a"), Capacity: 1}, {Seed: kv.PlaceSeed("b"), Capacity: 1}}
+	after := []kv.Place{before[0], {Seed: kv.PlaceSeed("c"), Capacity: 1}}
+	var moved []int // the sequences of b whose node is c
+	for i := range sequenceCount {
+		copied := chain
+		ids, _ := copied.Append(nil, elsewhere.tokens(i, 1))
+		if kv.Home(before, ids[0]) == 1 && kv.Home(after, ids[0]) == 1 {
+			moved = append(moved, i)
+		}
+	}
+	if len(moved) == 0 {
+		t.Fatal("no sequence has the new node")
+	}
+	r.here("c")
+	awaitTrue(t, "the new node has its sequences", func() bool {
+		for _, i := range moved {
+			if elsewhere.read(i) != sequenceBlocks {
+				return false
+			}
+		}
+		return len(elsewhere.Nodes()) == 2
+	})
 }
 
 // TestDrainOrders: orders that cannot be performed are refused, with the reason.

@@ -20,7 +20,8 @@
 //     an earlier process, has ended.
 //   - A sequence whose node refuses it, is down or is full does not stop the others. It is tried
 //     again, and Progress has the reason.
-//   - Blocks that are stored on this node meanwhile are copied too.
+//   - Blocks that are stored on this node meanwhile are copied too. When nodes join or leave the cluster, all
+//     blocks are compared again, because sequences may have other nodes then.
 //
 // Blocks of class Transfer are copied with class Prefix. Namespaces with several layer groups are not
 // copied; Progress counts their blocks as left.

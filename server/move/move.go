@@ -21,6 +21,7 @@ import (
 type Target interface {
 	relay.Store
 	Exists(ctx context.Context, r client.KeysRequest, touch bool) ([]client.Presence, error)
+	Placements() uint64
 }
 
 // Options of a Mover. Node and To are required.
@@ -132,7 +133,12 @@ func (m *Mover) Run(ctx context.Context) (err error) {
 	}()
 	done := make(map[tipKey]bool)
 	wait := m.opts.RetryMin
+	placements := m.opts.To.Placements()
 	for {
+		if now := m.opts.To.Placements(); now != placements {
+			placements = now
+			m.forget(done) // sequences may have other nodes
+		}
 		change := m.node.Events().Last()
 		p := &pass{Mover: m, link: link, done: done}
 		if err := p.run(ctx); err != nil {
@@ -142,6 +148,9 @@ func (m *Mover) Run(ctx context.Context) (err error) {
 		if p.copied > 0 {
 			wait = m.opts.RetryMin
 		}
+		if m.opts.To.Placements() != placements {
+			continue
+		}
 		m.endPass(p)
 		for {
 			if !sleep(ctx, wait) {
@@ -149,12 +158,20 @@ func (m *Mover) Run(ctx context.Context) (err error) {
 				return ctx.Err()
 			}
 			wait = min(2*wait, m.opts.RetryMax)
-			if p.left > 0 || m.node.Events().Last() != change {
+			if p.left > 0 || m.node.Events().Last() != change || m.opts.To.Placements() != placements {
 				break
 			}
 			wait = m.opts.RetryMin // a change of the index is found soon
 		}
 	}
+}
+
+// forget makes the next pass compare all blocks again.
+func (m *Mover) forget(done map[tipKey]bool) {
+	clear(done)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.seen, m.progress.CopiedBlocks, m.progress.CopiedBytes = nil, 0, 0
 }
 
 func sleep(ctx context.Context, d time.Duration) bool {
