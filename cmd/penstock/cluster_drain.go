@@ -126,6 +126,8 @@ func moveLine(m *pb.MoveStatus) string {
 	switch note := moveNote(m, ""); {
 	case m.GetPhase() == string(membership.MoveDone):
 		return line + "; drained"
+	case m.GetReason() != "" && m.GetLeftBlocks() == 0:
+		return "nothing is copied at the moment, and it is tried again: " + m.GetReason()
 	case m.GetReason() != "":
 		return fmt.Sprintf("%s; %s blocks could not be copied, and are tried again: %s", line, count(m.GetLeftBlocks()), m.GetReason())
 	case note != "":

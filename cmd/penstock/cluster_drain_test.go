@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -416,6 +417,36 @@ func TestDrainJoin(t *testing.T) {
 		}
 		return len(elsewhere.Nodes()) == 2
 	})
+}
+
+// TestDrainSecured: nodes that require a token and TLS copy blocks to each other. With a token that the
+// others refuse, the list of members has the reason.
+func TestDrainSecured(t *testing.T) {
+	r := newMovesRig(t)
+	ca, cert, key := certificates(t, t.TempDir())
+	token := writeFile(t, r.dir, "token", []byte("the token of all nodes\n"))
+	wrong := writeFile(t, r.dir, "wrong", []byte("another token of this cluster\n"))
+	secured := []string{"--auth-token-file", token, "--auth-tls-cert", cert, "--auth-tls-key", key, "--cluster-peer-ca", ca}
+	a := r.here("a", append(secured, "--cluster-peer-token-file", wrong)...)
+	r.here("b", secured...)
+	with := func(args ...string) result { return a.run(append(args, "--token-file", token, "--ca", ca)...) }
+	with("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024").must(t)
+	tokensFile, dataFile := writeFile(t, r.dir, "tokens", tokens(1, 12)), writeFile(t, r.dir, "data", bytesOf(1, 3*8192))
+	with("block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile).must(t)
+	with("cluster", "drain", "a").must(t)
+	awaitTrue(t, "the refusal is in the list", func() bool {
+		return strings.Contains(with("cluster", "members").must(t), "not authorised")
+	})
+	if err := os.WriteFile(wrong, []byte("the token of all nodes\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out := decode[struct {
+		Drained bool
+		Move    struct{ Blocks int64 }
+	}](t, with("cluster", "drain", "a", "--wait", "--format", "json"))
+	if !out.Drained || out.Move.Blocks != 3 {
+		t.Errorf("%+v", out)
+	}
 }
 
 // TestDrainOrders: orders that cannot be performed are refused, with the reason.
