@@ -242,8 +242,9 @@ func (w *writing) lines() []line {
 
 func (w *writing) flat() bool { return w.req.Namespace.Index == kv.IndexFlat }
 
-// runLine writes the chunks of a line one after the other. If the ids are chained (a trie), the
-// first refusal ends the line, because a block cannot be stored without its parent.
+// runLine writes the pieces of a line (the part of the Write for one node) chunk by chunk. If the
+// ids are chained (a trie), the first refusal ends the line, because a block cannot be stored
+// without its parent.
 //
 // If the node lacks the parent of the first chunk, and a draining member has it, the line goes on
 // there: otherwise no block of the sequence could be stored until its beginning has been moved.

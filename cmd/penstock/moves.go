@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/internal/certs"
 	"github.com/penstock-kv/penstock/server/membership"
 	"github.com/penstock-kv/penstock/server/move"
 )
@@ -164,13 +165,14 @@ func (m *moves) clientTLS() (*tls.Config, error) {
 	if auth.TLSCert == "" {
 		return nil, nil
 	}
-	pair, err := tls.LoadX509KeyPair(auth.TLSCert, auth.TLSKey)
+	pair, err := certs.OpenPair(auth.TLSCert, auth.TLSKey, m.node.log)
 	if err != nil {
 		return nil, fmt.Errorf("auth.tls_cert: %w", err)
 	}
-	t := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}}
+	t := &tls.Config{MinVersion: tls.VersionTLS12}
+	pair.SetOn(t)
 	if ca := m.node.cfg.Cluster.PeerCA; ca != "" {
-		if t.RootCAs, err = readCA(ca); err != nil {
+		if t.RootCAs, err = certs.Pool(ca); err != nil {
 			return nil, fmt.Errorf("cluster.peer_ca: %w", err)
 		}
 	}
