@@ -1,7 +1,6 @@
 package client
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,35 +9,37 @@ import (
 	"strings"
 	"time"
 
-	"github.com/zeebo/xxh3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/kv"
 )
 
 // directory follows the cluster's list of members. It has the time at which each member was last in
 // the list. Only one goroutine uses it.
 type directory struct {
 	store *Store
-	// members has the nodes in Store.table, by their names.
+	// members are the nodes in the list, by their names.
 	members map[string]*member
+	// nobody is a node that is down, for a table without members.
+	nobody *node
 }
 
 // member is a node that is in the list of members, or was.
 type member struct {
 	*node
-	seen time.Time
+	place kv.Place
+	seen  time.Time
 }
 
 // discover reads the list of members, and follows it until the Store is closed. If no seed (a node
 // of Options.Servers) returns the list, all blocks are misses until a seed does. It fails if the
 // seeds that answer are not in a cluster, or refuse the client.
 func (s *Store) discover(ctx context.Context, warn *slog.Logger) error {
-	nobody := newNode(s, "the cluster of "+strings.Join(s.opts.Servers, ","))
-	nobody.leave()
-	s.table.Store(&[]*node{nobody})
-	d := &directory{store: s, members: make(map[string]*member)}
+	d := &directory{store: s, members: make(map[string]*member), nobody: newNode(s, "the cluster of "+strings.Join(s.opts.Servers, ","))}
+	d.nobody.leave()
+	d.publish(nil, nil)
 	switch err := d.refresh(ctx); {
 	case errors.Is(err, errDown):
 		warn.Warn("no storage node returns the list of members; it is tried again", "servers", s.opts.Servers, "err", hideInternal(err))
@@ -125,14 +126,21 @@ func (s *Store) listMembers(ctx context.Context, target string, admin pb.AdminCl
 	return nil, callError(context.WithoutCancel(ctx), "list the members", target, err)
 }
 
+// States of a member. The sequences of a draining member move to other members.
+const (
+	stateJoining  = "joining"
+	stateDraining = "draining"
+)
+
 // replace makes Store.table the nodes of the listed members and of the members that were last
-// listed within GoneFor. It leaves out a new member that is still joining.
+// listed within GoneFor. It leaves out a new member that is still joining and, with
+// Options.SkipDraining, the members that drain.
 func (d *directory) replace(list []*pb.Member) {
 	now := time.Now()
 	var left []*node
 	for _, m := range list {
 		old := d.members[m.GetName()]
-		if m.GetState() == "joining" && old == nil {
+		if m.GetState() == stateJoining && old == nil {
 			continue
 		}
 		if old == nil || old.target != m.GetAddr() {
@@ -140,34 +148,46 @@ func (d *directory) replace(list []*pb.Member) {
 				left = append(left, old.node)
 			}
 			old = &member{node: newNode(d.store, m.GetAddr())}
-			old.node.seed = xxh3.HashString(m.GetName())
 			d.members[m.GetName()] = old
 		}
-		old.weight.Store(max(1, m.GetCapacityBytes()))
+		// A member that joins again keeps its sequences, or stays draining, until it serves.
+		draining := m.GetState() == stateDraining || m.GetState() == stateJoining && old.place.Draining
+		old.place = kv.Place{Seed: kv.PlaceSeed(m.GetName()), Capacity: max(1, m.GetCapacityBytes()), Draining: draining}
 		old.seen = now
 	}
-	type named struct {
-		name string
-		*node
-	}
-	var table []named
+	var names, hidden []string
 	for name, m := range d.members {
 		if now.Sub(m.seen) > d.store.opts.GoneFor {
 			delete(d.members, name)
 			left = append(left, m.node)
 			continue
 		}
-		table = append(table, named{name, m.node})
+		if m.place.Draining && d.store.opts.SkipDraining {
+			hidden = append(hidden, name)
+		} else {
+			names = append(names, name)
+		}
 	}
-	slices.SortFunc(table, func(a, b named) int { return cmp.Compare(a.name, b.name) })
-	nodes := make([]*node, len(table))
-	for i, n := range table {
-		nodes[i] = n.node
-	}
-	if len(nodes) > 0 {
-		d.store.table.Store(&nodes)
-	}
+	slices.Sort(names)
+	d.publish(names, hidden)
 	for _, n := range left {
 		n.leave()
+	}
+}
+
+// publish makes the table that of the named members.
+func (d *directory) publish(names, hidden []string) {
+	t := &table{nodes: make([]*node, len(names)), places: make([]kv.Place, len(names))}
+	for i, name := range names {
+		t.nodes[i], t.places[i] = d.members[name].node, d.members[name].place
+	}
+	for _, name := range hidden {
+		t.hidden = append(t.hidden, d.members[name].node)
+	}
+	if len(names) == 0 {
+		t.nodes, t.places = []*node{d.nobody}, []kv.Place{{Capacity: 1}}
+	}
+	if old := d.store.table.Swap(t); old == nil || !slices.Equal(old.nodes, t.nodes) || !slices.Equal(old.places, t.places) {
+		d.store.placements.Add(1)
 	}
 }

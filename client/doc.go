@@ -99,7 +99,10 @@
 // With Options.Discover the nodes are the members of a cluster. A member gets sequences in proportion
 // to its capacity, whatever its address. The Store reads the list of members at intervals, from any
 // member. While no node returns the list, the last one stays valid. A member that has left the list
-// keeps its sequences, as misses, for GoneFor; then they belong to the other members.
+// keeps its sequences, as misses, for GoneFor; then they belong to the other members. A draining
+// member gets no new sequences, and its sequences are copied to the other members. Until it has
+// left, a read asks both and takes the one that has more of the sequence. A Write goes to the draining
+// member if the new one lacks the beginning of the sequence.
 //
 // # Two transports
 //

@@ -19,11 +19,13 @@ import (
 type Store struct {
 	opts Options
 	// table has the nodes. It is replaced when members come and go (Options.Discover).
-	table atomic.Pointer[[]*node]
-	imms  atomic.Uint32 // the next Read's immediate
-	stats counters
-	local localSocket
-	calls calls
+	table atomic.Pointer[table]
+	// placements counts the changes of table.
+	placements atomic.Uint64
+	imms       atomic.Uint32 // the next Read's immediate
+	stats      counters
+	local      localSocket
+	calls      calls
 	// hashers limits the number of goroutines that help to verify large pieces.
 	hashers hashers
 
@@ -63,15 +65,24 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	return s, nil
 }
 
+// table is a list of nodes. It does not change.
+type table struct {
+	nodes []*node
+	// places are those of nodes, in the same order. Without Options.Discover there are none.
+	places []kv.Place
+	// hidden are members that drain, with Options.SkipDraining.
+	hidden []*node
+}
+
 // all returns the nodes. The slice does not change.
-func (s *Store) all() []*node { return *s.table.Load() }
+func (s *Store) all() []*node { return s.table.Load().nodes }
 
 func (s *Store) connectAll(ctx context.Context, warn *slog.Logger) error {
 	var nodes []*node
 	for _, target := range s.opts.Servers {
 		nodes = append(nodes, newNode(s, target))
 	}
-	s.table.Store(&nodes)
+	s.table.Store(&table{nodes: nodes})
 	if s.opts.Discover {
 		if err := s.discover(ctx, warn); err != nil {
 			return err
@@ -116,7 +127,8 @@ func (s *Store) Close() error {
 	s.cancel()
 	s.running.Wait()
 	s.local.close()
-	for _, n := range s.all() {
+	t := s.table.Load()
+	for _, n := range slices.Concat(t.nodes, t.hidden) {
 		n.close()
 	}
 	return nil

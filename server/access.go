@@ -137,6 +137,7 @@ var rules = map[string]rule{
 	pb.Admin_ListPins_FullMethodName:        onEach(access.Admin),
 	// Clients place blocks by the members of the cluster.
 	pb.Admin_ListMembers_FullMethodName:  anywhere(access.Any),
+	pb.Admin_DrainMember_FullMethodName:  anywhere(access.Operate),
 	pb.Admin_Scrub_FullMethodName:        anywhere(access.Operate),
 	pb.Admin_ListVolumes_FullMethodName:  anywhere(access.Operate),
 	pb.Admin_DrainVolume_FullMethodName:  anywhere(access.Operate),

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -10,6 +11,7 @@ import (
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/server/membership"
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
@@ -71,9 +73,12 @@ func (s *Server) admitResult(req any) error {
 	return s.admit(req)
 }
 
+// errAlone is the error of calls that need a cluster.
+var errAlone = status.Error(codes.FailedPrecondition, "this node is not in a cluster: its setting cluster.etcd is empty")
+
 func (s *adminService) ListMembers(ctx context.Context, _ *pb.ListMembersRequest) (*pb.ListMembersResponse, error) {
 	if s.opts.Cluster == nil {
-		return nil, status.Error(codes.FailedPrecondition, "this node is not in a cluster: its setting cluster.etcd is empty")
+		return nil, errAlone
 	}
 	all, err := s.opts.Cluster.Members(ctx)
 	if err != nil {
@@ -83,8 +88,35 @@ func (s *adminService) ListMembers(ctx context.Context, _ *pb.ListMembersRequest
 	for _, m := range all {
 		resp.Members = append(resp.Members, &pb.Member{
 			Name: m.Name, Addr: m.Addr, Zone: m.Zone, State: string(m.State), CapacityBytes: m.CapacityBytes, UsedBytes: m.UsedBytes,
-			Version: m.Version, SinceUnixMs: m.Since.UnixMilli(), Applied: m.Applied,
+			Version: m.Version, SinceUnixMs: m.Since.UnixMilli(), Applied: m.Applied, Move: moveProto(m),
 		})
 	}
 	return resp, nil
+}
+
+// moveProto returns the progress of a draining member, nil for other members.
+func moveProto(m membership.Member) *pb.MoveStatus {
+	if m.State != membership.Draining || m.Move.Phase == "" {
+		return nil
+	}
+	return &pb.MoveStatus{
+		Phase: string(m.Move.Phase), Blocks: m.Move.Blocks, Bytes: m.Move.Bytes, CopiedBlocks: m.Move.CopiedBlocks, CopiedBytes: m.Move.CopiedBytes,
+		BytesPerSecond: m.Move.BytesPerSecond, SecondsLeft: m.Move.Seconds, LeftBlocks: m.Move.Left, Reason: m.Move.Reason,
+	}
+}
+
+func (s *adminService) DrainMember(ctx context.Context, req *pb.DrainMemberRequest) (*pb.DrainMemberResponse, error) {
+	if s.opts.Cluster == nil {
+		return nil, errAlone
+	}
+	var err error
+	if req.GetCancel() {
+		err = s.opts.Cluster.UndrainMember(ctx, req.GetName())
+	} else {
+		err = s.opts.Cluster.DrainMember(ctx, req.GetName(), membership.Drain{BytesPerSecond: req.GetBytesPerSecond(), Since: time.Now().UTC()})
+	}
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &pb.DrainMemberResponse{}, nil
 }

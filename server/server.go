@@ -267,7 +267,7 @@ func (s *Server) stopStreams() {
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.node.Drain()
 	if s.opts.Cluster != nil {
-		s.opts.Cluster.Drain()
+		s.opts.Cluster.Stop()
 	}
 	s.stopStreams()
 	graceful := make(chan struct{})

@@ -6490,12 +6490,13 @@ type Member struct {
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Addr          string                 `protobuf:"bytes,2,opt,name=addr,proto3" json:"addr,omitempty"` // of the control plane, host:port
 	Zone          string                 `protobuf:"bytes,3,opt,name=zone,proto3" json:"zone,omitempty"`
-	State         string                 `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"` // joining, serving or draining
+	State         string                 `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"` // joining, serving, draining (its blocks are copied to other nodes) or stopping
 	CapacityBytes int64                  `protobuf:"varint,5,opt,name=capacity_bytes,json=capacityBytes,proto3" json:"capacity_bytes,omitempty"`
 	UsedBytes     int64                  `protobuf:"varint,6,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`
 	Version       string                 `protobuf:"bytes,7,opt,name=version,proto3" json:"version,omitempty"`
 	SinceUnixMs   int64                  `protobuf:"varint,8,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"`
 	Applied       int64                  `protobuf:"varint,9,opt,name=applied,proto3" json:"applied,omitempty"` // etcd revision up to which the node has applied all changes of namespaces
+	Move          *MoveStatus            `protobuf:"bytes,10,opt,name=move,proto3" json:"move,omitempty"`       // set while the node drains
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6593,6 +6594,218 @@ func (x *Member) GetApplied() int64 {
 	return 0
 }
 
+func (x *Member) GetMove() *MoveStatus {
+	if x != nil {
+		return x.Move
+	}
+	return nil
+}
+
+// MoveStatus is the progress of a draining node.
+type MoveStatus struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Phase          string                 `protobuf:"bytes,1,opt,name=phase,proto3" json:"phase,omitempty"`                                    // copying, waiting (blocks are left, which are tried again) or done
+	Blocks         int64                  `protobuf:"varint,2,opt,name=blocks,proto3" json:"blocks,omitempty"`                                 // blocks on the node
+	Bytes          int64                  `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`                                   // their payload
+	CopiedBlocks   int64                  `protobuf:"varint,4,opt,name=copied_blocks,json=copiedBlocks,proto3" json:"copied_blocks,omitempty"` // those that other nodes have, as far as they were compared
+	CopiedBytes    int64                  `protobuf:"varint,5,opt,name=copied_bytes,json=copiedBytes,proto3" json:"copied_bytes,omitempty"`
+	BytesPerSecond int64                  `protobuf:"varint,6,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
+	SecondsLeft    int64                  `protobuf:"varint,7,opt,name=seconds_left,json=secondsLeft,proto3" json:"seconds_left,omitempty"` // at this rate; 0: unknown
+	LeftBlocks     int64                  `protobuf:"varint,8,opt,name=left_blocks,json=leftBlocks,proto3" json:"left_blocks,omitempty"`    // could not be copied in the last pass
+	Reason         string                 `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"`                               // reason why the first of them was not copied
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *MoveStatus) Reset() {
+	*x = MoveStatus{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[87]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MoveStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MoveStatus) ProtoMessage() {}
+
+func (x *MoveStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[87]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MoveStatus.ProtoReflect.Descriptor instead.
+func (*MoveStatus) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{87}
+}
+
+func (x *MoveStatus) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *MoveStatus) GetBlocks() int64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *MoveStatus) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *MoveStatus) GetCopiedBlocks() int64 {
+	if x != nil {
+		return x.CopiedBlocks
+	}
+	return 0
+}
+
+func (x *MoveStatus) GetCopiedBytes() int64 {
+	if x != nil {
+		return x.CopiedBytes
+	}
+	return 0
+}
+
+func (x *MoveStatus) GetBytesPerSecond() int64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+func (x *MoveStatus) GetSecondsLeft() int64 {
+	if x != nil {
+		return x.SecondsLeft
+	}
+	return 0
+}
+
+func (x *MoveStatus) GetLeftBlocks() int64 {
+	if x != nil {
+		return x.LeftBlocks
+	}
+	return 0
+}
+
+func (x *MoveStatus) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type DrainMemberRequest struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Name           string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Cancel         bool                   `protobuf:"varint,2,opt,name=cancel,proto3" json:"cancel,omitempty"`                                         // end the draining; copied blocks stay where they are
+	BytesPerSecond int64                  `protobuf:"varint,3,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // maximum rate of the copies; 0: the setting of the drained node
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *DrainMemberRequest) Reset() {
+	*x = DrainMemberRequest{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[88]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainMemberRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainMemberRequest) ProtoMessage() {}
+
+func (x *DrainMemberRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[88]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainMemberRequest.ProtoReflect.Descriptor instead.
+func (*DrainMemberRequest) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{88}
+}
+
+func (x *DrainMemberRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DrainMemberRequest) GetCancel() bool {
+	if x != nil {
+		return x.Cancel
+	}
+	return false
+}
+
+func (x *DrainMemberRequest) GetBytesPerSecond() int64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+type DrainMemberResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainMemberResponse) Reset() {
+	*x = DrainMemberResponse{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[89]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainMemberResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainMemberResponse) ProtoMessage() {}
+
+func (x *DrainMemberResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[89]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainMemberResponse.ProtoReflect.Descriptor instead.
+func (*DrainMemberResponse) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{89}
+}
+
 type ListMembersRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -6601,7 +6814,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[87]
+	mi := &file_penstockv1_penstock_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6613,7 +6826,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[87]
+	mi := &file_penstockv1_penstock_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6626,7 +6839,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{87}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{90}
 }
 
 type ListMembersResponse struct {
@@ -6638,7 +6851,7 @@ type ListMembersResponse struct {
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[88]
+	mi := &file_penstockv1_penstock_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6650,7 +6863,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[88]
+	mi := &file_penstockv1_penstock_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6663,7 +6876,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{88}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ListMembersResponse) GetMembers() []*Member {
@@ -7202,7 +7415,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x13ReloadConfigRequest\"_\n" +
 	"\x14ReloadConfigResponse\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x123\n" +
-	"\achanges\x18\x02 \x03(\v2\x19.penstock.v1.ConfigChangeR\achanges\"\xf8\x01\n" +
+	"\achanges\x18\x02 \x03(\v2\x19.penstock.v1.ConfigChangeR\achanges\"\xa5\x02\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x12\x12\n" +
@@ -7213,7 +7426,26 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"used_bytes\x18\x06 \x01(\x03R\tusedBytes\x12\x18\n" +
 	"\aversion\x18\a \x01(\tR\aversion\x12\"\n" +
 	"\rsince_unix_ms\x18\b \x01(\x03R\vsinceUnixMs\x12\x18\n" +
-	"\aapplied\x18\t \x01(\x03R\aapplied\"\x14\n" +
+	"\aapplied\x18\t \x01(\x03R\aapplied\x12+\n" +
+	"\x04move\x18\n" +
+	" \x01(\v2\x17.penstock.v1.MoveStatusR\x04move\"\x9e\x02\n" +
+	"\n" +
+	"MoveStatus\x12\x14\n" +
+	"\x05phase\x18\x01 \x01(\tR\x05phase\x12\x16\n" +
+	"\x06blocks\x18\x02 \x01(\x03R\x06blocks\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\x12#\n" +
+	"\rcopied_blocks\x18\x04 \x01(\x03R\fcopiedBlocks\x12!\n" +
+	"\fcopied_bytes\x18\x05 \x01(\x03R\vcopiedBytes\x12(\n" +
+	"\x10bytes_per_second\x18\x06 \x01(\x03R\x0ebytesPerSecond\x12!\n" +
+	"\fseconds_left\x18\a \x01(\x03R\vsecondsLeft\x12\x1f\n" +
+	"\vleft_blocks\x18\b \x01(\x03R\n" +
+	"leftBlocks\x12\x16\n" +
+	"\x06reason\x18\t \x01(\tR\x06reason\"j\n" +
+	"\x12DrainMemberRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06cancel\x18\x02 \x01(\bR\x06cancel\x12(\n" +
+	"\x10bytes_per_second\x18\x03 \x01(\x03R\x0ebytesPerSecond\"\x15\n" +
+	"\x13DrainMemberResponse\"\x14\n" +
 	"\x12ListMembersRequest\"D\n" +
 	"\x13ListMembersResponse\x12-\n" +
 	"\amembers\x18\x01 \x03(\v2\x13.penstock.v1.MemberR\amembers*W\n" +
@@ -7251,7 +7483,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\tDelivered\x12\x1d.penstock.v1.DeliveredRequest\x1a\x1e.penstock.v1.DeliveredResponse\x12A\n" +
 	"\x06Exists\x12\x1a.penstock.v1.ExistsRequest\x1a\x1b.penstock.v1.ExistsResponse\x12A\n" +
 	"\x06Delete\x12\x1a.penstock.v1.DeleteRequest\x1a\x1b.penstock.v1.DeleteResponse\x12:\n" +
-	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\xc2\r\n" +
+	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\x94\x0e\n" +
 	"\x05Admin\x12N\n" +
 	"\x0fCreateNamespace\x12#.penstock.v1.CreateNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12H\n" +
 	"\fGetNamespace\x12 .penstock.v1.GetNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12Y\n" +
@@ -7276,7 +7508,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\n" +
 	"DiffConfig\x12\x1e.penstock.v1.DiffConfigRequest\x1a\x1f.penstock.v1.DiffConfigResponse\x12S\n" +
 	"\fReloadConfig\x12 .penstock.v1.ReloadConfigRequest\x1a!.penstock.v1.ReloadConfigResponse\x12P\n" +
-	"\vListMembers\x12\x1f.penstock.v1.ListMembersRequest\x1a .penstock.v1.ListMembersResponseB;Z9github.com/penstock-kv/penstock/api/penstockv1;penstockv1b\x06proto3"
+	"\vListMembers\x12\x1f.penstock.v1.ListMembersRequest\x1a .penstock.v1.ListMembersResponse\x12P\n" +
+	"\vDrainMember\x12\x1f.penstock.v1.DrainMemberRequest\x1a .penstock.v1.DrainMemberResponseB;Z9github.com/penstock-kv/penstock/api/penstockv1;penstockv1b\x06proto3"
 
 var (
 	file_penstockv1_penstock_proto_rawDescOnce sync.Once
@@ -7291,7 +7524,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 89)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 92)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -7386,8 +7619,11 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*ReloadConfigRequest)(nil),     // 90: penstock.v1.ReloadConfigRequest
 	(*ReloadConfigResponse)(nil),    // 91: penstock.v1.ReloadConfigResponse
 	(*Member)(nil),                  // 92: penstock.v1.Member
-	(*ListMembersRequest)(nil),      // 93: penstock.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),     // 94: penstock.v1.ListMembersResponse
+	(*MoveStatus)(nil),              // 93: penstock.v1.MoveStatus
+	(*DrainMemberRequest)(nil),      // 94: penstock.v1.DrainMemberRequest
+	(*DrainMemberResponse)(nil),     // 95: penstock.v1.DrainMemberResponse
+	(*ListMembersRequest)(nil),      // 96: penstock.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),     // 97: penstock.v1.ListMembersResponse
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,  // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
@@ -7431,84 +7667,87 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	78, // 38: penstock.v1.AdoptVolumeResponse.adopted:type_name -> penstock.v1.AdoptedNode
 	87, // 39: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
 	87, // 40: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	92, // 41: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
-	11, // 42: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	13, // 43: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	18, // 44: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	20, // 45: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	24, // 46: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	27, // 47: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	29, // 48: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	32, // 49: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	36, // 50: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	15, // 51: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
-	38, // 52: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	40, // 53: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
-	42, // 54: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
-	44, // 55: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	47, // 56: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	48, // 57: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	49, // 58: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	51, // 59: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	53, // 60: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	55, // 61: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
-	57, // 62: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	58, // 63: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	60, // 64: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	65, // 65: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	70, // 66: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	72, // 67: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	74, // 68: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	62, // 69: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	85, // 70: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	76, // 71: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
-	81, // 72: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
-	83, // 73: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
-	79, // 74: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
-	88, // 75: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
-	90, // 76: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
-	93, // 77: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
-	12, // 78: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	17, // 79: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	19, // 80: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	21, // 81: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	26, // 82: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	28, // 83: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	30, // 84: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	33, // 85: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	37, // 86: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	16, // 87: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
-	39, // 88: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	41, // 89: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
-	43, // 90: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
-	46, // 91: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	8,  // 92: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	8,  // 93: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	50, // 94: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	52, // 95: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	54, // 96: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	56, // 97: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
-	8,  // 98: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	59, // 99: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	61, // 100: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	67, // 101: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	71, // 102: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	73, // 103: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	75, // 104: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	63, // 105: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	86, // 106: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	77, // 107: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
-	82, // 108: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
-	84, // 109: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
-	80, // 110: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
-	89, // 111: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
-	91, // 112: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
-	94, // 113: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
-	78, // [78:114] is the sub-list for method output_type
-	42, // [42:78] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	93, // 41: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
+	92, // 42: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
+	11, // 43: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	13, // 44: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	18, // 45: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	20, // 46: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	24, // 47: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	27, // 48: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	29, // 49: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	32, // 50: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	36, // 51: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	15, // 52: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
+	38, // 53: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	40, // 54: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
+	42, // 55: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
+	44, // 56: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	47, // 57: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	48, // 58: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	49, // 59: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	51, // 60: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	53, // 61: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	55, // 62: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
+	57, // 63: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	58, // 64: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	60, // 65: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	65, // 66: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	70, // 67: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	72, // 68: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	74, // 69: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	62, // 70: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	85, // 71: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	76, // 72: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
+	81, // 73: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
+	83, // 74: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
+	79, // 75: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
+	88, // 76: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
+	90, // 77: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
+	96, // 78: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
+	94, // 79: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
+	12, // 80: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	17, // 81: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	19, // 82: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	21, // 83: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	26, // 84: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	28, // 85: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	30, // 86: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	33, // 87: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	37, // 88: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	16, // 89: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
+	39, // 90: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	41, // 91: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
+	43, // 92: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
+	46, // 93: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	8,  // 94: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	8,  // 95: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	50, // 96: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	52, // 97: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	54, // 98: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	56, // 99: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
+	8,  // 100: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	59, // 101: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	61, // 102: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	67, // 103: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	71, // 104: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	73, // 105: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	75, // 106: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	63, // 107: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	86, // 108: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	77, // 109: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
+	82, // 110: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
+	84, // 111: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
+	80, // 112: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
+	89, // 113: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
+	91, // 114: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
+	97, // 115: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
+	95, // 116: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
+	80, // [80:117] is the sub-list for method output_type
+	43, // [43:80] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -7522,7 +7761,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   89,
+			NumMessages:   92,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -693,6 +693,7 @@ const (
 	Admin_DiffConfig_FullMethodName      = "/penstock.v1.Admin/DiffConfig"
 	Admin_ReloadConfig_FullMethodName    = "/penstock.v1.Admin/ReloadConfig"
 	Admin_ListMembers_FullMethodName     = "/penstock.v1.Admin/ListMembers"
+	Admin_DrainMember_FullMethodName     = "/penstock.v1.Admin/DrainMember"
 )
 
 // AdminClient is the client API for Admin service.
@@ -745,6 +746,11 @@ type AdminClient interface {
 	// ListMembers returns the nodes of the cluster, as etcd has them. A node without etcd fails it with
 	// FAILED_PRECONDITION.
 	ListMembers(ctx context.Context, in *ListMembersRequest, opts ...grpc.CallOption) (*ListMembersResponse, error)
+	// DrainMember orders a node of the cluster to copy its blocks to the other nodes, and clients to
+	// place new sequences there. The order is in etcd: any node takes the call, and the order also holds
+	// after a restart of the drained node. ListMembers returns the progress. It fails with
+	// FAILED_PRECONDITION if no other node serves that is not draining.
+	DrainMember(ctx context.Context, in *DrainMemberRequest, opts ...grpc.CallOption) (*DrainMemberResponse, error)
 }
 
 type adminClient struct {
@@ -984,6 +990,16 @@ func (c *adminClient) ListMembers(ctx context.Context, in *ListMembersRequest, o
 	return out, nil
 }
 
+func (c *adminClient) DrainMember(ctx context.Context, in *DrainMemberRequest, opts ...grpc.CallOption) (*DrainMemberResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DrainMemberResponse)
+	err := c.cc.Invoke(ctx, Admin_DrainMember_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -1034,6 +1050,11 @@ type AdminServer interface {
 	// ListMembers returns the nodes of the cluster, as etcd has them. A node without etcd fails it with
 	// FAILED_PRECONDITION.
 	ListMembers(context.Context, *ListMembersRequest) (*ListMembersResponse, error)
+	// DrainMember orders a node of the cluster to copy its blocks to the other nodes, and clients to
+	// place new sequences there. The order is in etcd: any node takes the call, and the order also holds
+	// after a restart of the drained node. ListMembers returns the progress. It fails with
+	// FAILED_PRECONDITION if no other node serves that is not draining.
+	DrainMember(context.Context, *DrainMemberRequest) (*DrainMemberResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -1109,6 +1130,9 @@ func (UnimplementedAdminServer) ReloadConfig(context.Context, *ReloadConfigReque
 }
 func (UnimplementedAdminServer) ListMembers(context.Context, *ListMembersRequest) (*ListMembersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListMembers not implemented")
+}
+func (UnimplementedAdminServer) DrainMember(context.Context, *DrainMemberRequest) (*DrainMemberResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DrainMember not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -1520,6 +1544,24 @@ func _Admin_ListMembers_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_DrainMember_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DrainMemberRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).DrainMember(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_DrainMember_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).DrainMember(ctx, req.(*DrainMemberRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1610,6 +1652,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListMembers",
 			Handler:    _Admin_ListMembers_Handler,
+		},
+		{
+			MethodName: "DrainMember",
+			Handler:    _Admin_DrainMember_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

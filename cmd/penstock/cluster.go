@@ -41,15 +41,16 @@ func (n *node) join() (*membership.Cluster, error) {
 	if n.owner != nil {
 		held = n.owner.Held
 	}
+	mv := &moves{node: n, addr: net.JoinHostPort(host, port)}
 	m, err := membership.Join(membership.Options{
 		Held:      held,
 		Endpoints: c.Etcd, Prefix: c.Prefix, TLS: secure, Username: c.User, Password: password, TTL: c.LeaseTTL.Std(),
-		Member: membership.Member{Name: n.cfg.Node, Addr: net.JoinHostPort(host, port), Store: n.storeID, Zone: c.Zone, Version: readBuildInfo().String()},
+		Member: membership.Member{Name: n.cfg.Node, Addr: mv.addr, Store: n.storeID, Zone: c.Zone, Version: readBuildInfo().String()},
 		Usage: func() (capacityBytes, usedBytes int64) {
 			st := n.storage.Stats()
 			return n.share.capacityBytes, st.Store.Slots.UsedBytes() + st.Index.DiskBytes
 		},
-		Node: n.storage, Logger: n.log,
+		Move: mv.state, Node: n.storage, Logger: n.log,
 	})
 	if err != nil {
 		return nil, err
@@ -62,6 +63,12 @@ func (n *node) join() (*membership.Cluster, error) {
 		}
 		return nil
 	})
+	n.moves = mv
+	n.onClose(func(context.Context) error {
+		mv.close()
+		return nil
+	})
+	mv.start(m)
 	return m, nil
 }
 
@@ -108,12 +115,12 @@ func etcdTLS(c config.Cluster, log *slog.Logger) (*tls.Config, error) {
 func newClusterCommand(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cluster",
-		Short: "Show the nodes of a cluster",
-		Long: `Show the nodes of a cluster. Nodes with the same setting cluster.etcd and cluster.prefix
+		Short: "Show and drain the nodes of a cluster",
+		Long: `Show and drain the nodes of a cluster. Nodes with the same setting cluster.etcd and cluster.prefix
 are a cluster: a namespace that is created, bumped or deleted on one of them changes on all.`,
 	}
 	c := addConnectionFlags(cmd, w)
-	return noun(cmd, newClusterMembers(c))
+	return noun(cmd, newClusterMembers(c), newClusterDrain(w, c), newClusterUndrain(c))
 }
 
 func newClusterMembers(c *connection) *cobra.Command {
@@ -122,7 +129,8 @@ func newClusterMembers(c *connection) *cobra.Command {
 		Short: "List the nodes of the cluster, as etcd has them",
 		Long: `List the nodes of the cluster, as etcd has them. A node that is down is not in the list;
 it leaves the list cluster.lease_ttl after its end. APPLIED is the revision of etcd up to
-which a node has applied all changes of namespaces.`,
+which a node has applied all changes of namespaces. A line below the table has the progress of
+each node that is draining.`,
 		Args: args(cobra.NoArgs),
 	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -136,6 +144,11 @@ which a node has applied all changes of namespaces.`,
 				for _, m := range resp.GetMembers() {
 					t.row(m.GetName(), m.GetState(), m.GetZone(), size(m.GetCapacityBytes()), size(m.GetUsedBytes()), m.GetApplied(),
 						time.UnixMilli(m.GetSinceUnixMs()).UTC().Format(time.RFC3339), m.GetAddr(), m.GetVersion())
+				}
+				for _, m := range resp.GetMembers() {
+					if m.GetMove() != nil {
+						t.row("  " + m.GetName() + ": " + moveLine(m.GetMove()))
+					}
 				}
 			})
 		})

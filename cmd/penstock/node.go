@@ -68,8 +68,10 @@ type node struct {
 	boot       uint64
 	indexMoves atomic.Uint64
 	share      split
-	budget     *memoryBudget
-	closers    []func(context.Context) error
+	// moves copies blocks to other nodes of the cluster; nil: the node stands alone.
+	moves   *moves
+	budget  *memoryBudget
+	closers []func(context.Context) error
 	// stuck: opening the store or its index has not returned, or closing the store or the storage
 	// engine has failed. A device may then still access the arena.
 	stuck bool
@@ -180,6 +182,7 @@ func (n *node) closeParts(ctx context.Context) error {
 
 // close drains the node and closes all parts.
 func (n *node) close(ctx context.Context) error {
+	n.moves.close()
 	err := n.server.Shutdown(ctx)
 	// The store must be synced even if draining took its whole time limit.
 	rest, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Minute)

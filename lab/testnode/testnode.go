@@ -68,6 +68,8 @@ type Options struct {
 type Node struct {
 	// Addr is the node's gRPC address, and Web the URL of its HTTP listener, "" if it has none.
 	Addr, Web string
+	// Storage is the node's storage.
+	Storage *storage.Node
 
 	closers []func(context.Context) error
 }
@@ -95,6 +97,7 @@ func (n *Node) open(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
+	n.Storage = engine.Node
 	n.closers = append(n.closers, engine.Close)
 	token := rdma.Token("the data plane's token of a test")
 	sessions, err := server.NewSessions(token, o.Roles)

@@ -87,6 +87,10 @@ type Cluster struct {
 	Key          string   `yaml:"key" doc:"private key (PEM) of cluster.cert"`
 	User         string   `yaml:"user" doc:"user of etcd; empty: no authentication"`
 	PasswordFile string   `yaml:"password_file" doc:"file with the password of cluster.user"`
+
+	MoveRate      Size   `yaml:"move_rate" doc:"maximum rate, in bytes per second, at which a draining node copies its blocks to other nodes, unless the order to drain has one"`
+	PeerTokenFile string `yaml:"peer_token_file" doc:"file with the bearer token that a draining node sends to the other nodes; with auth.roles_file its principal needs read and write on \"*\"; empty: the first token of auth.token_file"`
+	PeerCA        string `yaml:"peer_ca" doc:"CA (PEM) that the certificates of the other nodes are signed by; empty: the CAs of the system. It has a meaning only with auth.tls_cert, which is also the client certificate of a draining node"`
 }
 
 // check reports invalid settings. addr is the address at which clients reach the control plane.
@@ -110,6 +114,9 @@ func (c Cluster) check(bad complaint, addr string) {
 	}
 	if (c.User == "") != (c.PasswordFile == "") {
 		bad("cluster.user, cluster.password_file", "need each other")
+	}
+	if c.MoveRate < 1 {
+		bad("cluster.move_rate", "%v must be positive", c.MoveRate)
 	}
 	host, _, err := net.SplitHostPort(addr)
 	if ip := net.ParseIP(host); err != nil || host == "" || ip != nil && ip.IsUnspecified() {
@@ -187,7 +194,7 @@ func Default() Config {
 			ReadWait:     Duration(5 * time.Second),
 			HungAfter:    Duration(10 * time.Second),
 		},
-		Cluster: Cluster{Prefix: "/penstock", LeaseTTL: Duration(10 * time.Second), AdoptArena: 128 << 20},
+		Cluster: Cluster{Prefix: "/penstock", LeaseTTL: Duration(10 * time.Second), AdoptArena: 128 << 20, MoveRate: 256 << 20},
 		Log:     Log{Level: "info", Format: "text"},
 	}
 }

@@ -41,6 +41,8 @@ type Options struct {
 	// Held, if not nil, returns an error while the process may not own the node's shared volumes
 	// (Owner.Held). Admit then refuses: another process may serve the volumes under the node's name.
 	Held func() error
+	// Move returns the state of the copies while the node drains. Nil: it is always zero.
+	Move func() Move
 	// Node is the node that follows the cluster's namespaces.
 	Node   *storage.Node
 	Logger *slog.Logger
@@ -52,6 +54,9 @@ func (o *Options) EnsureDefaults() {
 	options.SetDefault(&o.TTL, 10*time.Second)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Move == nil {
+		o.Move = func() Move { return Move{} }
 	}
 	if o.Usage == nil {
 		o.Usage = func() (int64, int64) { return 0, 0 }
@@ -113,7 +118,11 @@ type Cluster struct {
 
 	mu       sync.Mutex
 	session  *session // nil: the node is not a member
-	draining bool
+	stopping bool
+	// drain is the order to drain this node, nil if there is none. drainChanged is closed when it
+	// changes.
+	drain        *Drain
+	drainChanged chan struct{}
 	// joined is closed when the node serves for the first time.
 	joined chan struct{}
 	once   sync.Once
@@ -127,7 +136,7 @@ func Join(o Options) (*Cluster, error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	c := &Cluster{opts: o, node: o.Node, log: o.Logger, began: time.Now(), cancel: cancel, wake: make(chan struct{}, 1), joined: make(chan struct{})}
+	c := &Cluster{opts: o, node: o.Node, log: o.Logger, began: time.Now(), cancel: cancel, wake: make(chan struct{}, 1), joined: make(chan struct{}), drainChanged: make(chan struct{})}
 	c.until.Store(-1)
 	c.wg.Go(func() { c.run(ctx) })
 	return c, nil
@@ -245,11 +254,16 @@ func (c *Cluster) run(ctx context.Context) {
 	}
 }
 
-// Drain makes the node's state draining in the list of members. It does not wait for etcd.
-func (c *Cluster) Drain() {
+// Stop makes the node's state stopping in the list of members. It does not wait for etcd.
+func (c *Cluster) Stop() {
 	c.mu.Lock()
-	c.draining = true
+	c.stopping = true
 	c.mu.Unlock()
+	c.touch()
+}
+
+// touch makes the session write the member's record, if it has changed.
+func (c *Cluster) touch() {
 	select {
 	case c.wake <- struct{}{}:
 	default: // the record will be written anyway
@@ -278,9 +292,34 @@ func (c *Cluster) Close(ctx context.Context) error {
 	return errors.Join(err, etcd.Close())
 }
 
-// Members returns the records of all members, sorted by name.
+// Members returns the records of all members, sorted by name. A member with an order to drain is
+// Draining from the moment of the order, whether or not the member has seen the order.
 func (c *Cluster) Members(ctx context.Context) ([]Member, error) {
+	// The orders are read first, so a member that has lost its order meanwhile is draining too long by
+	// one call.
+	orders, err := c.get(ctx, c.drainsPrefix(), clientv3.WithPrefix())
+	if err != nil {
+		return nil, err
+	}
+	draining := make(map[string]*Drain, len(orders.Kvs))
+	for _, kv := range orders.Kvs {
+		d, err := decodeDrain(kv.Key, kv.Value)
+		if err != nil {
+			return nil, err
+		}
+		draining[string(kv.Key[len(c.drainsPrefix()):])] = d
+	}
 	all, _, err := c.members(ctx)
+	for i := range all {
+		m := &all[i]
+		d := draining[m.Name]
+		if d != nil && m.serves() {
+			m.State = Draining
+		}
+		if d == nil || m.Move.Order != d.ID() {
+			m.Move = Move{} // the copies of an earlier order
+		}
+	}
 	return all, err
 }
 

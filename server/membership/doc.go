@@ -10,6 +10,7 @@
 //	PREFIX/stores/ID/store   a StoreRecord: the newest fencing number of a store on shared volumes
 //	PREFIX/stores/ID/owner   an OwnerRecord, under the owner's lease
 //	PREFIX/stores/ID/claim   the store's own node waits for it; under a lease of that node
+//	PREFIX/drains/NAME       a Drain, while a member is to be drained; admin calls on any node write it
 //
 //	admin call ─► node A ── transaction ─► etcd ── watch ─► each node: storage.Node.Follow
 //	                                                           │

@@ -14,8 +14,11 @@ const (
 	Joining State = "joining"
 	// Serving: the node takes reads and writes.
 	Serving State = "serving"
-	// Draining: the node completes its calls before it ends.
+	// Draining: an operator has ordered that the node's blocks be copied to the other members
+	// (DrainMember). The node serves; clients put new sequences on other members.
 	Draining State = "draining"
+	// Stopping: the node completes its calls before it ends.
+	Stopping State = "stopping"
 )
 
 // Member is the record of one node in etcd. A node that is down has none.
@@ -38,6 +41,8 @@ type Member struct {
 	Since time.Time `json:"since"`
 	// Applied is the etcd revision up to which the node has applied all changes of namespaces.
 	Applied int64 `json:"applied"`
+	// Move is the state of the copies while the member drains.
+	Move Move `json:"move,omitzero"`
 }
 
 // serves reports whether the member may serve a namespace as of revision Applied.

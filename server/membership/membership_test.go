@@ -58,6 +58,7 @@ type node struct {
 	store *storage.Node
 	gates []*gate // one for each member of etcd
 	leave func()
+	move  atomic.Pointer[membership.Move]
 }
 
 // store opens a storage node, and closes it when the test ends.
@@ -105,8 +106,15 @@ func (r *rig) beginUsing(name, addr string, store *storage.Node, writing func())
 		g := newGate(r.T, to)
 		gates, endpoints = append(gates, g), append(endpoints, g.addr)
 	}
+	n := &node{store: store, gates: gates}
 	c, err := membership.Join(membership.Options{
 		Endpoints: endpoints, TTL: ttl, Node: store,
+		Move: func() membership.Move {
+			if m := n.move.Load(); m != nil {
+				return *m
+			}
+			return membership.Move{}
+		},
 		Member: membership.Member{Name: name, Addr: addr, Store: fmt.Sprintf("%p", store), Zone: "rack-" + name, Version: "v0"},
 		Usage: func() (int64, int64) {
 			writing()
@@ -114,7 +122,7 @@ func (r *rig) beginUsing(name, addr string, store *storage.Node, writing func())
 		},
 	})
 	r.must(err)
-	n := &node{Cluster: c, store: store, gates: gates}
+	n.Cluster = c
 	var once sync.Once
 	n.leave = func() {
 		once.Do(func() {
@@ -694,8 +702,8 @@ func TestLateEtcd(t *testing.T) {
 	}
 }
 
-// TestDrain: the list of members shows a node that drains, and not one that has left.
-func TestDrain(t *testing.T) {
+// TestStop: the list of members shows a node that stops, and not one that has left.
+func TestStop(t *testing.T) {
 	r := newRig(t, 1)
 	a, b := r.join("a"), r.join("b")
 	states := func() map[string]membership.State {
@@ -707,13 +715,88 @@ func TestDrain(t *testing.T) {
 		}
 		return m
 	}
-	b.Drain()
-	r.await("the node drains", func() bool {
+	b.Stop()
+	r.await("the node stops", func() bool {
 		s := states()
-		return s["a"] == membership.Serving && s["b"] == membership.Draining
+		return s["a"] == membership.Serving && s["b"] == membership.Stopping
 	})
 	b.leave()
 	if s := states(); len(s) != 1 {
 		t.Errorf("states %v after a node has left", s)
 	}
+}
+
+// TestDrainMember: an order to drain a member is in the list of members at once, reaches the member, and
+// holds for its next process, until it is taken back. The progress of an earlier order is not in the list.
+func TestDrainMember(t *testing.T) {
+	r := newRig(t, 1)
+	a, b := r.join("a"), r.join("b")
+	member := func(name string) membership.Member {
+		t.Helper()
+		all, err := a.Members(r.ctx)
+		r.must(err)
+		for _, m := range all {
+			if m.Name == name {
+				return m
+			}
+		}
+		return membership.Member{}
+	}
+	refused := func(err error, want codes.Code) {
+		t.Helper()
+		if status.Code(err) != want {
+			t.Errorf("%v; want %v", err, want)
+		}
+	}
+	refused(a.DrainMember(r.ctx, "x", membership.Drain{}), codes.NotFound)
+	refused(a.UndrainMember(r.ctx, "x"), codes.NotFound)
+	refused(a.DrainMember(r.ctx, "b", membership.Drain{BytesPerSecond: -1}), codes.InvalidArgument)
+	first := membership.Drain{BytesPerSecond: 7, Since: time.Unix(1, 1).UTC()}
+	r.must(a.DrainMember(r.ctx, "b", first))
+	if s := member("b").State; s != membership.Draining {
+		t.Errorf("after the order the state is %s", s)
+	}
+	refused(a.DrainMember(r.ctx, "a", membership.Drain{}), codes.FailedPrecondition) // no other member would be left
+	ordered := func(n *node, want *membership.Drain) func() bool {
+		return func() bool {
+			d, _ := n.Draining()
+			return d == want || d != nil && want != nil && *d == *want
+		}
+	}
+	r.await("the order reaches the node", ordered(b, &first))
+	_, changed := b.Draining()
+	second := membership.Drain{Since: time.Unix(2, 0).UTC()}
+	r.must(a.DrainMember(r.ctx, "b", second))
+	r.await("the next order reaches the node", ordered(b, &second))
+	select {
+	case <-changed:
+	default:
+		t.Error("the channel of the first order is open")
+	}
+	b.move.Store(&membership.Move{Order: first.ID(), Phase: membership.MoveDone})
+	b.Moved()
+	b.Stop()
+	state := func() membership.State { return member("b").State }
+	if s := state(); s != membership.Draining {
+		t.Errorf("a draining node that stops is %s", s)
+	}
+	if m := member("b").Move; m != (membership.Move{}) {
+		t.Errorf("the list has the progress of an earlier order: %+v", m)
+	}
+	want := membership.Move{Order: second.ID(), Phase: membership.MoveCopying, Blocks: 3}
+	b.move.Store(&want)
+	b.Moved()
+	r.await("the progress is in the list", func() bool { return member("b").Move == want })
+
+	b.leave()
+	again := r.join("b")
+	if s := state(); s != membership.Draining {
+		t.Errorf("after a restart the state is %s", s)
+	}
+	r.await("the order reaches the next process", ordered(again, &second))
+	r.must(again.UndrainMember(r.ctx, "b"))
+	if s := state(); s != membership.Serving {
+		t.Errorf("after the end of the order the state is %s", s)
+	}
+	r.await("the node has no order", ordered(again, nil))
 }

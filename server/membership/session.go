@@ -56,6 +56,7 @@ func (c *Cluster) runSession(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.renew(ctx) })
 	g.Go(func() error { return s.follow(ctx) })
+	g.Go(func() error { return s.followDrain(ctx) })
 	err = g.Wait()
 	c.until.Store(-1)
 	return err
@@ -164,15 +165,16 @@ func (s *session) claim(ctx context.Context) error {
 // record returns the member's record as it is now.
 func (s *session) record() Member {
 	capacity, used := s.opts.Usage()
+	move := s.opts.Move()
 	s.Cluster.mu.Lock()
-	draining := s.Cluster.draining
+	stopping := s.Cluster.stopping
 	s.Cluster.mu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	m := s.opts.Member
-	m.State, m.CapacityBytes, m.UsedBytes, m.Since, m.Applied = s.state, capacity, used, s.since, s.applied
-	if draining && m.State == Serving {
-		m.State = Draining
+	m.State, m.CapacityBytes, m.UsedBytes, m.Since, m.Applied, m.Move = s.state, capacity, used, s.since, s.applied, move
+	if stopping && m.State == Serving {
+		m.State = Stopping
 	}
 	return m
 }

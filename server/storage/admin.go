@@ -143,6 +143,28 @@ func (n *Node) ListBlocks(namespace string, cursor uint32, limit int) (kv.Namesp
 	return ns, infos, next, err
 }
 
+// Tips returns the last blocks of the stored sequences of one live epoch, the hottest first, and the
+// number and the payload of the epoch's pieces. Errors: those of trie.Trie.Tips.
+func (n *Node) Tips(namespace string, epoch kv.Epoch) ([]trie.Tip, Removed, error) {
+	ns, err := n.Namespace(namespace)
+	if err != nil {
+		return nil, Removed{}, err
+	}
+	tips, err := n.index.Tips(ns.ID, epoch)
+	held := Removed{Blocks: n.heldBy(ns.ID, epoch).Blocks}
+	held.Bytes = held.Blocks * ns.Geometry.PieceBytes(0)
+	return tips, held, err
+}
+
+// Chain returns the chain of a stored block in one live epoch, as trie.Trie.Chain does.
+func (n *Node) Chain(namespace string, epoch kv.Epoch, id kv.BlockID) ([]kv.BlockID, []uint32, error) {
+	ns, err := n.Namespace(namespace)
+	if err != nil {
+		return nil, nil, err
+	}
+	return n.index.Chain(ns.ID, epoch, id)
+}
+
 // VerifiedPiece is the outcome of Verify for one piece.
 type VerifiedPiece struct {
 	ID    kv.BlockID

@@ -1,0 +1,196 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/internal/certs"
+	"github.com/penstock-kv/penstock/server/membership"
+	"github.com/penstock-kv/penstock/server/move"
+)
+
+// moves copies the blocks of this node to the other nodes of its cluster while there is an order to
+// drain it.
+type moves struct {
+	node *node
+	// addr is the address of this node's control plane.
+	addr    string
+	cluster *membership.Cluster
+	// running is the Mover; nil: there is none. failed is why no Mover could be started; nil: it could.
+	running atomic.Pointer[move.Mover]
+	failed  atomic.Pointer[error]
+	// order identifies the order that is performed.
+	order atomic.Int64
+
+	stop  context.CancelFunc
+	ended sync.WaitGroup
+}
+
+// moveRetry is the time after which moves tries again to connect to the cluster.
+const moveRetry = time.Second
+
+// start begins to follow the order to drain.
+func (m *moves) start(cluster *membership.Cluster) {
+	m.cluster = cluster
+	ctx, cancel := context.WithCancel(context.Background())
+	m.stop = cancel
+	m.ended.Go(func() { m.run(ctx) })
+}
+
+// close stops the copies. It may be called twice, and on a nil *moves.
+func (m *moves) close() {
+	if m == nil {
+		return
+	}
+	m.stop()
+	m.ended.Wait()
+}
+
+// run performs one order after the other until ctx ends.
+func (m *moves) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		order, changed := m.cluster.Draining()
+		if order == nil {
+			select {
+			case <-changed:
+			case <-ctx.Done():
+			}
+			continue
+		}
+		m.order.Store(order.ID())
+		during, cancel := context.WithCancel(ctx)
+		m.ended.Go(func() {
+			select {
+			case <-changed:
+			case <-during.Done():
+			}
+			cancel()
+		})
+		m.node.log.Info("draining: the blocks of this node are copied to the other nodes of the cluster", "since", order.Since)
+		for during.Err() == nil {
+			err := m.copies(during, *order)
+			if during.Err() != nil {
+				break
+			}
+			m.node.log.Warn("draining: blocks cannot be copied; it is tried again", "err", err)
+			m.failed.Store(&err)
+			m.cluster.Moved()
+			pause(during, moveRetry)
+		}
+		m.failed.Store(nil)
+		cancel()
+		m.cluster.Moved()
+	}
+}
+
+// copies copies blocks until ctx ends or it fails.
+func (m *moves) copies(ctx context.Context, order membership.Drain) (err error) {
+	n := m.node
+	token, err := m.token()
+	if err != nil {
+		return err
+	}
+	secure, err := m.clientTLS()
+	if err != nil {
+		return err
+	}
+	p := n.plane
+	p.tcpNICs = nil // they have the addresses on which the node listens
+	dataTLS := secure
+	if !n.cfg.Encrypted() {
+		dataTLS = nil
+	}
+	engine, err := p.open(ctx, planeOptions{tls: dataTLS, log: n.log})
+	if err != nil {
+		return fmt.Errorf("data plane to the other nodes: %w", err)
+	}
+	defer func() { err = errors.Join(err, engine.Close()) }()
+	store, err := client.Open(ctx, client.Options{
+		Servers: []string{m.addr}, Discover: true, SkipDraining: true, MembersEvery: moveRetry, Engine: engine,
+		BearerToken: token, TLS: secure, Insecure: secure == nil, Logger: n.log,
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, store.Close()) }()
+	rate := order.BytesPerSecond
+	if rate == 0 {
+		rate = int64(n.cfg.Cluster.MoveRate)
+	}
+	mover, err := move.New(move.Options{
+		Node: n.storage, To: store, BytesPerSecond: rate, ChunkBytes: m.chunkBytes(), Changed: m.cluster.Moved, Logger: n.log,
+	})
+	if err != nil {
+		return err
+	}
+	m.failed.Store(nil)
+	m.running.Store(mover)
+	defer m.running.Store(nil)
+	return mover.Run(ctx)
+}
+
+// chunkBytes is the size of one copy: at most 4 MiB, and within the node's limit of a read.
+func (m *moves) chunkBytes() int64 {
+	limit := int64(m.node.cfg.Limits.ReadBytes)
+	if limit == 0 {
+		limit = int64(m.node.cfg.Arena) / 4
+	}
+	return min(4<<20, limit)
+}
+
+// token returns the bearer token for the other nodes.
+func (m *moves) token() (string, error) {
+	if file := m.node.cfg.Cluster.PeerTokenFile; file != "" {
+		token, err := readToken(file)
+		if err != nil {
+			return "", fmt.Errorf("cluster.peer_token_file: %w", err)
+		}
+		return token, nil
+	}
+	if tokens := m.node.live.credentials.Tokens(); len(tokens) > 0 {
+		return tokens[0], nil
+	}
+	return "", nil
+}
+
+// clientTLS returns the configuration of the connections to the other nodes, nil for plain text.
+func (m *moves) clientTLS() (*tls.Config, error) {
+	auth := m.node.cfg.Auth
+	if auth.TLSCert == "" {
+		return nil, nil
+	}
+	pair, err := certs.OpenPair(auth.TLSCert, auth.TLSKey, m.node.log)
+	if err != nil {
+		return nil, fmt.Errorf("auth.tls_cert: %w", err)
+	}
+	t := &tls.Config{MinVersion: tls.VersionTLS12}
+	pair.SetOn(t)
+	if ca := m.node.cfg.Cluster.PeerCA; ca != "" {
+		if t.RootCAs, err = certs.Pool(ca); err != nil {
+			return nil, fmt.Errorf("cluster.peer_ca: %w", err)
+		}
+	}
+	return t, nil
+}
+
+// state returns the progress for the list of members.
+func (m *moves) state() membership.Move {
+	mover := m.running.Load()
+	if mover == nil {
+		if failed := m.failed.Load(); failed != nil {
+			return membership.Move{Order: m.order.Load(), Phase: membership.MoveWaiting, Reason: (*failed).Error()}
+		}
+		return membership.Move{}
+	}
+	p := mover.Progress()
+	return membership.Move{
+		Order: m.order.Load(), Phase: membership.MovePhase(p.Phase), Blocks: p.Blocks, Bytes: p.Bytes, CopiedBlocks: p.CopiedBlocks, CopiedBytes: p.CopiedBytes,
+		BytesPerSecond: p.BytesPerSecond, Seconds: int64(p.Rest / time.Second), Left: p.Left, Reason: p.Reason,
+	}
+}

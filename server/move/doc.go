@@ -1,0 +1,30 @@
+// Package move copies the blocks of a storage node to the other members of its cluster, so that the
+// node can leave it. The node is then a client of the other nodes.
+//
+//	storage.Node ── Tips, hottest first ─► one sequence ── which blocks has its new node? ─► Exists
+//	                                            │ the rest, first block first
+//	                                            ▼
+//	             storage.Node ── Load ─► relay ── Write ─► client.Store of the cluster, without its
+//	                           verified   (rate)  verified  draining members
+//
+// The package does not choose the node of a sequence: the client does (kv.Home), by the function by
+// which all clients place new sequences. It deletes nothing: the node serves all of its blocks until
+// it is removed.
+//
+// # What a caller may rely on
+//
+//   - A block is copied under the epoch under which this node has it. If the epoch ends meanwhile, the
+//     other node refuses the block.
+//   - A sequence is copied from its first block on, so what is copied can be read at once.
+//   - A block that the other node has already is not sent. So a Run continues where an earlier Run, or
+//     an earlier process, has ended.
+//   - A sequence whose node refuses it, is down or is full does not stop the others. It is tried
+//     again, and Progress has the reason.
+//   - Blocks that are stored on this node meanwhile are copied too. When nodes join or leave the cluster, all
+//     blocks are compared again, because sequences may have other nodes then.
+//
+// Blocks of class Transfer are copied with class Prefix. Namespaces with several layer groups are not
+// copied; Progress counts their blocks as left.
+//
+// Mover.mu is a leaf.
+package move

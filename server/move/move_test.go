@@ -1,0 +1,312 @@
+package move
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/lab/testnode"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// geo has blocks of 16 tokens and 4 KiB in two layers.
+var geo = kv.SingleGroup(2, 16, 128)
+
+// site is a node with a client of it.
+type site struct {
+	*client.Store
+	t      *testing.T
+	node   *testnode.Node
+	ns     kv.Namespace
+	memory *client.Memory
+}
+
+func newSite(t *testing.T, index kv.IndexKind) *site {
+	t.Helper()
+	s := &site{t: t, node: testnode.Start(t, testnode.Options{})}
+	_, err := s.node.Storage.CreateNamespace(t.Context(), kv.Namespace{Name: "m", Index: index, Geometry: geo})
+	s.must(err)
+	s.Store, s.ns = s.node.Open(t, "m")
+	s.memory, err = s.Register(make([]byte, 1<<20))
+	s.must(err)
+	t.Cleanup(func() { s.must(s.memory.Close(context.Background())) })
+	return s
+}
+
+func (s *site) must(err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// bytesOf returns the bytes of a block.
+func bytesOf(id kv.BlockID, epoch kv.Epoch) []byte {
+	b := make([]byte, 4096)
+	for i := range b {
+		b[i] = id[i%16] + byte(i/16) + byte(epoch)*7
+	}
+	return b
+}
+
+// ids returns the chain of a sequence of n blocks.
+func (s *site) ids(sequence, n int) []kv.BlockID {
+	s.t.Helper()
+	if s.ns.Index == kv.IndexFlat {
+		ids := make([]kv.BlockID, n)
+		for i := range ids {
+			binary.BigEndian.PutUint32(ids[i][:], uint32(sequence))
+			binary.BigEndian.PutUint32(ids[i][4:], uint32(i+1))
+		}
+		return ids
+	}
+	chain, err := s.ns.Chain()
+	s.must(err)
+	tokens := make([]kv.Token, 16*n)
+	for i := range tokens {
+		tokens[i] = kv.Token(sequence<<16 + i)
+	}
+	ids, _ := chain.Append(nil, tokens)
+	return ids
+}
+
+func (s *site) put(ids []kv.BlockID, epoch kv.Epoch) {
+	s.t.Helper()
+	for i, id := range ids {
+		copy(s.memory.Bytes()[i*4096:], bytesOf(id, epoch))
+	}
+	w, err := s.Write(s.t.Context(), client.WriteRequest{Namespace: s.ns, Epoch: epoch, IDs: ids, From: s.memory})
+	s.must(err)
+	if w.Blocks != len(ids) {
+		s.t.Fatalf("stored %+v", w)
+	}
+}
+
+// has returns the number of leading blocks that the node has. Their bytes must be right.
+func (s *site) has(ids []kv.BlockID, epoch kv.Epoch) int {
+	s.t.Helper()
+	clear(s.memory.Bytes())
+	r, err := s.Read(s.t.Context(), client.ReadRequest{Namespace: s.ns, Epoch: epoch, IDs: ids, Into: s.memory})
+	s.must(err)
+	for i, id := range ids[:r.Blocks] {
+		if !bytes.Equal(s.memory.Bytes()[i*4096:][:4096], bytesOf(id, epoch)) {
+			s.t.Errorf("block %d has other bytes", i)
+		}
+	}
+	return r.Blocks
+}
+
+// target records the writes.
+type target struct {
+	*client.Store
+	mu     sync.Mutex
+	roots  []kv.BlockID // of the writes, in order
+	bytes  int64
+	before func(client.WriteRequest)
+}
+
+func (w *target) Write(ctx context.Context, r client.WriteRequest) (client.WriteResult, error) {
+	if w.before != nil {
+		w.before(r)
+	}
+	result, err := w.Store.Write(ctx, r)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.roots = append(w.roots, r.IDs[0])
+	w.bytes += result.Bytes
+	return result, err
+}
+
+// run runs a Mover until the condition holds, and returns its last progress.
+func run(t *testing.T, o Options, until func(Progress) bool) Progress {
+	t.Helper()
+	o.RetryMin, o.RetryMax = 10*time.Millisecond, 20*time.Millisecond
+	m, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- m.Run(ctx) }()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	limit := time.After(time.Minute)
+	for !until(m.Progress()) {
+		select {
+		case <-tick.C:
+		case <-limit:
+			t.Fatalf("not reached: %+v", m.Progress())
+		}
+	}
+	p := m.Progress()
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	return p
+}
+
+func done(p Progress) bool { return p.Phase == Done }
+
+// TestHottestFirst: sequences are copied in the order of their use, whole and with their bytes. A second
+// Run sends nothing. Blocks that are stored later are copied too.
+func TestHottestFirst(t *testing.T) {
+	testkit.VerifyNone(t)
+	from, to := newSite(t, kv.IndexTrie), newSite(t, kv.IndexTrie)
+	const sequences = 8
+	for i := range sequences {
+		from.put(from.ids(i, 10), 1)
+	}
+	for _, i := range []int{3, 5} {
+		for range i {
+			if _, err := from.Match(t.Context(), client.MatchRequest{Namespace: from.ns, IDs: from.ids(i, 10)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	w := &target{Store: to.Store}
+	o := Options{Node: from.node.Storage, To: w, Parallel: 1}
+	p := run(t, o, done)
+	if p.Blocks != 10*sequences || p.CopiedBlocks != p.Blocks || p.CopiedBytes != p.Bytes || p.Bytes != 10*sequences*4096 || p.Left != 0 {
+		t.Errorf("%+v", p)
+	}
+	hot := map[kv.BlockID]bool{from.ids(3, 1)[0]: true, from.ids(5, 1)[0]: true}
+	if !hot[w.roots[0]] || !hot[w.roots[1]] || w.roots[2] != from.ids(7, 1)[0] {
+		t.Errorf("the first copies are of %v; want those of sequences 3 and 5, and then the last stored one, of\n%v", w.roots[:3], []kv.BlockID{from.ids(3, 1)[0], from.ids(5, 1)[0], from.ids(7, 1)[0]})
+	}
+	for i := range sequences {
+		if n := to.has(to.ids(i, 10), 1); n != 10 {
+			t.Errorf("sequence %d has %d blocks", i, n)
+		}
+	}
+	again := &target{Store: to.Store}
+	o.To = again
+	stored := false
+	p = run(t, o, func(p Progress) bool {
+		if p.Phase == Done && !stored {
+			if len(again.roots) > 0 {
+				t.Errorf("a second Run wrote %d times", len(again.roots))
+			}
+			from.put(from.ids(2, 12), 1)
+			stored = true
+		}
+		return stored && p.Phase == Done && p.Blocks == 10*sequences+2
+	})
+	if n := to.has(to.ids(2, 12), 1); n != 12 || again.bytes != 2*4096 {
+		t.Errorf("%d blocks of a sequence that became longer, %d bytes; %+v", n, again.bytes, p)
+	}
+}
+
+// TestFlat: all keys of a flat namespace are copied, those that the other node has are not sent.
+func TestFlat(t *testing.T) {
+	testkit.VerifyNone(t)
+	from, to := newSite(t, kv.IndexFlat), newSite(t, kv.IndexFlat)
+	for i := range 5 {
+		from.put(from.ids(i, 100), 1)
+	}
+	to.put(to.ids(1, 100), 1)
+	w := &target{Store: to.Store}
+	p := run(t, Options{Node: from.node.Storage, To: w}, done)
+	if p.CopiedBlocks != 500 || w.bytes != 400*4096 {
+		t.Errorf("%d bytes were sent; %+v", w.bytes, p)
+	}
+	for i := range 5 {
+		if n := to.has(to.ids(i, 100), 1); n != 100 {
+			t.Errorf("%d of 100 keys", n)
+		}
+	}
+}
+
+// TestEpochEnds: blocks of an epoch that ends on both nodes between the read and the write of a copy are
+// not stored under another epoch, and the copies end.
+func TestEpochEnds(t *testing.T) {
+	testkit.VerifyNone(t)
+	from, to := newSite(t, kv.IndexTrie), newSite(t, kv.IndexTrie)
+	ids := from.ids(0, 20)
+	from.put(ids, 1)
+	var once sync.Once
+	w := &target{Store: to.Store, before: func(client.WriteRequest) {
+		once.Do(func() {
+			for _, s := range []*site{to, from} {
+				if _, err := s.node.Storage.BumpEpoch(t.Context(), "m", 0, 1); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}}
+	p := run(t, Options{Node: from.node.Storage, To: w}, func(p Progress) bool { return p.Phase == Done && p.Blocks == 0 })
+	if p.Left != 0 {
+		t.Errorf("%+v", p)
+	}
+	for _, epoch := range []kv.Epoch{1, 2} {
+		if n := to.has(ids, epoch); n != 0 {
+			t.Errorf("%d blocks under epoch %d", n, epoch)
+		}
+	}
+}
+
+// TestLeft: blocks that the other node refuses, and those of a namespace with several layer groups, are
+// counted with a reason, and the others are copied.
+func TestLeft(t *testing.T) {
+	testkit.VerifyNone(t)
+	from, to := newSite(t, kv.IndexTrie), newSite(t, kv.IndexTrie)
+	for i := range 3 {
+		from.put(from.ids(i, 5), 1)
+	}
+	// The other node has a later epoch, so it refuses the blocks.
+	if _, err := from.node.Storage.BumpEpoch(t.Context(), "m", 0, 2); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := to.node.Storage.BumpEpoch(t.Context(), "m", 0, 1); err != nil {
+		t.Fatal(err)
+	}
+	from.put(from.ids(7, 5), 2)
+	p := run(t, Options{Node: from.node.Storage, To: &target{Store: to.Store}}, func(p Progress) bool { return p.Phase == Waiting })
+	if p.Left != 15 || p.CopiedBlocks != 5 || p.Reason == "" {
+		t.Errorf("%+v", p)
+	}
+	if n := to.has(to.ids(7, 5), 2); n != 5 {
+		t.Errorf("%d blocks of the common epoch", n)
+	}
+}
+
+// TestGroups: blocks of a namespace with several layer groups stay, with a reason.
+func TestGroups(t *testing.T) {
+	testkit.VerifyNone(t)
+	from, to := newSite(t, kv.IndexTrie), newSite(t, kv.IndexTrie)
+	g := geo
+	g.Groups = append(g.Groups[:1:1], kv.Group{Kind: kv.State, Layers: 1, TokenBytes: 512})
+	from.node.Namespace(t, "h", g)
+	ns, err := from.Namespace(t.Context(), "h")
+	from.must(err)
+	from.put(from.ids(0, 3), 1)
+	w, err := from.Write(t.Context(), client.WriteRequest{
+		Namespace: ns, IDs: from.ids(1, 1), From: from.memory, Pieces: []client.Piece{{Group: 0}, {Group: 1, Offset: 4096}},
+	})
+	from.must(err)
+	if w.Stored != 2 {
+		t.Fatalf("%+v", w)
+	}
+	p := run(t, Options{Node: from.node.Storage, To: &target{Store: to.Store}}, func(p Progress) bool { return p.Phase == Waiting })
+	if p.Left != 2 || p.CopiedBlocks != 3 || !strings.Contains(p.Reason, "layer groups") {
+		t.Errorf("%+v", p)
+	}
+}
+
+// TestRefused: invalid options.
+func TestRefused(t *testing.T) {
+	for _, o := range []Options{{}, {To: &target{}}, {BytesPerSecond: -1}} {
+		if _, err := New(o); err == nil {
+			t.Errorf("%+v is accepted", o)
+		}
+	}
+}

@@ -1,0 +1,139 @@
+package move
+
+import "time"
+
+// Phase is the phase of a Mover.
+type Phase string
+
+const (
+	// Copying: blocks are compared and copied.
+	Copying Phase = "copying"
+	// Waiting: blocks are left that could not be copied. They are tried again.
+	Waiting Phase = "waiting"
+	// Done: the other members have all blocks.
+	Done Phase = "done"
+)
+
+// Progress is the state of a Mover.
+type Progress struct {
+	// Phase is empty if Run does not run.
+	Phase Phase
+	// Blocks and Bytes are the blocks that the node has, and Copied those of them that other members
+	// have, as far as they were compared since Run began.
+	Blocks, Bytes, CopiedBlocks, CopiedBytes int64
+	// BytesPerSecond is the rate of the last seconds, and Left the time that the rest takes at this
+	// rate; 0: unknown.
+	BytesPerSecond int64
+	Rest           time.Duration
+	// Left is the number of blocks that could not be copied in the last complete pass, and Reason why
+	// the first of them was not. A block that several sequences have may count several times.
+	Left   int64
+	Reason string
+}
+
+// Progress returns the present state.
+func (m *Mover) Progress() Progress {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := m.progress
+	p.CopiedBlocks, p.CopiedBytes = min(p.CopiedBlocks, p.Blocks), min(p.CopiedBytes, p.Bytes)
+	if p.Phase != Copying {
+		return p
+	}
+	p.BytesPerSecond = m.rate.perSecond(time.Now())
+	if p.BytesPerSecond > 0 {
+		p.Rest = time.Duration(float64(p.Bytes-p.CopiedBytes) / float64(p.BytesPerSecond) * float64(time.Second)).Round(time.Second)
+	}
+	return p
+}
+
+// setPhase records the phase.
+func (m *Mover) setPhase(phase Phase) {
+	m.mu.Lock()
+	changed := m.progress.Phase != phase
+	m.progress.Phase = phase
+	m.mu.Unlock()
+	if changed {
+		m.opts.Changed()
+	}
+}
+
+// begin begins a pass. A pass with nothing to copy does not change the phase.
+func (p *pass) begin(any bool) {
+	if any {
+		p.setPhase(Copying)
+	}
+}
+
+// endPass records the result of a pass.
+func (m *Mover) endPass(p *pass) {
+	m.mu.Lock()
+	m.progress.Left, m.progress.Reason = p.left, p.reason
+	blocks := m.progress.Blocks
+	m.mu.Unlock()
+	if p.left > 0 {
+		m.log.Warn("blocks could not be copied to other nodes; they are tried again", "blocks", p.left, "of", blocks, "reason", p.reason)
+		m.setPhase(Waiting)
+		return
+	}
+	if m.Progress().Phase != Done {
+		m.log.Info("other nodes have all blocks of this node", "blocks", blocks)
+	}
+	m.setPhase(Done)
+}
+
+// bits is a set of small numbers.
+type bits []uint64
+
+// add adds n, and reports whether it was absent.
+func (b *bits) add(n uint32) bool {
+	for int(n/64) >= len(*b) {
+		*b = append(*b, make([]uint64, max(1024, len(*b)))...)
+	}
+	w := &(*b)[n/64]
+	was := *w
+	*w |= 1 << (n % 64)
+	return was != *w
+}
+
+// window is the time over which a rate is computed.
+const window = 10 * time.Second
+
+// meter computes the rate of the bytes of the last window.
+type meter struct {
+	began  time.Time
+	recent []sample
+	bytes  int64
+}
+
+type sample struct {
+	at    time.Time
+	bytes int64
+}
+
+func (m *meter) add(now time.Time, bytes int64) {
+	if m.began.IsZero() {
+		m.began = now
+	}
+	m.recent = append(m.recent, sample{now, bytes})
+	m.bytes += bytes
+	m.expire(now)
+}
+
+func (m *meter) expire(now time.Time) {
+	n := 0
+	for n < len(m.recent) && now.Sub(m.recent[n].at) > window {
+		m.bytes -= m.recent[n].bytes
+		n++
+	}
+	m.recent = m.recent[n:]
+}
+
+func (m *meter) perSecond(now time.Time) int64 {
+	m.expire(now)
+	over := min(window, now.Sub(m.began))
+	if m.began.IsZero() || over <= 0 {
+		return 0
+	}
+	return int64(float64(m.bytes) / max(over.Seconds(), 1))
+}
