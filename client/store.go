@@ -24,6 +24,8 @@ type Store struct {
 	stats counters
 	local localSocket
 	calls calls
+	// apart makes the Store log apartText once.
+	apart sync.Once
 	// hashers limits the number of goroutines that help to verify large pieces.
 	hashers hashers
 

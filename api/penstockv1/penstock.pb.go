@@ -931,7 +931,10 @@ type DescribeResponse struct {
 	// the socket accepts no Write.
 	StagingBytes int64 `protobuf:"varint,19,opt,name=staging_bytes,json=stagingBytes,proto3" json:"staging_bytes,omitempty"`
 	// exists_calls is set if the unix socket and the data plane accept Exists.
-	ExistsCalls   bool `protobuf:"varint,20,opt,name=exists_calls,json=existsCalls,proto3" json:"exists_calls,omitempty"`
+	ExistsCalls bool `protobuf:"varint,20,opt,name=exists_calls,json=existsCalls,proto3" json:"exists_calls,omitempty"`
+	// cluster is set if the node has a cluster. Clients of a cluster choose the node of a sequence among
+	// the members (ListMembers).
+	Cluster       bool `protobuf:"varint,21,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1088,6 +1091,13 @@ func (x *DescribeResponse) GetStagingBytes() int64 {
 func (x *DescribeResponse) GetExistsCalls() bool {
 	if x != nil {
 		return x.ExistsCalls
+	}
+	return false
+}
+
+func (x *DescribeResponse) GetCluster() bool {
+	if x != nil {
+		return x.Cluster
 	}
 	return false
 }
@@ -6435,7 +6445,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x04hits\x18\x06 \x01(\x03R\x04hits\x12\x16\n" +
 	"\x06leases\x18\a \x01(\x03R\x06leases\x12\x12\n" +
 	"\x04pins\x18\b \x01(\x03R\x04pins\"\x11\n" +
-	"\x0fDescribeRequest\"\xdf\x04\n" +
+	"\x0fDescribeRequest\"\xf9\x04\n" +
 	"\x10DescribeResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12!\n" +
@@ -6457,7 +6467,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\vlocal_match\x18\x12 \x01(\bR\n" +
 	"localMatch\x12#\n" +
 	"\rstaging_bytes\x18\x13 \x01(\x03R\fstagingBytes\x12!\n" +
-	"\fexists_calls\x18\x14 \x01(\bR\vexistsCalls\"\xc8\x01\n" +
+	"\fexists_calls\x18\x14 \x01(\bR\vexistsCalls\x12\x18\n" +
+	"\acluster\x18\x15 \x01(\bR\acluster\"\xc8\x01\n" +
 	"\fMatchRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
