@@ -1,7 +1,6 @@
 package client
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,34 +9,36 @@ import (
 	"strings"
 	"time"
 
-	"github.com/zeebo/xxh3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/kv"
 )
 
 // directory is the list of members, and when each was last in it. Only one goroutine uses it.
 type directory struct {
 	store *Store
-	// members are the nodes of the table by their names.
+	// members are the nodes of the list by their names.
 	members map[string]*member
+	// nobody is a node that is down, for a table without members.
+	nobody *node
 }
 
 // member is a node that is in the list of members, or was.
 type member struct {
 	*node
-	seen time.Time
+	place kv.Place
+	seen  time.Time
 }
 
 // discover reads the list of members, and follows it until the Store is closed. If no seed returns
 // the list, all blocks are misses until one does. It fails if the seeds that answer are not in a
 // cluster, or refuse the client.
 func (s *Store) discover(ctx context.Context, warn *slog.Logger) error {
-	nobody := newNode(s, "the cluster of "+strings.Join(s.opts.Servers, ","))
-	nobody.leave()
-	s.table.Store(&[]*node{nobody})
-	d := &directory{store: s, members: make(map[string]*member)}
+	d := &directory{store: s, members: make(map[string]*member), nobody: newNode(s, "the cluster of "+strings.Join(s.opts.Servers, ","))}
+	d.nobody.leave()
+	d.publish(nil)
 	switch err := d.refresh(ctx); {
 	case errors.Is(err, errDown):
 		warn.Warn("no storage node returns the list of members; it is tried again", "servers", s.opts.Servers, "err", hideInternal(err))
@@ -124,8 +125,12 @@ func (s *Store) listMembers(ctx context.Context, target string, admin pb.AdminCl
 	return nil, callError(context.WithoutCancel(ctx), "list the members", target, err)
 }
 
+// stateDraining is the state of a member whose sequences move to other members.
+const stateDraining = "draining"
+
 // replace makes the table that of the listed members and of the members that were listed within
-// GoneFor. A member that does not serve yet has no sequences.
+// GoneFor. A member that does not serve yet has no sequences. With Options.SkipDraining the table has
+// no member that drains.
 func (d *directory) replace(list []*pb.Member) {
 	now := time.Now()
 	var left []*node
@@ -139,34 +144,37 @@ func (d *directory) replace(list []*pb.Member) {
 				left = append(left, old.node)
 			}
 			old = &member{node: newNode(d.store, m.GetAddr())}
-			old.node.seed = xxh3.HashString(m.GetName())
 			d.members[m.GetName()] = old
 		}
-		old.weight.Store(max(1, m.GetCapacityBytes()))
+		old.place = kv.Place{Seed: kv.PlaceSeed(m.GetName()), Capacity: max(1, m.GetCapacityBytes()), Draining: m.GetState() == stateDraining}
 		old.seen = now
 	}
-	type named struct {
-		name string
-		*node
-	}
-	var table []named
+	var names []string
 	for name, m := range d.members {
 		if now.Sub(m.seen) > d.store.opts.GoneFor {
 			delete(d.members, name)
 			left = append(left, m.node)
 			continue
 		}
-		table = append(table, named{name, m.node})
+		if !m.place.Draining || !d.store.opts.SkipDraining {
+			names = append(names, name)
+		}
 	}
-	slices.SortFunc(table, func(a, b named) int { return cmp.Compare(a.name, b.name) })
-	nodes := make([]*node, len(table))
-	for i, n := range table {
-		nodes[i] = n.node
-	}
-	if len(nodes) > 0 {
-		d.store.table.Store(&nodes)
-	}
+	slices.Sort(names)
+	d.publish(names)
 	for _, n := range left {
 		n.leave()
 	}
+}
+
+// publish makes the table that of the named members.
+func (d *directory) publish(names []string) {
+	t := &table{nodes: make([]*node, len(names)), places: make([]kv.Place, len(names))}
+	for i, name := range names {
+		t.nodes[i], t.places[i] = d.members[name].node, d.members[name].place
+	}
+	if len(names) == 0 {
+		t.nodes, t.places = []*node{d.nobody}, []kv.Place{{Capacity: 1}}
+	}
+	d.store.table.Store(t)
 }

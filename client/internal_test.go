@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -25,57 +24,8 @@ func bareStore(targets ...string) *Store {
 	for _, target := range targets {
 		nodes = append(nodes, newNode(s, target))
 	}
-	s.table.Store(&nodes)
+	s.table.Store(&table{nodes: nodes})
 	return s
-}
-
-// TestOwnerByCapacity: with Discover, members get sequences in proportion to their capacities. The
-// end of a member, or a change of its capacity, moves no sequence between two other members.
-func TestOwnerByCapacity(t *testing.T) {
-	s := bareStore("a", "b", "c", "d")
-	s.opts.Discover = true
-	capacities := []int64{1 << 40, 2 << 40, 3 << 40, 2 << 40}
-	for i, n := range s.all() {
-		n.weight.Store(capacities[i])
-	}
-	const sequences = 80_000
-	ids := make([]kv.BlockID, sequences)
-	rng := rand.New(rand.NewPCG(1, 2))
-	for i := range ids {
-		for k := range ids[i] {
-			ids[i][k] = byte(rng.Uint32())
-		}
-	}
-	owners := func() map[kv.BlockID]string {
-		m := make(map[kv.BlockID]string, sequences)
-		for _, id := range ids {
-			m[id] = s.owner(id).target
-		}
-		return m
-	}
-	before, count := owners(), make(map[string]int)
-	for _, owner := range before {
-		count[owner]++
-	}
-	for i, n := range s.all() {
-		want := float64(capacities[i]) / float64(8<<40)
-		if got := float64(count[n.target]) / sequences; math.Abs(got-want) > 5*math.Sqrt(want*(1-want)/sequences) {
-			t.Errorf("member %s has %.4f of the sequences; want %.4f", n.target, got, want)
-		}
-	}
-	s.all()[1].weight.Store(1 << 40)
-	for id, owner := range owners() {
-		if owner != before[id] && before[id] != "b" {
-			t.Fatalf("a sequence moved from %s to %s; only b's capacity changed", before[id], owner)
-		}
-	}
-	rest := slices.Delete(slices.Clone(s.all()), 2, 3)
-	s.table.Store(&rest)
-	for id, owner := range owners() {
-		if owner != before[id] && before[id] != "b" && before[id] != "c" {
-			t.Fatalf("a sequence moved from %s to %s; only c has left", before[id], owner)
-		}
-	}
 }
 
 // TestOwner: sequences are spread over the nodes independently of the order of the list. The

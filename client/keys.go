@@ -43,7 +43,15 @@ type KeysRequest struct {
 // ErrRequest, ErrNotFound, ErrAuth, ErrVersion (the node's version is older than this call), and
 // the error of ctx.
 func (s *Store) Exists(ctx context.Context, req KeysRequest, touch bool) ([]Presence, error) {
-	return s.keys(ctx, "exists", &req, s.shares, func(n *node, sess *session, ids []byte) ([]byte, error) {
+	onHolders := func(ns kv.Namespace, ids []kv.BlockID) []share {
+		return s.shares(ns, ids, s.holders(ctx, MatchRequest{Namespace: ns, Epoch: req.Epoch}, ids))
+	}
+	return s.keys(ctx, "exists", &req, onHolders, existsCall(ctx, &req, touch))
+}
+
+// existsCall returns the Exists call to one node.
+func existsCall(ctx context.Context, req *KeysRequest, touch bool) func(*node, *session, []byte) ([]byte, error) {
+	return func(n *node, sess *session, ids []byte) ([]byte, error) {
 		msg := &pb.ExistsRequest{Namespace: req.Namespace.Name, Epoch: uint64(req.Epoch), BlockIds: ids, Touch: touch}
 		overGRPC := func() (*pb.ExistsResponse, error) { return sess.cache.Exists(ctx, msg) }
 		if !sess.existsCalls {
@@ -55,7 +63,7 @@ func (s *Store) Exists(ctx context.Context, req KeysRequest, touch bool) ([]Pres
 			r, _, err = ask(ctx, sess, api.MethodExists, msg, 0, replyMax(0, 0)+len(ids)/kv.BlockIDSize, overGRPC)
 		}
 		return r.GetPresent(), err
-	})
+	}
 }
 
 // Delete removes blocks and returns for each whether it was stored. With chained ids it
@@ -107,9 +115,13 @@ func (s *Store) keys(ctx context.Context, what string, req *KeysRequest, split f
 // namespace.
 func (s *Store) onAllNodes(ns kv.Namespace, ids []kv.BlockID) []share {
 	if ns.Index == kv.IndexFlat {
-		return s.shares(ns, ids)
+		return s.everywhere(ids)
 	}
-	nodes := s.all()
+	return wholeOn(s.all(), ids)
+}
+
+// wholeOn returns a share with all blocks for each node.
+func wholeOn(nodes []*node, ids []kv.BlockID) []share {
 	out := make([]share, len(nodes))
 	for i, n := range nodes {
 		out[i] = share{node: n, ids: ids}

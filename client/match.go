@@ -32,7 +32,7 @@ func (s *Store) Match(ctx context.Context, req MatchRequest) (MatchResult, error
 	if len(ids) == 0 {
 		return MatchResult{Cut: CutComplete, Epoch: req.Epoch}, nil
 	}
-	shares := s.shares(req.Namespace, ids)
+	shares := s.shares(req.Namespace, ids, s.holders(ctx, req, ids))
 	matches := make([]shareMatch, len(shares))
 	if len(shares) == 1 {
 		matches[0] = shares[0].match(ctx, req)
@@ -272,7 +272,11 @@ func (s *Store) Delivered(ctx context.Context, ns kv.Namespace, ids []kv.BlockID
 	}
 	dropped := 0
 	var errs []error
-	for _, sh := range s.shares(ns, ids) {
+	shares := s.everywhere(ids)
+	if ns.Index != kv.IndexFlat {
+		shares = wholeOn(s.candidates(ids[0]), ids)
+	}
+	for _, sh := range shares {
 		sess, err := sh.node.use(ctx)
 		if err == nil {
 			var r *pb.DeliveredResponse

@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/zeebo/xxh3"
@@ -62,10 +61,8 @@ type session struct {
 type node struct {
 	store  *Store
 	target string
-	// seed is the hash of the node's name, or of target without Options.Discover: the node's input
-	// to rendezvous hashing. weight is the node's capacity in bytes; it is used only with Discover.
-	seed   uint64
-	weight atomic.Int64
+	// seed is the hash of target, the node's input to rendezvous hashing without Options.Discover.
+	seed uint64
 	// local are the connections to the node's unix socket, if the node is on this host.
 	local localConns
 

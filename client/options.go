@@ -28,6 +28,10 @@ type Options struct {
 	// GoneFor is the time for which a member that has left the list keeps its sequences, which are
 	// misses: a node that restarts in this time finds them where they were. Default 10 min.
 	GoneFor time.Duration
+	// SkipDraining makes members that drain no nodes of the Store, so that it finds only the blocks on
+	// the members that get new sequences. For programs that copy the blocks of a draining member. It
+	// has no effect without Discover.
+	SkipDraining bool
 	// Engine moves the bytes. The caller owns it and closes it after the Store. Use one Store for
 	// each engine: Stores would share the engine's immediates, and the engine's receive buffers can
 	// be posted only once. If another user of the engine has posted them, every call goes over

@@ -275,6 +275,15 @@ func (r *reading) pieceBytes(group int) int64 {
 	return int64(r.layers(group)) * r.req.Namespace.Geometry.LayerBytes(group)
 }
 
+// matching returns the request for a match of the blocks that are read.
+func (r *reading) matching() MatchRequest {
+	m := MatchRequest{Namespace: r.req.Namespace, Epoch: r.req.Epoch}
+	if r.epochs != nil {
+		m.Mix, m.Oldest = true, slices.Min(r.epochs)
+	}
+	return m
+}
+
 // plan divides the pieces into tasks, in the order given.
 func (r *reading) plan(ctx context.Context) error {
 	g := r.req.Namespace.Geometry
@@ -289,11 +298,9 @@ func (r *reading) plan(ctx context.Context) error {
 		open[n], bytes[n], whole[n] = nil, 0, 0
 	}
 	var order []*node
+	nodeOf := r.store.holders(ctx, r.matching(), r.ids)
 	for i, p := range r.pieces {
-		n := r.store.owner(r.ids[0])
-		if flat {
-			n = r.store.owner(r.ids[p.Block])
-		}
+		n := nodeOf(p.Block)
 		if _, ok := limits[n]; !ok {
 			limit, err := r.store.readLimit(ctx, n)
 			if err != nil {

@@ -19,7 +19,7 @@ import (
 type Store struct {
 	opts Options
 	// table has the nodes. It is replaced when members come and go (Options.Discover).
-	table atomic.Pointer[[]*node]
+	table atomic.Pointer[table]
 	imms  atomic.Uint32 // the next Read's immediate
 	stats counters
 	local localSocket
@@ -65,15 +65,22 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	return s, nil
 }
 
+// table is a list of nodes. It does not change.
+type table struct {
+	nodes []*node
+	// places are those of nodes, in the same order. Without Options.Discover there are none.
+	places []kv.Place
+}
+
 // all returns the nodes. The slice does not change.
-func (s *Store) all() []*node { return *s.table.Load() }
+func (s *Store) all() []*node { return s.table.Load().nodes }
 
 func (s *Store) connectAll(ctx context.Context, warn *slog.Logger) error {
 	var nodes []*node
 	for _, target := range s.opts.Servers {
 		nodes = append(nodes, newNode(s, target))
 	}
-	s.table.Store(&nodes)
+	s.table.Store(&table{nodes: nodes})
 	if s.opts.Discover {
 		if err := s.discover(ctx, warn); err != nil {
 			return err

@@ -244,7 +244,14 @@ func (w *writing) flat() bool { return w.req.Namespace.Index == kv.IndexFlat }
 
 // runLine writes the chunks of a line one after the other. If the ids are chained (a trie), the
 // first refusal ends the line, because a block cannot be stored without its parent.
+//
+// If the node lacks the parent of the first chunk, and a draining member has it, the line goes on
+// there: otherwise no block of the sequence could be stored until its beginning has been moved.
 func (w *writing) runLine(ctx context.Context, l line) error {
+	var former []*node
+	if w.store.anyDraining() {
+		former = w.store.candidates(w.ids[0])[1:]
+	}
 	for pieces := l.pieces; len(pieces) > 0; {
 		sess, err := l.node.live(ctx)
 		if errors.Is(err, errDown) {
@@ -272,11 +279,32 @@ func (w *writing) runLine(ctx context.Context, l line) error {
 		case err != nil:
 			return err
 		}
-		if !w.flat() && w.anyRefused(chunk.pieces) {
+		if w.flat() || !w.anyRefused(chunk.pieces) {
+			former = nil // the line stays on this node
+			continue
+		}
+		if len(former) == 0 || !w.takeBack(chunk.pieces, "parent_absent") {
 			return nil
 		}
+		l.node, former, pieces = former[0], former[1:], l.pieces
 	}
 	return nil
+}
+
+// takeBack forgets the refusals of the pieces if all of them were refused for the reason why. It
+// reports whether they were.
+func (w *writing) takeBack(pieces []int, why Reason) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, i := range pieces {
+		if w.states[i].refused != why {
+			return false
+		}
+	}
+	for _, i := range pieces {
+		w.states[i] = writeState{}
+	}
+	return true
 }
 
 // refuseAll records a refusal for the pieces that have no result yet.

@@ -126,48 +126,62 @@ func (r *Relay) Backlog() time.Duration {
 	return time.Duration(float64(r.Stats().WaitingBytes) / r.opts.BytesPerSecond * float64(time.Second))
 }
 
-// Copy copies the blocks [first, len(ids)) of the chain ids, in order, and returns the number of
-// leading blocks of the chain that To has then. If no block was copied, the result is the argument
-// first. A block that From does not have, or that To refuses, ends the copy without an error. The
-// namespace must have the same definition and epoch in From and To, and exactly one layer group.
-func (r *Relay) Copy(ctx context.Context, ns kv.Namespace, epoch kv.Epoch, ids []kv.BlockID, first int) (end int, err error) {
+// Copied is the result of a copy.
+type Copied struct {
+	// Blocks is the number of leading blocks of the chain that To has then. If no block was copied, it
+	// is the index of the first block that was to be copied.
+	Blocks int
+	// Bytes is the number of bytes that To has stored.
+	Bytes int64
+	// Reason is the reason why the next block was not copied: a client.Cut or a client.Reason of From,
+	// or the reason for which To refused the block. It is empty if all were copied. Detail is a node's
+	// explanation, for people.
+	Reason, Detail string
+}
+
+// Copy copies the blocks [first, len(ids)) of the chain ids, in order. A block that From does not
+// have, or that To refuses, ends the copy without an error. The namespace must have the same
+// definition and epoch in From and To, and exactly one layer group.
+func (r *Relay) Copy(ctx context.Context, ns kv.Namespace, epoch kv.Epoch, ids []kv.BlockID, first int) (Copied, error) {
+	done := Copied{Blocks: first}
 	if len(ns.Geometry.Groups) != 1 {
-		return first, fmt.Errorf("relay: namespace %q has %d layer groups; want 1", ns.Name, len(ns.Geometry.Groups))
+		return done, fmt.Errorf("relay: namespace %q has %d layer groups; want 1", ns.Name, len(ns.Geometry.Groups))
 	}
 	size := ns.Geometry.PieceBytes(0)
 	if size > r.opts.MemoryBytes {
-		return first, fmt.Errorf("%w: %d of %d bytes", ErrTooLarge, size, r.opts.MemoryBytes)
+		return done, fmt.Errorf("%w: %d of %d bytes", ErrTooLarge, size, r.opts.MemoryBytes)
 	}
 	left := int64(len(ids)-first) * size
 	r.waiting.Add(left)
 	defer func() { r.waiting.Add(-left) }()
 	perChunk := int(max(1, min(r.opts.ChunkBytes, r.opts.MemoryBytes)/size))
-	for end = first; end < len(ids); {
-		to := min(end+perChunk, len(ids))
-		got, err := r.chunk(ctx, ns, epoch, ids[:to], end)
-		moved := int64(got-end) * size
+	for done.Blocks < len(ids) {
+		to := min(done.Blocks+perChunk, len(ids))
+		got, err := r.chunk(ctx, ns, epoch, ids[:to], done.Blocks)
+		moved := int64(got.Blocks-done.Blocks) * size
 		left -= moved
 		r.waiting.Add(-moved)
 		r.copied.Add(moved)
-		end = got
-		if err != nil || end < to {
-			return end, err
+		got.Bytes += done.Bytes
+		done = got
+		if err != nil || done.Blocks < to {
+			return done, err
 		}
 	}
-	return end, nil
+	return done, nil
 }
 
-// chunk copies the blocks [first, len(ids)), and returns the number of leading blocks that To has
-// then.
-func (r *Relay) chunk(ctx context.Context, ns kv.Namespace, epoch kv.Epoch, ids []kv.BlockID, first int) (end int, err error) {
+// chunk copies the blocks [first, len(ids)).
+func (r *Relay) chunk(ctx context.Context, ns kv.Namespace, epoch kv.Epoch, ids []kv.BlockID, first int) (Copied, error) {
+	none := Copied{Blocks: first}
 	size, n := ns.Geometry.PieceBytes(0), len(ids)-first
 	buf, err := r.memory.Alloc(ctx, int(size)*n)
 	if err != nil {
-		return first, fmt.Errorf("relay: memory for %d blocks: %w", n, err)
+		return none, fmt.Errorf("relay: memory for %d blocks: %w", n, err)
 	}
 	defer buf.Release()
 	if err := r.wait(ctx, int(size)*n); err != nil {
-		return first, err
+		return none, err
 	}
 	pieces, sums := make([]client.Piece, n), make([][]uint64, n)
 	for i := range pieces {
@@ -176,19 +190,29 @@ func (r *Relay) chunk(ctx context.Context, ns kv.Namespace, epoch kv.Epoch, ids 
 	}
 	read, err := r.opts.From.Read(ctx, client.ReadRequest{Namespace: ns, IDs: ids, First: first, Epoch: epoch, Into: r.from, Pieces: pieces, Sums: sums})
 	if err != nil {
-		return first, fmt.Errorf("relay: read of %d blocks from %d on: %w", n, first, err)
+		return none, fmt.Errorf("relay: read of %d blocks from %d on: %w", n, first, err)
+	}
+	if read.Blocks < len(ids) {
+		none.Reason = string(read.Cut)
+		if len(read.Lost) > 0 {
+			none.Reason, none.Detail = string(read.Lost[0].Reason), read.Lost[0].Detail
+		}
 	}
 	n = read.Blocks - first
 	if n <= 0 {
-		return first, nil
+		return none, nil
 	}
 	written, err := r.opts.To.Write(ctx, client.WriteRequest{
 		Namespace: ns, IDs: ids[:read.Blocks], First: first, Epoch: epoch, From: r.to, Pieces: pieces[:n], Sums: sums[:n],
 	})
 	if err != nil {
-		return first, fmt.Errorf("relay: write of %d blocks from %d on: %w", n, first, err)
+		return none, fmt.Errorf("relay: write of %d blocks from %d on: %w", n, first, err)
 	}
-	return written.Blocks, nil
+	done := Copied{Blocks: written.Blocks, Bytes: written.Bytes, Reason: none.Reason, Detail: none.Detail}
+	if len(written.Refused) > 0 {
+		done.Reason, done.Detail = string(written.Refused[0].Reason), written.Refused[0].Detail
+	}
+	return done, nil
 }
 
 // wait waits until the budget allows n bytes.

@@ -118,8 +118,8 @@ func TestCopy(t *testing.T) {
 	r := newRelay(t, Options{From: there, To: here, BytesPerSecond: budget, MemoryBytes: 2 << 20, ChunkBytes: 7 * 4096})
 	begin := time.Now()
 	end, err := r.Copy(t.Context(), here.ns, 0, ids, 10)
-	if err != nil || end != 100 {
-		t.Fatalf("copied to %d: %v", end, err)
+	if err != nil || end.Blocks != 100 {
+		t.Fatalf("copied to %+v: %v", end, err)
 	}
 	if took, least := time.Since(begin).Seconds(), float64(90*4096-7*4096)/budget; took < least {
 		t.Errorf("360 KiB took %v s; the budget allows them in %v s", took, least)
@@ -128,11 +128,11 @@ func TestCopy(t *testing.T) {
 	if s := r.Stats(); s != (Stats{CopiedBytes: 90 * 4096}) {
 		t.Errorf("%+v", s)
 	}
-	if end, err := r.Copy(t.Context(), here.ns, 0, ids, 0); err != nil || end != 100 {
-		t.Errorf("again: %d, %v", end, err)
+	if end, err := r.Copy(t.Context(), here.ns, 0, ids, 0); err != nil || end.Blocks != 100 {
+		t.Errorf("again: %+v, %v", end, err)
 	}
-	if end, err := r.Copy(t.Context(), here.ns, 0, ids, 100); err != nil || end != 100 {
-		t.Errorf("nothing: %d, %v", end, err)
+	if end, err := r.Copy(t.Context(), here.ns, 0, ids, 100); err != nil || end.Blocks != 100 {
+		t.Errorf("nothing: %+v, %v", end, err)
 	}
 }
 
@@ -144,21 +144,21 @@ func TestCopyEnds(t *testing.T) {
 	ids := there.put(0, 40)
 	longer := append(ids[:40:40], ids[0], ids[1]) // two blocks that are not stored
 	r := newRelay(t, Options{From: there, To: here, BytesPerSecond: 1 << 30, ChunkBytes: 8 * 4096})
-	if end, err := r.Copy(t.Context(), here.ns, 0, longer, 0); err != nil || end != 40 {
-		t.Errorf("a missing block: %d, %v", end, err)
+	if end, err := r.Copy(t.Context(), here.ns, 0, longer, 0); err != nil || end.Blocks != 40 || end.Reason != "parent_mismatch" {
+		t.Errorf("a missing block: %+v, %v", end, err)
 	}
 	here.check(ids)
 
 	fresh := newSite(t)
 	damaged := newRelay(t, Options{From: there, To: &damaging{Store: fresh, block: 19}, BytesPerSecond: 1 << 30, ChunkBytes: 8 * 4096})
 	damaged.opts.To.(*damaging).memory = damaged.memory.Bytes()
-	if end, err := damaged.Copy(t.Context(), fresh.ns, 0, ids, 0); err != nil || end != 19 {
-		t.Errorf("a damaged block: %d, %v", end, err)
+	if end, err := damaged.Copy(t.Context(), fresh.ns, 0, ids, 0); err != nil || end.Blocks != 19 || end.Reason != "corrupt" {
+		t.Errorf("a damaged block: %+v, %v", end, err)
 	}
 	fresh.check(ids[:19])
 
-	if end, err := r.Copy(t.Context(), here.ns, 7, ids, 0); end != 0 {
-		t.Errorf("another epoch: %d, %v", end, err)
+	if end, err := r.Copy(t.Context(), here.ns, 7, ids, 0); end.Blocks != 0 || end.Reason != "epoch" {
+		t.Errorf("another epoch: %+v, %v", end, err)
 	}
 
 	written := make(chan struct{}, 40)

@@ -233,12 +233,12 @@ func (f *Offload) remote(ctx context.Context, tokens []kv.Token, ids []kv.BlockI
 			return err
 		}
 	}
-	end, err := f.opts.Link.Copy(ctx, f.opts.Namespace, here.Epoch, ids[:there], here.Blocks)
+	copied, err := f.opts.Link.Copy(ctx, f.opts.Namespace, here.Epoch, ids[:there], here.Blocks)
 	if err != nil {
 		return err
 	}
-	if end < len(ids) {
-		return fmt.Errorf("blocks %d to %d of the prompt are not stored", end, len(ids)-1)
+	if copied.Blocks < len(ids) {
+		return fmt.Errorf("blocks %d to %d of the prompt are not stored", copied.Blocks, len(ids)-1)
 	}
 	return nil
 }

@@ -53,9 +53,9 @@ func ParseKind(s string) (Kind, error) {
 	return 0, fmt.Errorf("evict: policy %q; want s3fifo, lru or fifo", s)
 }
 
-// A Policy keeps an order of eviction. Touch and Parked may run concurrently with each other; every
+// A Policy keeps an order of eviction. Touch, Heat and Parked may run concurrently with each other; every
 // other method needs exclusive access. The owner of the nodes holds its lock for reading around
-// Touch and for writing around all other methods.
+// Touch and Heat and for writing around all other methods.
 type Policy interface {
 	// Kind returns the policy's kind.
 	Kind() Kind
@@ -90,6 +90,9 @@ type Policy interface {
 	// evicts nodes of one namespace only, in an order of its own, so that touched nodes get a
 	// second chance in that order too.
 	Cool(n Node) bool
+	// Heat returns how much n has been touched, for an order of nodes by use: 0 if the policy knows of
+	// no touch.
+	Heat(n Node) int
 	// Len returns the number of nodes in the policy, parked nodes included.
 	Len() int
 	// Bytes returns the size of the policy's memory in bytes.

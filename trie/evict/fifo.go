@@ -33,6 +33,9 @@ func (p *fifo) Victim(steps *int, evictable func(Node) bool) (Node, bool) {
 // Evicted implements Policy.
 func (p *fifo) Evicted(n Node, _ uint64) { p.leave(n) }
 
+// Heat implements Policy.
+func (p *fifo) Heat(Node) int { return 0 }
+
 // Cool implements Policy.
 func (p *fifo) Cool(Node) bool { return false }
 

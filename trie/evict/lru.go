@@ -76,6 +76,9 @@ func (p *lru) Victim(steps *int, evictable func(Node) bool) (Node, bool) {
 // Evicted implements Policy.
 func (p *lru) Evicted(n Node, _ uint64) { p.Remove(n) }
 
+// Heat implements Policy.
+func (p *lru) Heat(n Node) int { return p.touched.get(n) }
+
 // Cool implements Policy.
 func (p *lru) Cool(n Node) bool { return p.touched.take(n) }
 

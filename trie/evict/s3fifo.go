@@ -86,6 +86,15 @@ func (p *s3fifo) Evicted(n Node, key uint64) {
 	p.leave(n)
 }
 
+// Heat implements Policy. A node of the main queue has been touched in the small queue, or soon after
+// its eviction from there.
+func (p *s3fifo) Heat(n Node) int {
+	if p.queueOf(n) == mainQueue {
+		return p.touched.get(n) + 1
+	}
+	return p.touched.get(n)
+}
+
 // Cool implements Policy.
 func (p *s3fifo) Cool(n Node) bool { return p.touched.take(n) }
 
