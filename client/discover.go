@@ -146,7 +146,7 @@ func (d *directory) replace(list []*pb.Member) {
 			old = &member{node: newNode(d.store, m.GetAddr())}
 			d.members[m.GetName()] = old
 		}
-		old.place = kv.Place{Seed: kv.PlaceSeed(m.GetName()), Capacity: max(1, m.GetCapacityBytes()), Draining: m.GetState() == stateDraining}
+		old.place = kv.Place{Seed: kv.PlaceSeed(m.GetName()), Capacity: max(1, m.GetCapacityBytes()), Draining: m.GetState() == stateDraining, Zone: m.GetZone(), Used: m.GetUsedBytes()}
 		old.seen = now
 	}
 	var names []string
@@ -173,6 +173,7 @@ func (d *directory) publish(names []string) {
 	for i, name := range names {
 		t.nodes[i], t.places[i] = d.members[name].node, d.members[name].place
 	}
+	t.overfull = kv.Overfull(t.places)
 	if len(names) == 0 {
 		t.nodes, t.places = []*node{d.nobody}, []kv.Place{{Capacity: 1}}
 	}

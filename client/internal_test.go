@@ -188,7 +188,7 @@ func TestTasksOfLayers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := r.plan(t.Context()); err != nil || len(r.tasks) != want {
+		if err := r.plan(t.Context(), 0); err != nil || len(r.tasks) != want {
 			t.Errorf("%d layers: %d tasks, %v; want %d", layers, len(r.tasks), err, want)
 		}
 	}
@@ -239,7 +239,7 @@ func FuzzPlan(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := r.plan(t.Context()); err != nil {
+		if err := r.plan(t.Context(), 0); err != nil {
 			t.Fatal(err)
 		}
 		seen := make([]int, len(pieces))
@@ -313,7 +313,11 @@ func FuzzChunks(f *testing.F) {
 			t.Fatal(err)
 		}
 		next := 0
-		for _, l := range w.lines() {
+		copies := w.copies(t.Context())
+		if len(copies) != 1 {
+			t.Fatalf("%d copies without replicas", len(copies))
+		}
+		for _, l := range copies[0] {
 			for rest := l.pieces; len(rest) > 0; {
 				count, err := w.chunkLen(n, n.session, rest)
 				if err != nil || count < 1 {

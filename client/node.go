@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/zeebo/xxh3"
@@ -65,6 +66,8 @@ type node struct {
 	seed uint64
 	// local are the connections to the node's unix socket, if the node is on this host.
 	local localConns
+	// calling is the number of the Store's Match and Read calls that the node is serving.
+	calling atomic.Int64
 
 	mu      sync.Mutex
 	session *session

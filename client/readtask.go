@@ -108,6 +108,8 @@ func (r *reading) runTask(ctx context.Context, t *readTask) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	t.node.calling.Add(1)
+	defer t.node.calling.Add(-1)
 	err := t.node.retry(ctx, t.node.live, func(sess *session) error {
 		if r.local != nil {
 			return r.borrow(ctx, t, sess)

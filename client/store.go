@@ -68,8 +68,10 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 // table is a list of nodes. It does not change.
 type table struct {
 	nodes []*node
-	// places are those of nodes, in the same order. Without Options.Discover there are none.
-	places []kv.Place
+	// places are those of nodes, in the same order. Without Options.Discover there are none. overfull is
+	// kv.Overfull of places.
+	places   []kv.Place
+	overfull []bool
 }
 
 // all returns the nodes. The slice does not change.

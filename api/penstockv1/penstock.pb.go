@@ -523,7 +523,9 @@ type Namespace struct {
 	EpochSinceUnixMs int64 `protobuf:"varint,13,opt,name=epoch_since_unix_ms,json=epochSinceUnixMs,proto3" json:"epoch_since_unix_ms,omitempty"`
 	// counters count since the node started or the namespace was created. A node of an older version
 	// does not set them.
-	Counters      *Counters `protobuf:"bytes,14,opt,name=counters,proto3" json:"counters,omitempty"`
+	Counters *Counters `protobuf:"bytes,14,opt,name=counters,proto3" json:"counters,omitempty"`
+	// replicas is the number of nodes of a cluster that store each sequence; 0: one.
+	Replicas      uint32 `protobuf:"varint,15,opt,name=replicas,proto3" json:"replicas,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -654,6 +656,13 @@ func (x *Namespace) GetCounters() *Counters {
 		return x.Counters
 	}
 	return nil
+}
+
+func (x *Namespace) GetReplicas() uint32 {
+	if x != nil {
+		return x.Replicas
+	}
+	return 0
 }
 
 // Counters count the work of a node, or of one namespace on it. They only grow.
@@ -3954,6 +3963,58 @@ func (x *SetQuotaRequest) GetQuotaBytes() int64 {
 	return 0
 }
 
+type SetReplicasRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Replicas      uint32                 `protobuf:"varint,2,opt,name=replicas,proto3" json:"replicas,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetReplicasRequest) Reset() {
+	*x = SetReplicasRequest{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetReplicasRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetReplicasRequest) ProtoMessage() {}
+
+func (x *SetReplicasRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetReplicasRequest.ProtoReflect.Descriptor instead.
+func (*SetReplicasRequest) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *SetReplicasRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SetReplicasRequest) GetReplicas() uint32 {
+	if x != nil {
+		return x.Replicas
+	}
+	return 0
+}
+
 type DeleteBlocksRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -3965,7 +4026,7 @@ type DeleteBlocksRequest struct {
 
 func (x *DeleteBlocksRequest) Reset() {
 	*x = DeleteBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[52]
+	mi := &file_penstockv1_penstock_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3977,7 +4038,7 @@ func (x *DeleteBlocksRequest) String() string {
 func (*DeleteBlocksRequest) ProtoMessage() {}
 
 func (x *DeleteBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[52]
+	mi := &file_penstockv1_penstock_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3990,7 +4051,7 @@ func (x *DeleteBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteBlocksRequest.ProtoReflect.Descriptor instead.
 func (*DeleteBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{52}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *DeleteBlocksRequest) GetNamespace() string {
@@ -4024,7 +4085,7 @@ type DeleteBlocksResponse struct {
 
 func (x *DeleteBlocksResponse) Reset() {
 	*x = DeleteBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[53]
+	mi := &file_penstockv1_penstock_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4036,7 +4097,7 @@ func (x *DeleteBlocksResponse) String() string {
 func (*DeleteBlocksResponse) ProtoMessage() {}
 
 func (x *DeleteBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[53]
+	mi := &file_penstockv1_penstock_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4049,7 +4110,7 @@ func (x *DeleteBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteBlocksResponse.ProtoReflect.Descriptor instead.
 func (*DeleteBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{53}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *DeleteBlocksResponse) GetBlocks() int64 {
@@ -4077,7 +4138,7 @@ type EvictRequest struct {
 
 func (x *EvictRequest) Reset() {
 	*x = EvictRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[54]
+	mi := &file_penstockv1_penstock_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4089,7 +4150,7 @@ func (x *EvictRequest) String() string {
 func (*EvictRequest) ProtoMessage() {}
 
 func (x *EvictRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[54]
+	mi := &file_penstockv1_penstock_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4102,7 +4163,7 @@ func (x *EvictRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictRequest.ProtoReflect.Descriptor instead.
 func (*EvictRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{54}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *EvictRequest) GetBytes() int64 {
@@ -4136,7 +4197,7 @@ type EvictResponse struct {
 
 func (x *EvictResponse) Reset() {
 	*x = EvictResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[55]
+	mi := &file_penstockv1_penstock_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4148,7 +4209,7 @@ func (x *EvictResponse) String() string {
 func (*EvictResponse) ProtoMessage() {}
 
 func (x *EvictResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[55]
+	mi := &file_penstockv1_penstock_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4161,7 +4222,7 @@ func (x *EvictResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictResponse.ProtoReflect.Descriptor instead.
 func (*EvictResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{55}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *EvictResponse) GetBlocks() int64 {
@@ -4190,7 +4251,7 @@ type ListPinsRequest struct {
 
 func (x *ListPinsRequest) Reset() {
 	*x = ListPinsRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[56]
+	mi := &file_penstockv1_penstock_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4202,7 +4263,7 @@ func (x *ListPinsRequest) String() string {
 func (*ListPinsRequest) ProtoMessage() {}
 
 func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[56]
+	mi := &file_penstockv1_penstock_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4215,7 +4276,7 @@ func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsRequest.ProtoReflect.Descriptor instead.
 func (*ListPinsRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{56}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ListPinsRequest) GetNamespace() string {
@@ -4256,7 +4317,7 @@ type ListPinsResponse struct {
 
 func (x *ListPinsResponse) Reset() {
 	*x = ListPinsResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[57]
+	mi := &file_penstockv1_penstock_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4268,7 +4329,7 @@ func (x *ListPinsResponse) String() string {
 func (*ListPinsResponse) ProtoMessage() {}
 
 func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[57]
+	mi := &file_penstockv1_penstock_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4281,7 +4342,7 @@ func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsResponse.ProtoReflect.Descriptor instead.
 func (*ListPinsResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{57}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ListPinsResponse) GetPins() []*Pin {
@@ -4316,7 +4377,7 @@ type Pin struct {
 
 func (x *Pin) Reset() {
 	*x = Pin{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[58]
+	mi := &file_penstockv1_penstock_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4328,7 +4389,7 @@ func (x *Pin) String() string {
 func (*Pin) ProtoMessage() {}
 
 func (x *Pin) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[58]
+	mi := &file_penstockv1_penstock_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4341,7 +4402,7 @@ func (x *Pin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pin.ProtoReflect.Descriptor instead.
 func (*Pin) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{58}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Pin) GetLease() uint64 {
@@ -4415,7 +4476,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[59]
+	mi := &file_penstockv1_penstock_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4427,7 +4488,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[59]
+	mi := &file_penstockv1_penstock_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4440,7 +4501,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{59}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{60}
 }
 
 type VolumeStatus struct {
@@ -4476,7 +4537,7 @@ type VolumeStatus struct {
 
 func (x *VolumeStatus) Reset() {
 	*x = VolumeStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[60]
+	mi := &file_penstockv1_penstock_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4488,7 +4549,7 @@ func (x *VolumeStatus) String() string {
 func (*VolumeStatus) ProtoMessage() {}
 
 func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[60]
+	mi := &file_penstockv1_penstock_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4501,7 +4562,7 @@ func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatus.ProtoReflect.Descriptor instead.
 func (*VolumeStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{60}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *VolumeStatus) GetPath() string {
@@ -4732,7 +4793,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[61]
+	mi := &file_penstockv1_penstock_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4744,7 +4805,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[61]
+	mi := &file_penstockv1_penstock_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4757,7 +4818,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{61}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *StatusResponse) GetNode() string {
@@ -5022,7 +5083,7 @@ type MemoryPart struct {
 
 func (x *MemoryPart) Reset() {
 	*x = MemoryPart{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[62]
+	mi := &file_penstockv1_penstock_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5034,7 +5095,7 @@ func (x *MemoryPart) String() string {
 func (*MemoryPart) ProtoMessage() {}
 
 func (x *MemoryPart) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[62]
+	mi := &file_penstockv1_penstock_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5047,7 +5108,7 @@ func (x *MemoryPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryPart.ProtoReflect.Descriptor instead.
 func (*MemoryPart) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{62}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *MemoryPart) GetName() string {
@@ -5079,7 +5140,7 @@ type NICStatus struct {
 
 func (x *NICStatus) Reset() {
 	*x = NICStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	mi := &file_penstockv1_penstock_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5091,7 +5152,7 @@ func (x *NICStatus) String() string {
 func (*NICStatus) ProtoMessage() {}
 
 func (x *NICStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	mi := &file_penstockv1_penstock_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5104,7 +5165,7 @@ func (x *NICStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NICStatus.ProtoReflect.Descriptor instead.
 func (*NICStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{63}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *NICStatus) GetName() string {
@@ -5166,7 +5227,7 @@ type StatBlockRequest struct {
 
 func (x *StatBlockRequest) Reset() {
 	*x = StatBlockRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[64]
+	mi := &file_penstockv1_penstock_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5178,7 +5239,7 @@ func (x *StatBlockRequest) String() string {
 func (*StatBlockRequest) ProtoMessage() {}
 
 func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[64]
+	mi := &file_penstockv1_penstock_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5191,7 +5252,7 @@ func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatBlockRequest.ProtoReflect.Descriptor instead.
 func (*StatBlockRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{64}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *StatBlockRequest) GetNamespace() string {
@@ -5226,7 +5287,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[65]
+	mi := &file_penstockv1_penstock_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5238,7 +5299,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[65]
+	mi := &file_penstockv1_penstock_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5251,7 +5312,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{65}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Block) GetId() []byte {
@@ -5335,7 +5396,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[66]
+	mi := &file_penstockv1_penstock_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5347,7 +5408,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[66]
+	mi := &file_penstockv1_penstock_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5360,7 +5421,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{66}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListBlocksRequest) GetNamespace() string {
@@ -5394,7 +5455,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[67]
+	mi := &file_penstockv1_penstock_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5406,7 +5467,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[67]
+	mi := &file_penstockv1_penstock_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5419,7 +5480,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{67}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -5447,7 +5508,7 @@ type VerifyBlocksRequest struct {
 
 func (x *VerifyBlocksRequest) Reset() {
 	*x = VerifyBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[68]
+	mi := &file_penstockv1_penstock_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5459,7 +5520,7 @@ func (x *VerifyBlocksRequest) String() string {
 func (*VerifyBlocksRequest) ProtoMessage() {}
 
 func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[68]
+	mi := &file_penstockv1_penstock_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5472,7 +5533,7 @@ func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksRequest.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{68}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *VerifyBlocksRequest) GetNamespace() string {
@@ -5505,7 +5566,7 @@ type VerifyBlocksResponse struct {
 
 func (x *VerifyBlocksResponse) Reset() {
 	*x = VerifyBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[69]
+	mi := &file_penstockv1_penstock_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5517,7 +5578,7 @@ func (x *VerifyBlocksResponse) String() string {
 func (*VerifyBlocksResponse) ProtoMessage() {}
 
 func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[69]
+	mi := &file_penstockv1_penstock_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5530,7 +5591,7 @@ func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksResponse.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{69}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *VerifyBlocksResponse) GetPieces() []*PieceResult {
@@ -5548,7 +5609,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[70]
+	mi := &file_penstockv1_penstock_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5560,7 +5621,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[70]
+	mi := &file_penstockv1_penstock_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5573,7 +5634,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{70}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{71}
 }
 
 type ListVolumesResponse struct {
@@ -5585,7 +5646,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[71]
+	mi := &file_penstockv1_penstock_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5597,7 +5658,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[71]
+	mi := &file_penstockv1_penstock_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5610,7 +5671,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{71}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*VolumeStatus {
@@ -5631,7 +5692,7 @@ type DrainVolumeRequest struct {
 
 func (x *DrainVolumeRequest) Reset() {
 	*x = DrainVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[72]
+	mi := &file_penstockv1_penstock_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5643,7 +5704,7 @@ func (x *DrainVolumeRequest) String() string {
 func (*DrainVolumeRequest) ProtoMessage() {}
 
 func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[72]
+	mi := &file_penstockv1_penstock_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5656,7 +5717,7 @@ func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DrainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{72}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *DrainVolumeRequest) GetVolume() string {
@@ -5690,7 +5751,7 @@ type DrainVolumeResponse struct {
 
 func (x *DrainVolumeResponse) Reset() {
 	*x = DrainVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[73]
+	mi := &file_penstockv1_penstock_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5702,7 +5763,7 @@ func (x *DrainVolumeResponse) String() string {
 func (*DrainVolumeResponse) ProtoMessage() {}
 
 func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[73]
+	mi := &file_penstockv1_penstock_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5715,7 +5776,7 @@ func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DrainVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{73}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *DrainVolumeResponse) GetBlocks() int64 {
@@ -5743,7 +5804,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[74]
+	mi := &file_penstockv1_penstock_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5755,7 +5816,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[74]
+	mi := &file_penstockv1_penstock_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5768,7 +5829,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{74}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *RemoveVolumeRequest) GetVolume() string {
@@ -5802,7 +5863,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[75]
+	mi := &file_penstockv1_penstock_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5814,7 +5875,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[75]
+	mi := &file_penstockv1_penstock_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5827,7 +5888,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{75}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *RemoveVolumeResponse) GetBlocks() int64 {
@@ -5853,7 +5914,7 @@ type ScrubRequest struct {
 
 func (x *ScrubRequest) Reset() {
 	*x = ScrubRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[76]
+	mi := &file_penstockv1_penstock_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5865,7 +5926,7 @@ func (x *ScrubRequest) String() string {
 func (*ScrubRequest) ProtoMessage() {}
 
 func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[76]
+	mi := &file_penstockv1_penstock_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5878,7 +5939,7 @@ func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubRequest.ProtoReflect.Descriptor instead.
 func (*ScrubRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{76}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ScrubRequest) GetBytesPerSecond() int64 {
@@ -5900,7 +5961,7 @@ type ScrubProgress struct {
 
 func (x *ScrubProgress) Reset() {
 	*x = ScrubProgress{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[77]
+	mi := &file_penstockv1_penstock_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5912,7 +5973,7 @@ func (x *ScrubProgress) String() string {
 func (*ScrubProgress) ProtoMessage() {}
 
 func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[77]
+	mi := &file_penstockv1_penstock_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5925,7 +5986,7 @@ func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubProgress.ProtoReflect.Descriptor instead.
 func (*ScrubProgress) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{77}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ScrubProgress) GetVerifiedBlocks() int64 {
@@ -5970,7 +6031,7 @@ type ConfigChange struct {
 
 func (x *ConfigChange) Reset() {
 	*x = ConfigChange{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[78]
+	mi := &file_penstockv1_penstock_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5982,7 +6043,7 @@ func (x *ConfigChange) String() string {
 func (*ConfigChange) ProtoMessage() {}
 
 func (x *ConfigChange) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[78]
+	mi := &file_penstockv1_penstock_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5995,7 +6056,7 @@ func (x *ConfigChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigChange.ProtoReflect.Descriptor instead.
 func (*ConfigChange) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{78}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ConfigChange) GetKey() string {
@@ -6034,7 +6095,7 @@ type DiffConfigRequest struct {
 
 func (x *DiffConfigRequest) Reset() {
 	*x = DiffConfigRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[79]
+	mi := &file_penstockv1_penstock_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6046,7 +6107,7 @@ func (x *DiffConfigRequest) String() string {
 func (*DiffConfigRequest) ProtoMessage() {}
 
 func (x *DiffConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[79]
+	mi := &file_penstockv1_penstock_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6059,7 +6120,7 @@ func (x *DiffConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffConfigRequest.ProtoReflect.Descriptor instead.
 func (*DiffConfigRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{79}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{80}
 }
 
 type DiffConfigResponse struct {
@@ -6072,7 +6133,7 @@ type DiffConfigResponse struct {
 
 func (x *DiffConfigResponse) Reset() {
 	*x = DiffConfigResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[80]
+	mi := &file_penstockv1_penstock_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6084,7 +6145,7 @@ func (x *DiffConfigResponse) String() string {
 func (*DiffConfigResponse) ProtoMessage() {}
 
 func (x *DiffConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[80]
+	mi := &file_penstockv1_penstock_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6097,7 +6158,7 @@ func (x *DiffConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffConfigResponse.ProtoReflect.Descriptor instead.
 func (*DiffConfigResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{80}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *DiffConfigResponse) GetPath() string {
@@ -6122,7 +6183,7 @@ type ReloadConfigRequest struct {
 
 func (x *ReloadConfigRequest) Reset() {
 	*x = ReloadConfigRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[81]
+	mi := &file_penstockv1_penstock_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6134,7 +6195,7 @@ func (x *ReloadConfigRequest) String() string {
 func (*ReloadConfigRequest) ProtoMessage() {}
 
 func (x *ReloadConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[81]
+	mi := &file_penstockv1_penstock_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6147,7 +6208,7 @@ func (x *ReloadConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadConfigRequest.ProtoReflect.Descriptor instead.
 func (*ReloadConfigRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{81}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{82}
 }
 
 type ReloadConfigResponse struct {
@@ -6160,7 +6221,7 @@ type ReloadConfigResponse struct {
 
 func (x *ReloadConfigResponse) Reset() {
 	*x = ReloadConfigResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[82]
+	mi := &file_penstockv1_penstock_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6172,7 +6233,7 @@ func (x *ReloadConfigResponse) String() string {
 func (*ReloadConfigResponse) ProtoMessage() {}
 
 func (x *ReloadConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[82]
+	mi := &file_penstockv1_penstock_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6185,7 +6246,7 @@ func (x *ReloadConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadConfigResponse.ProtoReflect.Descriptor instead.
 func (*ReloadConfigResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{82}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ReloadConfigResponse) GetPath() string {
@@ -6219,7 +6280,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[83]
+	mi := &file_penstockv1_penstock_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6231,7 +6292,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[83]
+	mi := &file_penstockv1_penstock_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6244,7 +6305,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{83}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *Member) GetName() string {
@@ -6318,7 +6379,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[84]
+	mi := &file_penstockv1_penstock_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6330,7 +6391,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[84]
+	mi := &file_penstockv1_penstock_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6343,7 +6404,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{84}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{85}
 }
 
 type ListMembersResponse struct {
@@ -6355,7 +6416,7 @@ type ListMembersResponse struct {
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[85]
+	mi := &file_penstockv1_penstock_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6367,7 +6428,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[85]
+	mi := &file_penstockv1_penstock_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6380,7 +6441,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{85}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ListMembersResponse) GetMembers() []*Member {
@@ -6405,7 +6466,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\fblock_tokens\x18\x01 \x01(\rR\vblockTokens\x12\x14\n" +
 	"\x05dtype\x18\x02 \x01(\tR\x05dtype\x12\x16\n" +
 	"\x06layout\x18\x03 \x01(\tR\x06layout\x12*\n" +
-	"\x06groups\x18\x04 \x03(\v2\x12.penstock.v1.GroupR\x06groups\"\xd0\x03\n" +
+	"\x06groups\x18\x04 \x03(\v2\x12.penstock.v1.GroupR\x06groups\"\xec\x03\n" +
 	"\tNamespace\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -6423,7 +6484,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x06leases\x18\v \x01(\x03R\x06leases\x12*\n" +
 	"\x04live\x18\f \x03(\v2\x16.penstock.v1.LiveEpochR\x04live\x12-\n" +
 	"\x13epoch_since_unix_ms\x18\r \x01(\x03R\x10epochSinceUnixMs\x121\n" +
-	"\bcounters\x18\x0e \x01(\v2\x15.penstock.v1.CountersR\bcounters\"\xa8\x02\n" +
+	"\bcounters\x18\x0e \x01(\v2\x15.penstock.v1.CountersR\bcounters\x12\x1a\n" +
+	"\breplicas\x18\x0f \x01(\rR\breplicas\"\xa8\x02\n" +
 	"\bCounters\x12%\n" +
 	"\x0equeried_tokens\x18\x01 \x01(\x04R\rqueriedTokens\x12\x1d\n" +
 	"\n" +
@@ -6697,7 +6759,10 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x0fSetQuotaRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
 	"\vquota_bytes\x18\x02 \x01(\x03R\n" +
-	"quotaBytes\"g\n" +
+	"quotaBytes\"D\n" +
+	"\x12SetReplicasRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
+	"\breplicas\x18\x02 \x01(\rR\breplicas\"g\n" +
 	"\x13DeleteBlocksRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x19\n" +
 	"\bblock_id\x18\x02 \x01(\fR\ablockId\x12\x17\n" +
@@ -6941,7 +7006,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\tDelivered\x12\x1d.penstock.v1.DeliveredRequest\x1a\x1e.penstock.v1.DeliveredResponse\x12A\n" +
 	"\x06Exists\x12\x1a.penstock.v1.ExistsRequest\x1a\x1b.penstock.v1.ExistsResponse\x12A\n" +
 	"\x06Delete\x12\x1a.penstock.v1.DeleteRequest\x1a\x1b.penstock.v1.DeleteResponse\x12:\n" +
-	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\xf0\f\n" +
+	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\xb8\r\n" +
 	"\x05Admin\x12N\n" +
 	"\x0fCreateNamespace\x12#.penstock.v1.CreateNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12H\n" +
 	"\fGetNamespace\x12 .penstock.v1.GetNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12Y\n" +
@@ -6949,7 +7014,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x0fDeleteNamespace\x12#.penstock.v1.DeleteNamespaceRequest\x1a$.penstock.v1.DeleteNamespaceResponse\x12J\n" +
 	"\tBumpEpoch\x12\x1d.penstock.v1.BumpEpochRequest\x1a\x1e.penstock.v1.BumpEpochResponse\x12P\n" +
 	"\vRetireEpoch\x12\x1f.penstock.v1.RetireEpochRequest\x1a .penstock.v1.RetireEpochResponse\x12@\n" +
-	"\bSetQuota\x12\x1c.penstock.v1.SetQuotaRequest\x1a\x16.penstock.v1.Namespace\x12S\n" +
+	"\bSetQuota\x12\x1c.penstock.v1.SetQuotaRequest\x1a\x16.penstock.v1.Namespace\x12F\n" +
+	"\vSetReplicas\x12\x1f.penstock.v1.SetReplicasRequest\x1a\x16.penstock.v1.Namespace\x12S\n" +
 	"\fDeleteBlocks\x12 .penstock.v1.DeleteBlocksRequest\x1a!.penstock.v1.DeleteBlocksResponse\x12>\n" +
 	"\x05Evict\x12\x19.penstock.v1.EvictRequest\x1a\x1a.penstock.v1.EvictResponse\x12A\n" +
 	"\x06Status\x12\x1a.penstock.v1.StatusRequest\x1a\x1b.penstock.v1.StatusResponse\x12>\n" +
@@ -6980,7 +7046,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 86)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 87)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -7040,40 +7106,41 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*RetireEpochRequest)(nil),      // 55: penstock.v1.RetireEpochRequest
 	(*RetireEpochResponse)(nil),     // 56: penstock.v1.RetireEpochResponse
 	(*SetQuotaRequest)(nil),         // 57: penstock.v1.SetQuotaRequest
-	(*DeleteBlocksRequest)(nil),     // 58: penstock.v1.DeleteBlocksRequest
-	(*DeleteBlocksResponse)(nil),    // 59: penstock.v1.DeleteBlocksResponse
-	(*EvictRequest)(nil),            // 60: penstock.v1.EvictRequest
-	(*EvictResponse)(nil),           // 61: penstock.v1.EvictResponse
-	(*ListPinsRequest)(nil),         // 62: penstock.v1.ListPinsRequest
-	(*ListPinsResponse)(nil),        // 63: penstock.v1.ListPinsResponse
-	(*Pin)(nil),                     // 64: penstock.v1.Pin
-	(*StatusRequest)(nil),           // 65: penstock.v1.StatusRequest
-	(*VolumeStatus)(nil),            // 66: penstock.v1.VolumeStatus
-	(*StatusResponse)(nil),          // 67: penstock.v1.StatusResponse
-	(*MemoryPart)(nil),              // 68: penstock.v1.MemoryPart
-	(*NICStatus)(nil),               // 69: penstock.v1.NICStatus
-	(*StatBlockRequest)(nil),        // 70: penstock.v1.StatBlockRequest
-	(*Block)(nil),                   // 71: penstock.v1.Block
-	(*ListBlocksRequest)(nil),       // 72: penstock.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),      // 73: penstock.v1.ListBlocksResponse
-	(*VerifyBlocksRequest)(nil),     // 74: penstock.v1.VerifyBlocksRequest
-	(*VerifyBlocksResponse)(nil),    // 75: penstock.v1.VerifyBlocksResponse
-	(*ListVolumesRequest)(nil),      // 76: penstock.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),     // 77: penstock.v1.ListVolumesResponse
-	(*DrainVolumeRequest)(nil),      // 78: penstock.v1.DrainVolumeRequest
-	(*DrainVolumeResponse)(nil),     // 79: penstock.v1.DrainVolumeResponse
-	(*RemoveVolumeRequest)(nil),     // 80: penstock.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),    // 81: penstock.v1.RemoveVolumeResponse
-	(*ScrubRequest)(nil),            // 82: penstock.v1.ScrubRequest
-	(*ScrubProgress)(nil),           // 83: penstock.v1.ScrubProgress
-	(*ConfigChange)(nil),            // 84: penstock.v1.ConfigChange
-	(*DiffConfigRequest)(nil),       // 85: penstock.v1.DiffConfigRequest
-	(*DiffConfigResponse)(nil),      // 86: penstock.v1.DiffConfigResponse
-	(*ReloadConfigRequest)(nil),     // 87: penstock.v1.ReloadConfigRequest
-	(*ReloadConfigResponse)(nil),    // 88: penstock.v1.ReloadConfigResponse
-	(*Member)(nil),                  // 89: penstock.v1.Member
-	(*ListMembersRequest)(nil),      // 90: penstock.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),     // 91: penstock.v1.ListMembersResponse
+	(*SetReplicasRequest)(nil),      // 58: penstock.v1.SetReplicasRequest
+	(*DeleteBlocksRequest)(nil),     // 59: penstock.v1.DeleteBlocksRequest
+	(*DeleteBlocksResponse)(nil),    // 60: penstock.v1.DeleteBlocksResponse
+	(*EvictRequest)(nil),            // 61: penstock.v1.EvictRequest
+	(*EvictResponse)(nil),           // 62: penstock.v1.EvictResponse
+	(*ListPinsRequest)(nil),         // 63: penstock.v1.ListPinsRequest
+	(*ListPinsResponse)(nil),        // 64: penstock.v1.ListPinsResponse
+	(*Pin)(nil),                     // 65: penstock.v1.Pin
+	(*StatusRequest)(nil),           // 66: penstock.v1.StatusRequest
+	(*VolumeStatus)(nil),            // 67: penstock.v1.VolumeStatus
+	(*StatusResponse)(nil),          // 68: penstock.v1.StatusResponse
+	(*MemoryPart)(nil),              // 69: penstock.v1.MemoryPart
+	(*NICStatus)(nil),               // 70: penstock.v1.NICStatus
+	(*StatBlockRequest)(nil),        // 71: penstock.v1.StatBlockRequest
+	(*Block)(nil),                   // 72: penstock.v1.Block
+	(*ListBlocksRequest)(nil),       // 73: penstock.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),      // 74: penstock.v1.ListBlocksResponse
+	(*VerifyBlocksRequest)(nil),     // 75: penstock.v1.VerifyBlocksRequest
+	(*VerifyBlocksResponse)(nil),    // 76: penstock.v1.VerifyBlocksResponse
+	(*ListVolumesRequest)(nil),      // 77: penstock.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),     // 78: penstock.v1.ListVolumesResponse
+	(*DrainVolumeRequest)(nil),      // 79: penstock.v1.DrainVolumeRequest
+	(*DrainVolumeResponse)(nil),     // 80: penstock.v1.DrainVolumeResponse
+	(*RemoveVolumeRequest)(nil),     // 81: penstock.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),    // 82: penstock.v1.RemoveVolumeResponse
+	(*ScrubRequest)(nil),            // 83: penstock.v1.ScrubRequest
+	(*ScrubProgress)(nil),           // 84: penstock.v1.ScrubProgress
+	(*ConfigChange)(nil),            // 85: penstock.v1.ConfigChange
+	(*DiffConfigRequest)(nil),       // 86: penstock.v1.DiffConfigRequest
+	(*DiffConfigResponse)(nil),      // 87: penstock.v1.DiffConfigResponse
+	(*ReloadConfigRequest)(nil),     // 88: penstock.v1.ReloadConfigRequest
+	(*ReloadConfigResponse)(nil),    // 89: penstock.v1.ReloadConfigResponse
+	(*Member)(nil),                  // 90: penstock.v1.Member
+	(*ListMembersRequest)(nil),      // 91: penstock.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),     // 92: penstock.v1.ListMembersResponse
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,  // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
@@ -7104,18 +7171,18 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	45, // 25: penstock.v1.Event.volume:type_name -> penstock.v1.VolumeState
 	8,  // 26: penstock.v1.CreateNamespaceRequest.namespace:type_name -> penstock.v1.Namespace
 	8,  // 27: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
-	64, // 28: penstock.v1.ListPinsResponse.pins:type_name -> penstock.v1.Pin
-	66, // 29: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	69, // 30: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
-	68, // 31: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
+	65, // 28: penstock.v1.ListPinsResponse.pins:type_name -> penstock.v1.Pin
+	67, // 29: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	70, // 30: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
+	69, // 31: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
 	9,  // 32: penstock.v1.StatusResponse.counters:type_name -> penstock.v1.Counters
 	3,  // 33: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
-	71, // 34: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
+	72, // 34: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
 	25, // 35: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
-	66, // 36: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	84, // 37: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	84, // 38: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	89, // 39: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
+	67, // 36: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	85, // 37: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	85, // 38: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	90, // 39: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
 	11, // 40: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
 	13, // 41: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
 	18, // 42: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
@@ -7137,57 +7204,59 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	53, // 58: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
 	55, // 59: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
 	57, // 60: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	58, // 61: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	60, // 62: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	65, // 63: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	70, // 64: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	72, // 65: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	74, // 66: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	62, // 67: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	82, // 68: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	76, // 69: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
-	78, // 70: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
-	80, // 71: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
-	85, // 72: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
-	87, // 73: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
-	90, // 74: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
-	12, // 75: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	17, // 76: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	19, // 77: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	21, // 78: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	26, // 79: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	28, // 80: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	30, // 81: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	33, // 82: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	37, // 83: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	16, // 84: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
-	39, // 85: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	41, // 86: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
-	43, // 87: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
-	46, // 88: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	8,  // 89: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	8,  // 90: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	50, // 91: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	52, // 92: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	54, // 93: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	56, // 94: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
-	8,  // 95: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	59, // 96: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	61, // 97: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	67, // 98: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	71, // 99: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	73, // 100: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	75, // 101: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	63, // 102: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	83, // 103: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	77, // 104: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
-	79, // 105: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
-	81, // 106: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
-	86, // 107: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
-	88, // 108: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
-	91, // 109: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
-	75, // [75:110] is the sub-list for method output_type
-	40, // [40:75] is the sub-list for method input_type
+	58, // 61: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
+	59, // 62: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	61, // 63: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	66, // 64: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	71, // 65: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	73, // 66: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	75, // 67: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	63, // 68: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	83, // 69: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	77, // 70: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
+	79, // 71: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
+	81, // 72: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
+	86, // 73: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
+	88, // 74: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
+	91, // 75: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
+	12, // 76: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	17, // 77: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	19, // 78: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	21, // 79: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	26, // 80: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	28, // 81: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	30, // 82: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	33, // 83: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	37, // 84: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	16, // 85: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
+	39, // 86: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	41, // 87: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
+	43, // 88: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
+	46, // 89: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	8,  // 90: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	8,  // 91: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	50, // 92: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	52, // 93: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	54, // 94: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	56, // 95: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
+	8,  // 96: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	8,  // 97: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
+	60, // 98: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	62, // 99: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	68, // 100: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	72, // 101: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	74, // 102: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	76, // 103: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	64, // 104: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	84, // 105: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	78, // 106: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
+	80, // 107: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
+	82, // 108: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
+	87, // 109: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
+	89, // 110: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
+	92, // 111: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
+	76, // [76:112] is the sub-list for method output_type
+	40, // [40:76] is the sub-list for method input_type
 	40, // [40:40] is the sub-list for extension type_name
 	40, // [40:40] is the sub-list for extension extendee
 	0,  // [0:40] is the sub-list for field type_name
@@ -7204,7 +7273,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   86,
+			NumMessages:   87,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

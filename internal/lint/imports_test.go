@@ -131,7 +131,7 @@ var testEdges = []struct {
 	{"...", []string{"internal/testkit", "lab/netlab", "internal/trace", "io/blockiotest", "rdma/rdmatest", "rdma/group/domaintest"}, "suites and helpers exist for tests"},
 	{"...", []string{"io/memio", "io/faultio", "io/posixio", "rdma/tcp", "internal/arena"}, "a contract is tested with a real backend behind it"},
 	{"client/...", []string{"server/...", "trie", "trie/evict", "blockstore/...", "io/blockio"}, "a client is tested against the real server in one process"},
-	{"client", []string{"lab/testnode"}, "a node of another version wraps the sockets of a whole node"},
+	{"client", []string{"lab/testetcd", "lab/testnode"}, "a node of another version wraps the sockets of a whole node; members of a cluster have etcd"},
 	{"client/capi", []string{"dualpath", "lab/testetcd", "lab/testnode", "lab/testplanner"}, "the tests run C programs against nodes and a planner in their process, and etcd beside it"},
 	{"client/capi/binding", []string{"api/...", "dualpath", "lab/testnode", "lab/testplanner", "rdma/tcp", "rdma/copier/copiertest"}, "the tests run batches against a node, leaders against a planner, and transfers on a device of the tests' own, in their process"},
 	{"client/gateway", []string{"client/leader", "client/traffic", "dualpath", "lab/testnode", "lab/testplanner"}, "the tests run a planner, a storage node and leaders in their process"},

@@ -155,7 +155,10 @@ func (n *Node) join(engine *Engine, o Options, addr string) (*membership.Cluster
 	member, err := membership.Join(membership.Options{
 		Endpoints: o.Etcd, Node: engine.Node, Logger: engine.log,
 		Member: membership.Member{Name: o.Name, Addr: addr, Store: addr, Version: "v0"},
-		Usage:  func() (int64, int64) { return engine.capacityBytes, 0 },
+		Usage: func() (int64, int64) {
+			st := engine.Stats()
+			return engine.capacityBytes, st.Store.Slots.UsedBytes() + st.Index.DiskBytes
+		},
 	})
 	if err == nil {
 		n.closers = append(n.closers, member.Close)
