@@ -413,3 +413,37 @@ func TestErrorsSayThingsOnce(t *testing.T) {
 		t.Errorf("a lost link: %v", err)
 	}
 }
+
+// TestReaders: of the replicas of a sequence, the one in the client's zone is asked first, then the one
+// with the fewest calls. Without replicas the client's zone does not matter.
+func TestReaders(t *testing.T) {
+	s := bareStore("a", "b", "c")
+	tab := &table{nodes: s.all()}
+	for _, n := range tab.nodes {
+		tab.places = append(tab.places, kv.Place{Seed: kv.PlaceSeed(n.target), Capacity: 1 << 30, Zone: "zone " + n.target})
+	}
+	tab.overfull = kv.Overfull(tab.places)
+	s.table.Store(tab)
+	three, one := kv.Namespace{Index: kv.IndexTrie, Replicas: 3}, kv.Namespace{Index: kv.IndexTrie}
+	var id kv.BlockID
+	for i := range 32 {
+		id[0] = byte(i)
+		s.opts.Zone = ""
+		tab.nodes[0].calling.Store(2)
+		tab.nodes[1].calling.Store(1)
+		var order []string
+		for _, n := range s.readers(three, id) {
+			order = append(order, n.target)
+		}
+		if !slices.Equal(order, []string{"c", "b", "a"}) {
+			t.Fatalf("with 2, 1 and 0 calls the nodes are asked in the order %v", order)
+		}
+		s.opts.Zone = "zone a"
+		if n := s.readers(three, id)[0]; n.target != "a" {
+			t.Fatalf("%s is asked before the node of the client's zone", n.target)
+		}
+		if nodes := s.readers(one, id); len(nodes) != 1 || nodes[0] != s.owner(id) {
+			t.Fatal("without replicas another node than the owner is asked")
+		}
+	}
+}

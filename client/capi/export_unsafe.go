@@ -148,7 +148,7 @@ func open(o *C.penstock_options, store *handle) (binding.Handle, error) {
 	}
 	o = &whole
 	options := binding.Options{
-		Servers: text(o.servers), Discover: o.discover != 0,
+		Servers: text(o.servers), Discover: o.discover != 0, Zone: text(o.zone),
 		Credentials: binding.Credentials{
 			Token: text(o.token), TokenFile: text(o.token_file),
 			CAFile: text(o.ca_file), CertFile: text(o.cert_file), KeyFile: text(o.key_file), Insecure: o.insecure != 0,

@@ -156,6 +156,7 @@ typedef struct penstock_options {
 	uint32_t connections;   /* TCP connections for payload to each node; default 4 */
 	uint32_t discover;      /* 1: servers are some members of a cluster; the store follows the list of all members, and keys are distributed by the members' capacities. All clients of a cluster must set it alike. Since version 1.8 */
 	uint32_t reserved;      /* 0 */
+	const char *zone;       /* zone of this host, as in the nodes' cluster.zone: of the replicas of a block, one in this zone is read first. NULL: none. Since version 1.8 */
 } penstock_options;
 
 /* Returns the version of the library, PENSTOCK_ABI_VERSION at build time. A forked child may call it too. */

@@ -34,6 +34,8 @@ type connection struct {
 	tls       bool
 	insecure  bool
 	timeout   time.Duration
+	// zone is client.Options.Zone.
+	zone string
 	// discover makes servers the addresses of some members of a cluster. placesBlocks is set for
 	// commands with the flag --discover; invalidDiscover is the error of the flag's variable.
 	discover        bool
@@ -341,7 +343,7 @@ func (c *connection) store(ctx context.Context, log *slog.Logger, f func(s *clie
 	if err := c.awaitListening(ctx); err != nil {
 		return err
 	}
-	s, err := client.Open(ctx, client.Options{Servers: c.list(), Discover: c.discover, Engine: engine, BearerToken: token, TLS: t, Insecure: c.insecure, Logger: log})
+	s, err := client.Open(ctx, client.Options{Servers: c.list(), Discover: c.discover, Zone: c.zone, Engine: engine, BearerToken: token, TLS: t, Insecure: c.insecure, Logger: log})
 	if err != nil {
 		return err
 	}

@@ -80,7 +80,7 @@ certificates are also applied when their files change.`,
 // flag that names the nodes.
 func storageOf(cfg *config.Gateway, flag string, servers []string, discover bool, startWithin time.Duration) *connection {
 	return &connection{
-		endpoint: endpoint{flag: flag}, servers: strings.Join(servers, ","), discover: discover, tokenFile: cfg.TokenFile, ca: cfg.CA, cert: cfg.Cert, key: cfg.CertKey,
+		endpoint: endpoint{flag: flag}, servers: strings.Join(servers, ","), discover: discover, zone: cfg.Zone, tokenFile: cfg.TokenFile, ca: cfg.CA, cert: cfg.Cert, key: cfg.CertKey,
 		tls: cfg.TLS, insecure: cfg.PlainToken, startWithin: startWithin,
 	}
 }

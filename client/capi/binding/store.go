@@ -29,6 +29,8 @@ type Options struct {
 	// Servers are the nodes' addresses, separated by commas. Discover is client.Options.Discover.
 	Servers  string
 	Discover bool
+	// Zone is client.Options.Zone.
+	Zone string
 	Credentials
 	// Log, if not nil, is called with each log line of LogLevel and above, one at a time.
 	Log      func(level slog.Level, line string)
@@ -109,7 +111,7 @@ func (l *Library) Open(ctx context.Context, o Options) (Handle, error) {
 		return 0, errors.Join(err, s.free())
 	}
 	s.client, err = client.Open(ctx, client.Options{
-		Servers: splitList(o.Servers), Discover: o.Discover, Engine: s.engine, BearerToken: token, TLS: t, Insecure: o.Insecure,
+		Servers: splitList(o.Servers), Discover: o.Discover, Zone: o.Zone, Engine: s.engine, BearerToken: token, TLS: t, Insecure: o.Insecure,
 		Logger: s.logs.logger(), DialTimeout: o.DialTimeout, DeadFor: o.DeadFor,
 	})
 	if err != nil {

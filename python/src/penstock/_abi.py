@@ -72,6 +72,7 @@ class COptions(Structure):
         ("connections", c_uint32),
         ("discover", c_uint32),
         ("reserved", c_uint32),
+        ("zone", c_char_p),
     ]
 
 

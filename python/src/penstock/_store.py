@@ -344,7 +344,8 @@ class Store:
 
     ``servers`` are the ``host:port`` of the nodes, as a list or separated by commas. All clients must use the same spelling
     of the addresses. With ``discover`` they are some members of a cluster, in any spelling: the store gets the list of all
-    members from them and follows the list. All clients of a cluster must set ``discover`` alike. Times are in seconds; None
+    members from them and follows the list. All clients of a cluster must set ``discover`` alike. ``zone`` is the zone of this
+    host: of the replicas of a block, one in the same zone is read first. Times are in seconds; None
     selects the library's default. By default the library registers the memory of values for each call. With
     ``any_memory=False`` it refuses values outside of memory that was registered with ``register``, which is cheaper.
 
@@ -370,6 +371,7 @@ class Store:
         jobs_parallel: int = 0,
         connections: int = 0,
         discover: bool = False,
+        zone: str | None = None,
     ) -> None:
         if not isinstance(servers, str):
             servers = ",".join(servers)
@@ -395,6 +397,7 @@ class Store:
             jobs_parallel=_count("jobs_parallel", jobs_parallel),
             connections=_count("connections", connections),
             discover=bool(discover),
+            zone=_text("zone", zone),
         )
         core = _Core(_abi.load(), logs, log)
         core.flags = _abi.ANY_MEMORY if any_memory else 0
