@@ -17,7 +17,8 @@ const shortSegmentShare = 16
 
 // cut divides a claimed segment into slots of c.slotBytes bytes.
 func (v *volume) cut(g *segment, c *cutting) {
-	// Several requests wait for this cut, so the end of one request's context must not end the cut.
+	// Several requests wait for this new segment, so the end of one request's context must not stop
+	// the work.
 	ctx := context.Background()
 	otherwise := useBlank
 	h, err := v.plan(ctx, g, c.slotBytes)

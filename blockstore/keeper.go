@@ -99,14 +99,16 @@ func (v *volume) remove(g *segment) error {
 	return v.dev.Remove(g.file.Name())
 }
 
-// zeroAhead creates a blank segment for the next cut and fills it with zeroes. It does nothing if
-// there is a blank segment already, or if the capacity has no room for one.
+// zeroAhead creates a blank segment (one not yet divided into slots) ahead of need and fills it
+// with zeroes. It does nothing if there is a blank segment already, or if the capacity has no room
+// for one.
 func (v *volume) zeroAhead(ctx context.Context) error {
 	if !v.takesWrites() || !v.space.wantsBlank() {
 		return nil
 	}
-	// The memory is allocated before the segment is claimed. Otherwise the keeper could hold the
-	// segment and wait for memory, while a writer holds the memory and waits for the segment.
+	// The memory is allocated before the segment is claimed. Otherwise the keeper (the volume's
+	// background goroutine, which runs this) could hold the segment and wait for memory, while a
+	// writer holds the memory and waits for the segment.
 	buf, release, err := v.store.opts.Alloc(ctx, zeroChunkBytes)
 	if err != nil {
 		return err

@@ -36,8 +36,8 @@ type taken struct {
 // Reserve takes n free slots for the consecutive pieces of one sequence and returns them in order.
 // The slots are in the state reserved, each with a new generation. If hasAfter is set, Reserve
 // first tries the slots that follow the slot after directly. It takes all n slots or none. It may
-// create or cut a segment, which needs I/O. It fails with ErrFull (a *FullError), ErrFloor or
-// ErrTooLarge.
+// create a segment or divide one into slots, which needs I/O. It fails with ErrFull (a *FullError),
+// ErrFloor or ErrTooLarge.
 func (s *Store) Reserve(ctx context.Context, pieceBytes int64, layers, n int, after kv.Extent, hasAfter bool) ([]kv.Ref, error) {
 	if err := s.enter(); err != nil {
 		return nil, err
@@ -58,8 +58,8 @@ func (s *Store) Reserve(ctx context.Context, pieceBytes int64, layers, n int, af
 		p.undo()
 		return nil, err
 	}
-	// The generations are taken after the slots. So if a segment was cut for these slots, its
-	// header has an older generation than the slots.
+	// The generations are taken after the slots. So if a segment was divided into slots for this
+	// request, its header has an older generation than the slots.
 	gen, err := s.generations.take(ctx, s, n)
 	if err != nil {
 		p.undo()
@@ -323,8 +323,7 @@ func (g *segment) appendLiveLocked(refs []kv.Ref) []kv.Ref {
 	return refs
 }
 
-// EmptiableSegment is a segment that could be emptied and cut to another slot
-// size.
+// EmptiableSegment is a segment that could be emptied and then divided into slots of another size.
 type EmptiableSegment struct {
 	// First is the first slot, End the slot after the last one.
 	First, End kv.Extent
@@ -332,8 +331,8 @@ type EmptiableSegment struct {
 	UsedBytes int64
 }
 
-// Emptiable returns segments of another slot size that could be emptied and then cut to slots for
-// such pieces. The segments with the fewest used bytes come first. Segments with a reader or a
+// Emptiable returns segments of another slot size that could be emptied and then divided into slots
+// for such pieces. The segments with the fewest used bytes come first. Segments with a reader or a
 // write in progress are left out. An engine calls Emptiable after ErrFull, if it has evicted enough
 // bytes, but in slots of another size.
 func (s *Store) Emptiable(pieceBytes int64, layers int) []EmptiableSegment {
@@ -373,7 +372,8 @@ func (g *segment) emptiable(slotBytes int64) (EmptiableSegment, bool) {
 }
 
 // DrainSegment makes Reserve take slots of the segment only if no other segment has free slots, so
-// that the engine can empty the segment. The mark lasts until the segment is cut again.
+// that the engine can empty the segment. The mark lasts until the segment is divided into slots
+// anew.
 func (s *Store) DrainSegment(e kv.Extent) {
 	if v := s.volume(e); v != nil {
 		if g := v.space.segment(e.Segment()); g != nil {

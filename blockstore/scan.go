@@ -158,7 +158,7 @@ func (c *scan) account(st ScanStats, fileBytes int64) {
 	}
 }
 
-// cutHeader returns the header of the segment, if it is cut.
+// cutHeader returns the header of the segment, if the segment is divided into slots.
 func (g *segment) cutHeader() (ondisk.SegmentHeader, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -37,10 +37,10 @@ type space struct {
 	// fileBytes is the size of all files of the volume. creatingBytes is the part of
 	// fileBytes in files that are being created.
 	fileBytes, creatingBytes int64
-	// classes has the cut segments by slot size.
+	// classes has the segments that are divided into slots, by slot size.
 	classes map[int64]*class
-	// cutting has the cuts in progress by slot size, at most one for each size. A writer that needs
-	// a segment of that size waits for the cut.
+	// cutting has the cuts (divisions of one segment into slots) in progress, by slot size, at most
+	// one for each size. A writer that needs a segment of that size waits for the cut.
 	cutting map[int64]*cutting
 	// tableBytes is the DRAM of the segments and of their slot tables.
 	tableBytes int64
@@ -57,13 +57,14 @@ type class struct {
 	free int64
 	// open has the segments that have free slots and are neither retiring nor draining. last has
 	// the draining segments that have free slots. In both heaps the segment with the longest run of
-	// free slots is first. Slots of last are taken only if open is empty and no segment can be cut.
+	// free slots is first. Slots of last are taken only if open is empty and no other segment can
+	// be divided into slots of this size.
 	open, last segmentHeap
 	// empty has the segments whose slots are all free.
 	empty segmentHeap
 }
 
-// cutting is one cut in progress. done is closed when err is set.
+// cutting is the division of one segment into slots, in progress. done is closed when err is set.
 type cutting struct {
 	slotBytes int64
 	began     time.Time
@@ -199,9 +200,10 @@ func (s *space) takeAfter(slotBytes int64, after kv.Extent, n uint32) (*segment,
 	return g, r
 }
 
-// takeOrCut takes a run as take does. If there is no such run, it returns the cut in progress for
-// that slot size, and starts a cut if there is none. The returned cut is nil if a run was taken, if
-// no segment can be cut, or if no slot of the volume may be taken.
+// takeOrCut takes a run as take does. If there is no such run, it returns the cut (division of a
+// segment into slots) in progress for that slot size, and starts one if there is none. The returned
+// cut is nil if a run was taken, if no segment can be cut, or if no slot of the volume may be
+// taken.
 func (s *space) takeOrCut(slotBytes int64, bound sizer, enough uint32) (*segment, runs.Run, *cutting) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -260,8 +262,8 @@ func (s *space) claimLocked(slotBytes int64) *segment {
 }
 
 // emptyLocked returns an empty segment of another slot size that has room for a slot, or nil. It
-// chooses the segment that was cut first. Only a volume's last segment is shorter than the others,
-// so at most two segments of each slot size are examined.
+// chooses the segment that was divided into its slots first. Only a volume's last segment is
+// shorter than the others, so at most two segments of each slot size are examined.
 func (s *space) emptyLocked(slotBytes int64) (oldest *segment) {
 	for size, c := range s.classes {
 		if size == slotBytes {
@@ -327,8 +329,9 @@ func (s *space) endCreate(g *segment, f blockio.File) {
 	g.file = f
 }
 
-// finishCut ends a cut. If err is nil, the segment gets the slots that h describes. Otherwise the
-// segment is dropped if it has no file; if it has a file, its use is set to the argument otherwise.
+// finishCut ends a cut (division of a segment into slots). If err is nil, the segment gets the
+// slots that h describes. Otherwise the segment is dropped if it has no file; if it has a file, its
+// use is set to the argument otherwise.
 func (s *space) finishCut(g *segment, h ondisk.SegmentHeader, otherwise use, c *cutting, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -389,7 +392,8 @@ func (s *space) finishAhead(g *segment) {
 	}
 }
 
-// retryBad makes the segments that are useBad blank, so that they may be cut again.
+// retryBad makes the segments that are useBad (header not written) blank, so that they may be
+// divided into slots again.
 func (s *space) retryBad() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -523,7 +527,8 @@ func (h *segmentHeap) first() *segment {
 // Len implements heap.Interface of container/heap, as do Less, Swap, Push and Pop.
 func (h *segmentHeap) Len() int { return len(h.list) }
 
-// Less orders by the longest free run, longest first, then by the time of the cut.
+// Less orders by the longest free run, longest first, then by the generation at which the segment
+// was divided into slots, oldest first.
 func (h *segmentHeap) Less(i, j int) bool {
 	h.space.steps++
 	a, b := h.list[i], h.list[j]

@@ -30,7 +30,7 @@ type Stats struct {
 type SlotStats struct {
 	// LiveBytes is the size of the slots that the index refers to, ReservedBytes of the slots that
 	// are being written, CondemnedBytes of the freed slots that still have readers, and FreeBytes
-	// of the free slots in segments that are cut.
+	// of the free slots in segments that are divided into slots.
 	LiveBytes, ReservedBytes, CondemnedBytes, FreeBytes int64
 	// Live is the number of live slots.
 	Live int64

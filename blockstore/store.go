@@ -44,7 +44,7 @@ type Store struct {
 	// members has the operator's orders for the volumes; it changes under the meta token.
 	members membership
 	// keepers waits for the goroutines of the volumes, which end when stop is called. background
-	// waits for the syncs and segment cuts in progress.
+	// waits for the syncs, and for the segments that are being divided into slots.
 	keepers, background sync.WaitGroup
 	stop                context.CancelFunc
 	life                context.Context

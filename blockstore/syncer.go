@@ -27,17 +27,18 @@ type syncer struct {
 	dev *watchedDevice
 	// spawn runs f on a goroutine that Close waits for.
 	spawn func(f func())
-	// failed is called when a run has failed, before the run's callers return.
+	// failed is called when a sync of the device has failed, before the callers that wait for it
+	// return.
 	failed func()
 
 	mu sync.Mutex
-	// dirty has the files with completed writes that no run has made durable. It does not have the
-	// files of the run in progress. The value is true if a slot of the file was committed since the
-	// file became dirty: a reader may then rely on data that is not durable.
+	// dirty has the files with completed writes that no sync has made durable. It does not have the
+	// files of the sync in progress. The value is true if a slot of the file was committed since
+	// the file became dirty: a reader may then rely on data that is not durable.
 	dirty         map[blockio.File]bool
 	running, next *syncRun
-	// lost is the error of a failed run that covered files with committed slots. When syncAll
-	// returns lost, it sets lost to nil.
+	// lost is the error of a failed sync of files with committed slots. When syncAll returns lost,
+	// it sets lost to nil.
 	lost error
 }
 

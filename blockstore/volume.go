@@ -22,7 +22,7 @@ var errNoRoom = errors.New("no room on volume")
 var errCutHangs = errors.New("the header of a new segment has not been written in time")
 
 // runTargetBytes is the length of a run of free slots, in bytes, from which on take uses the run
-// instead of cutting a new segment. A device reads a run of that length at full speed.
+// instead of dividing a new segment into slots. A device reads a run of that length at full speed.
 const runTargetBytes = 4 << 20
 
 // volume is one device with its segments.
@@ -102,7 +102,7 @@ type sizer interface{ upTo(slot uint32) uint32 }
 
 // take reserves one run of slots; bound limits its length. It takes an existing run if that is long
 // enough (runTargetBytes, a quarter of a segment, or the limit, whichever is less), otherwise a run
-// of a newly cut segment, otherwise the longest run. It fails with errNoRoom.
+// of a segment newly divided into slots, otherwise the longest run. It fails with errNoRoom.
 func (v *volume) take(ctx context.Context, slotBytes int64, bound sizer) (*segment, runs.Run, error) {
 	perSegment := ondisk.SegmentSlots(v.segmentBytes, slotBytes)
 	enough := min(bound.upTo(0), max(1, min(uint32(runTargetBytes/slotBytes), perSegment/4)))
@@ -125,9 +125,9 @@ func (v *volume) take(ctx context.Context, slotBytes int64, bound sizer) (*segme
 	}
 }
 
-// await waits until a cut has completed, ctx ends, the volume fails, or the cut is Health.HungAfter
-// old. The last condition is needed because a volume can recover while an earlier write or sync of
-// a segment header still hangs.
+// await waits until a cut (division of a segment into slots) has completed, ctx ends, the volume
+// fails, or the cut is Health.HungAfter old. The last condition is needed because a volume can
+// recover while an earlier write or sync of a segment header still hangs.
 func (v *volume) await(ctx context.Context, c *cutting) error {
 	if c == nil {
 		return errNoRoom

@@ -87,7 +87,8 @@ type localConn struct {
 	staging *arena.Staging
 	session api.LocalID
 	calls   uint64
-	// owed is the loan number of the loan to return; 0: none.
+	// owed is the number of the loan (memory that the node has lent) that must be returned with the
+	// next call; 0: none.
 	owed uint64
 	// up reports whether the node is still connected. It is set for each call.
 	up func() bool
@@ -299,7 +300,7 @@ func (l *localConns) put(c *localConn, usable bool) {
 	c.close()
 }
 
-// repay returns the loans that idle connections owe.
+// repay returns the memory that the node has lent to connections that are idle (localConn.owed).
 func (l *localConns) repay() {
 	l.mu.Lock()
 	l.repaying = false

@@ -16,7 +16,8 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// directory is the list of members, and when each was last in it. Only one goroutine uses it.
+// directory follows the cluster's list of members. It has the time at which each member was last in
+// the list. Only one goroutine uses it.
 type directory struct {
 	store *Store
 	// members are the nodes of the list by their names.
@@ -32,9 +33,9 @@ type member struct {
 	seen  time.Time
 }
 
-// discover reads the list of members, and follows it until the Store is closed. If no seed returns
-// the list, all blocks are misses until one does. It fails if the seeds that answer are not in a
-// cluster, or refuse the client.
+// discover reads the list of members, and follows it until the Store is closed. If no seed (a node
+// of Options.Servers) returns the list, all blocks are misses until a seed does. It fails if the
+// seeds that answer are not in a cluster, or refuse the client.
 func (s *Store) discover(ctx context.Context, warn *slog.Logger) error {
 	d := &directory{store: s, members: make(map[string]*member), nobody: newNode(s, "the cluster of "+strings.Join(s.opts.Servers, ","))}
 	d.nobody.leave()
@@ -128,9 +129,9 @@ func (s *Store) listMembers(ctx context.Context, target string, admin pb.AdminCl
 // stateDraining is the state of a member whose sequences move to other members.
 const stateDraining = "draining"
 
-// replace makes the table that of the listed members and of the members that were listed within
-// GoneFor. A member that does not serve yet has no sequences. With Options.SkipDraining the table has
-// no member that drains.
+// replace makes Store.table the nodes of the listed members and of the members that were last
+// listed within GoneFor. It leaves out a new member that is still joining and, with
+// Options.SkipDraining, members that drain.
 func (d *directory) replace(list []*pb.Member) {
 	now := time.Now()
 	var left []*node

@@ -22,7 +22,8 @@ import (
 
 // localSocket is the Store's connection to the unix socket of the node on this host.
 type localSocket struct {
-	// turn is held by the goroutine that connects. No lock is held during the connect.
+	// turn has one element while a goroutine connects, so that only one goroutine connects at a
+	// time. No lock is held during the connect.
 	turn chan struct{}
 
 	mu     sync.Mutex
@@ -38,7 +39,7 @@ type localLink struct {
 	conn          *net.UnixConn
 	view          *arena.View
 	node, session api.LocalID
-	// next is the number of the most recent loan.
+	// next is the number of the most recent loan of node memory.
 	next atomic.Uint64
 	// calls is the number of the most recent call.
 	calls atomic.Uint64

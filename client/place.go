@@ -90,7 +90,8 @@ func (r *reading) checkFragmentsApart() error {
 	return nil
 }
 
-// runs returns the runs of piece i. It stores a single run in one, to avoid an allocation.
+// runs returns the destinations (runs) of the layers of piece i. It stores a single run in one, to
+// avoid an allocation.
 func (r *reading) runs(i int, one *[1]run) []run {
 	if r.fragments != nil {
 		return r.fragments[i]
@@ -100,7 +101,8 @@ func (r *reading) runs(i int, one *[1]run) []run {
 	return one[:]
 }
 
-// zones returns the zone of the task in each target.
+// zones returns, for each target memory, the range of the memory that contains all bytes of the
+// task.
 func (r *reading) zones(t *readTask) []zone {
 	zones := make([]zone, len(r.targets))
 	for k := range zones {

@@ -444,10 +444,11 @@ func (r *reading) result() ReadResult {
 	return out
 }
 
-// decides reports whether the loss of piece i, and not the loss of piece j, is the reason for the
-// cut. The piece of the earlier block decides. Exception: with allOrNothing, a piece with a
-// reported loss takes precedence over an absent piece, because the node may have dropped the lost
-// piece meanwhile, and then other tasks of the read find their pieces absent.
+// decides reports whether the loss of piece i, and not the loss of piece j, is the reason that the
+// result gives for the end of the prefix (Cut). The piece of the earlier block decides. Exception:
+// with allOrNothing, a piece with a reported loss takes precedence over an absent piece, because
+// the node may have dropped the lost piece meanwhile, and then other tasks of the read find their
+// pieces absent.
 func (r *reading) decides(i, j int, allOrNothing bool) bool {
 	if a, b := r.states[i].reported(), r.states[j].reported(); a != b && allOrNothing {
 		return a

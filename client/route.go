@@ -230,7 +230,7 @@ func (n *node) present(ctx context.Context, req MatchRequest, ids []kv.BlockID, 
 	return found
 }
 
-// shares splits a chain that is not empty over the nodes that nodesOf returns for its blocks. A chain
+// shares divides a chain that is not empty among the nodes that nodesOf returns for its blocks. A chain
 // of a trie goes whole to one node. In a flat namespace each key goes to the first of its own nodes.
 func (s *Store) shares(ns kv.Namespace, ids []kv.BlockID, nodesOf func(int) []*node) []share {
 	if ns.Index != kv.IndexFlat || len(s.all()) == 1 {

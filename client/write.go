@@ -326,8 +326,9 @@ func (w *writing) begunOn(ctx context.Context, n *node) bool {
 
 func (w *writing) flat() bool { return w.req.Namespace.Index == kv.IndexFlat }
 
-// runLine writes the chunks of a line one after the other. If the ids are chained (a trie), the
-// first refusal ends the line, because a block cannot be stored without its parent.
+// runLine writes the pieces of a line (the part of a copy for one node) chunk by chunk. If the
+// ids are chained (a trie), the first refusal ends the line, because a block cannot be stored
+// without its parent.
 //
 // If the node lacks the parent of the first chunk, and one of the others has it, the line goes on
 // there: the sequence has passed the node over, or its beginning has not been moved from a draining

@@ -168,8 +168,9 @@ func (p *Planner) complete() {
 		if back == nil && p.now-r.started <= p.opts.GroupTimeout {
 			return false
 		}
-		// had: prefill may have ended. The decode engine reads nothing, and if the prefill engine's
-		// group has registered again, it had received the Start.
+		// had: the other engine may have had the request and ended its part. That is impossible if
+		// this engine still reads, or if the other engine's group has registered again and had not
+		// received the Start.
 		had := h.Reading.Len() <= 0 && (back == nil || !back.group.returns || back.group.seen >= r.attempt)
 		if role == Decode && (had || r.prefilled) {
 			return true

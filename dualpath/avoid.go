@@ -13,7 +13,7 @@ package dualpath
 // failure may have been caused by the other engine of the attempt.
 const strikesMax = 2
 
-// strike records that an attempt on the engine failed.
+// strike records that an attempt at a request failed on the engine.
 func (p *Planner) strike(en *engine) {
 	en.strikes++
 	if en.strikes >= strikesMax {
@@ -22,7 +22,7 @@ func (p *Planner) strike(en *engine) {
 	}
 }
 
-// served records that the engine did its part.
+// served records that the engine has completed its part of a request, which clears its strikes.
 func (en *engine) served() { en.strikes, en.avoidUntil = 0, 0 }
 
 // avoids reports whether the request avoids en.

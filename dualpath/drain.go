@@ -32,7 +32,8 @@ func (d Drain) String() string {
 	return fmt.Sprintf("drain %d", uint8(d))
 }
 
-// Older counts the requests of a namespace that use weights older than an epoch.
+// Older counts the requests of a namespace that use model weights of an older epoch than a given
+// one.
 type Older struct {
 	// Queued is the number of requests without engines. They will be planned with the newest
 	// weights.
@@ -40,8 +41,8 @@ type Older struct {
 	// Prefilling is the number of started requests whose prefill has not ended, Decoding the number
 	// whose prefill has ended.
 	Prefilling, Decoding int
-	// Exact is the number of Exact requests (Request.Exact), which keep their weights. The other
-	// counts exclude them.
+	// Exact is the number of requests with Request.Exact set. They keep their version of the
+	// model's weights when an epoch with newer weights begins. The other counts exclude them.
 	Exact int
 }
 

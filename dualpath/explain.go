@@ -104,7 +104,7 @@ type explainRing struct {
 	byID map[RequestID]*Explanation
 }
 
-// newExplainRing returns a ring of n.
+// newExplainRing returns a ring with room for n explanations.
 func newExplainRing(n int) explainRing {
 	return explainRing{ring: make([]*Explanation, n), byID: make(map[RequestID]*Explanation, n)}
 }

@@ -103,7 +103,8 @@ func (p *Planner) cost(r *request) float64 {
 	return float64(r.Prompt-r.Hit) + float64(r.Hit)*p.opts.PrefillRate/p.opts.ReadRate
 }
 
-// levelOf returns the level of a priority and creates it if necessary.
+// levelOf returns the level of a priority (all of its waiting requests) and creates the level if
+// necessary.
 func (p *Planner) levelOf(priority int) *level {
 	l := p.priorities[priority]
 	if l == nil {
@@ -126,7 +127,7 @@ func (p *Planner) levelOf(priority int) *level {
 	return l
 }
 
-// newFlow returns a flow without requests.
+// newFlow returns a flow (the queue of one tenant) without requests.
 func newFlow(l *level, tenant string, weight, served float64) *flow {
 	return &flow{
 		level: l, tenant: tenant, weight: weight, served: served, byHome: make(map[*group]*lane),
@@ -137,7 +138,8 @@ func newFlow(l *level, tenant string, weight, served float64) *flow {
 	}
 }
 
-// flowOf returns a tenant's flow and creates it if necessary.
+// flowOf returns a tenant's flow (the queue of its requests of one priority) and creates the flow
+// if necessary.
 func (p *Planner) flowOf(l *level, tenant string) *flow {
 	f := l.flows[tenant]
 	if f == nil {
@@ -147,7 +149,7 @@ func (p *Planner) flowOf(l *level, tenant string) *flow {
 	return f
 }
 
-// join adds a request to the flow of its tenant, or to level.replanned if again is set.
+// join adds a request to the flow (queue) of its tenant, or to level.replanned if again is set.
 func (p *Planner) join(r *request, again bool) {
 	l := p.levelOf(r.Priority)
 	f := l.replanned
@@ -162,9 +164,9 @@ func (p *Planner) join(r *request, again bool) {
 	p.shareOf(r.Tenant).Queued++
 }
 
-// leave undoes join. If the tenant has no other request, its flow is kept in level.debts or
-// deleted. If the level has no other request, the counters of its tenants are deleted, because no
-// tenant competes with another.
+// leave removes a request from its flow (the queue that join chose). If the tenant has no other
+// request, its flow is kept in level.debts or deleted. If the level has no other request, the
+// counters of its tenants are deleted, because no tenant competes with another.
 func (p *Planner) leave(r *request) {
 	p.withdraw(r)
 	f := r.flow
@@ -203,8 +205,8 @@ func (p *Planner) retireLevel(l *level, last *flow) {
 	}
 }
 
-// reprice updates the work of a request whose Hit has changed, and the time at which the request's
-// deadlines are checked.
+// reprice updates the work (the cost in its queue) of a request whose Hit has changed, and the time
+// at which the request's deadlines are checked.
 func (p *Planner) reprice(r *request) {
 	if r.flow != nil {
 		r.flow.work -= r.work
@@ -236,8 +238,8 @@ func (p *Planner) charge(r *request) {
 	l.settle()
 }
 
-// settle deletes tenants without requests: all whose counter the virtual time has reached, and, if
-// more than maxDebts remain, the tenants with the lowest counters.
+// settle deletes flows of tenants without requests: all whose counter the virtual time has reached,
+// and, if more than maxDebts remain, those with the lowest counters.
 func (l *level) settle() {
 	for f := l.debts.first(); f != nil; f = l.debts.first() {
 		if f.served > l.virtual {
@@ -251,7 +253,8 @@ func (l *level) settle() {
 	}
 }
 
-// offer adds a request to the lane of its decode group (its home).
+// offer makes a request eligible to be granted: it adds the request to its lane, the part of the
+// tenant's queue for the request's decode group (its home).
 func (p *Planner) offer(r *request) {
 	f, g := r.flow, r.home
 	n := f.byHome[g]
@@ -270,7 +273,8 @@ func (p *Planner) offer(r *request) {
 	}
 }
 
-// withdraw removes a request from its lane, if the request is in a lane.
+// withdraw removes a request from its lane (the part of the tenant's queue for one decode group),
+// if it is in a lane. The request is then not granted until offer adds it again.
 func (p *Planner) withdraw(r *request) {
 	n := r.lane
 	if n == nil {
@@ -295,9 +299,8 @@ func (r *request) precedes(o *request) bool {
 	return r.flow == r.flow.level.replanned
 }
 
-// updateHeaps updates the heaps of grantable lanes, flows and levels after a change of lane n: the
-// lane, its flow and its level are each in their heap only if they have a request that may be
-// granted.
+// updateHeaps updates the heaps after a change of lane n. The lane, its flow and its level are each
+// in a heap only if they have a request that may be granted.
 func (p *Planner) updateHeaps(n *lane) {
 	f := n.flow
 	l := f.level
@@ -318,8 +321,8 @@ func (p *Planner) updateHeaps(n *lane) {
 	}
 }
 
-// next returns the next request to be granted, or nil. It closes a lane if the lane's group has no
-// room or is reserved for another request.
+// next returns the next request to be granted, or nil. It closes a lane (the requests that wait for
+// one decode group) if the group has no room or is reserved for another request.
 func (p *Planner) next() *request {
 	for l := p.levels.first(); l != nil; l = p.levels.first() {
 		n := l.ready.first().lanes.first()
@@ -378,7 +381,7 @@ func (p *Planner) retry(g *group) {
 	}
 }
 
-// deleteLane removes a lane from a list. It does not keep the order of the list.
+// deleteLane removes lane n from a list of lanes. It does not keep the order of the list.
 func deleteLane(list []*lane, n *lane) []*lane {
 	for i := range list {
 		if list[i] == n {

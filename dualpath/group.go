@@ -272,7 +272,8 @@ func (p *Planner) reportNode(rep *NodeReport, seen uint64) {
 	}
 }
 
-// unseen removes from list the work of the actions up to number seen, which the report includes.
+// unseen removes from list the work of the actions up to number seen, which the group's report
+// includes already.
 func unseen(list []assigned, seen uint64) []assigned {
 	i := 0
 	for i < len(list) && list[i].seq <= seen {

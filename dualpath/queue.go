@@ -94,7 +94,7 @@ func (p *Planner) forget(r *request) {
 	delete(p.requests, r.ID)
 }
 
-// unlist removes an element, if there is one.
+// unlist removes an element from a list, if *el is not nil, and sets *el to nil.
 func (p *Planner) unlist(el **list.Element, from *list.List) {
 	if *el != nil {
 		from.Remove(*el)

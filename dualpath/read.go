@@ -103,10 +103,9 @@ func (p *Planner) instruct(r *request, a Action) uint64 {
 	return a.Seq
 }
 
-// repeat sends again the orders that did not reach an engine of a request before the session of the
-// engine's group broke: the orders with a Seq above last. If last is 0, the leader has not reported
-// which orders arrived. Then the request is planned again, unless it has had no orders or its
-// prefill has ended.
+// repeat sends orders again after the session of an engine's group broke: those with a Seq above
+// last, which did not reach the engine. If last is 0, the leader has not reported which orders
+// arrived. Then the request is planned again, unless it has had no orders or its prefill has ended.
 func (p *Planner) repeat(r *request, to Role, last uint64) {
 	orders, en, s := r.orders[sideAt(to)], r.engineOf(to), &r.sides[sideAt(to)]
 	if last == 0 {
@@ -224,7 +223,8 @@ func (p *Planner) balance(pn, dn *node, hit int) int {
 	return min(int(math.Round(x/b)*b), hit)
 }
 
-// begin records a read that the action with number seq has ordered.
+// begin records a storage read that the action with number seq has ordered from one of the
+// request's engines.
 func (p *Planner) begin(r *request, part Part, hedge bool, seq uint64) {
 	n := r.engineOf(part.Side).node
 	n.queue += part.Len()
@@ -255,7 +255,8 @@ func seconds(s float64) time.Duration {
 	return time.Duration(min(s*float64(time.Second), float64(math.MaxInt64)/2))
 }
 
-// progress handles a side's progress report.
+// progress handles a progress report about the storage read of one side (prefill or decode engine)
+// of a request.
 func (p *Planner) progress(e Progress) {
 	r := p.about(e.Request, e.Attempt)
 	if r == nil || r.loadingAt == nil || (e.Side != Prefill && e.Side != Decode) {
@@ -328,8 +329,9 @@ func (p *Planner) stopped(e Stopped) {
 	p.place(r)
 }
 
-// place orders a side without a read to read the ranges in r.rest. It removes the request from
-// loading when neither side has a read.
+// place finds readers for r.rest, the ranges of the prefix that no engine reads. A reader is the
+// prefill or the decode engine of the request, if that engine has no read in progress for it. place
+// removes the request from loading when neither engine has a read.
 func (p *Planner) place(r *request) {
 	for len(r.rest) > 0 {
 		to, wait := p.reader(r, r.rest[0].Len())
@@ -379,7 +381,8 @@ func (p *Planner) reader(r *request, tokens int) (to Role, wait bool) {
 	return best, best == 0 && wait
 }
 
-// better reports whether side a is a better reader than side b.
+// better reports whether side a should read rather than side b: the side whose reads were not slow
+// so far or, if both are equal, the side whose machine would complete its reading queue sooner.
 func better(r *request, a, b Role) bool {
 	if la, lb := r.sides[sideAt(a)].wasSlow, r.sides[sideAt(b)].wasSlow; la != lb {
 		return lb
@@ -387,7 +390,8 @@ func better(r *request, a, b Role) bool {
 	return drain(r.engineOf(a).node, 0) < drain(r.engineOf(b).node, 0)
 }
 
-// orderPart orders one side to read a part, after the Start.
+// orderPart orders one side of a started request (its prefill or decode engine) to read a part of
+// the cached prefix.
 func (p *Planner) orderPart(r *request, part Part, hedge bool) {
 	en := r.engineOf(part.Side)
 	seq := p.instruct(r, Action{Kind: Read, Side: part.Side, Parts: [2]Part{part}, NParts: 1, Hedge: hedge})
@@ -405,7 +409,8 @@ func (p *Planner) recompute(r *request, from, to int, why Reason) {
 	p.instruct(r, Action{Kind: Recompute, Side: Prefill, Parts: [2]Part{{Prefill, from, to}}, NParts: 1, Why: why})
 }
 
-// stopLoading removes the request from loading and marks both its sides as idle.
+// stopLoading removes the request from the list loading, and marks its prefill and its decode side
+// as not reading.
 func (p *Planner) stopLoading(r *request) {
 	p.unlist(&r.loadingAt, p.loading)
 	r.sides[0].state, r.sides[1].state = idle, idle

@@ -143,7 +143,7 @@ func (p *Planner) orderSwitch(g *group) {
 	}
 }
 
-// keep ends a switch; the group keeps its previous role.
+// keep ends a group's change of role without a change: the group keeps its previous role.
 func (p *Planner) keep(g *group, why Reason) {
 	to := g.leaving.to
 	g.leaving = leaving{}
@@ -154,7 +154,8 @@ func (p *Planner) keep(g *group, why Reason) {
 	p.endSwitch(g.id, to, why)
 }
 
-// endSwitch reports the end of a switch.
+// endSwitch reports to the operator that a group's change of role has ended. why is the reason if
+// the role was not changed.
 func (p *Planner) endSwitch(id GroupID, to Role, why Reason) {
 	if why == NoReason {
 		p.stats.Switched++

@@ -98,7 +98,8 @@ func (p *Planner) endPrefill(r *request) {
 	p.leavePrefill(r)
 }
 
-// movePrefill moves a request's work to the same engine in the group that has registered again.
+// movePrefill moves the counted prefill work of a request to the new record of its engine, after
+// the engine's group has registered again.
 func (p *Planner) movePrefill(r *request) {
 	if old := r.prefillingOn; old != nil {
 		begun := old.begun
@@ -108,7 +109,7 @@ func (p *Planner) movePrefill(r *request) {
 	}
 }
 
-// own returns the time of a request's prefill on an idle engine; 0: unknown.
+// own returns the time that the request's own prefill would take on an idle engine; 0: unknown.
 func (p *Planner) own(r *request) time.Duration {
 	rate := p.prefills.rate()
 	if rate == 0 {

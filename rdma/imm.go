@@ -166,7 +166,7 @@ func (c *ImmCounters) Expect(x Expect, alive func(EngineID) bool) (*Expectation,
 	return e, nil
 }
 
-// takeLocked subtracts n from the early count of imm.
+// takeLocked subtracts n from the number of arrivals of imm that no expectation has counted yet.
 func (c *ImmCounters) takeLocked(imm uint32, k earlyImm, n uint32) {
 	if n == 0 {
 		return

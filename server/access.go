@@ -40,7 +40,8 @@ type rule struct {
 	where func(held holdings, req any) (demand, error)
 }
 
-// demand is one of several roles on one namespace. The zero demand is met by every caller.
+// demand is the access that a request needs: one of several roles on one namespace. Every caller
+// meets the zero demand.
 type demand struct {
 	roles     access.Role
 	namespace string
@@ -154,8 +155,8 @@ var rules = map[string]rule{
 	pb.Planner_Top_FullMethodName:         anywhere(access.Operate),
 }
 
-// ofMatch: a pin without an expiry holds space until an administrator ends it, so it needs the role
-// admin in addition.
+// ofMatch returns the demand of a Match. A pin without an expiry holds space until an administrator
+// ends it, so it needs the role admin in addition.
 func ofMatch(_ holdings, req any) (demand, error) {
 	r, _ := req.(*pb.MatchRequest)
 	if r.GetPin() {
@@ -164,8 +165,8 @@ func ofMatch(_ holdings, req any) (demand, error) {
 	return demand{roles: access.Read, namespace: r.GetNamespace()}, nil
 }
 
-// ofLease: a lease concerns the namespace of its blocks. A pin without an expiry needs the role
-// admin, as in ofMatch.
+// ofLease returns the demand of a call on a lease, which concerns the namespace of the lease's
+// blocks. A pin without an expiry needs the role admin, as in ofMatch.
 func ofLease(held holdings, req any) (demand, error) {
 	r, _ := req.(interface{ GetLease() uint64 })
 	unknown := status.Errorf(codes.NotFound, "lease %d: %v", r.GetLease(), trie.ErrLeaseUnknown)
@@ -180,7 +181,8 @@ func ofLease(held holdings, req any) (demand, error) {
 	return d, nil
 }
 
-// ofReservation: a reservation concerns the namespace of its blocks.
+// ofReservation returns the demand of a call on a reservation, which concerns the namespace of the
+// reserved blocks.
 func ofReservation(held holdings, req any) (demand, error) {
 	r, _ := req.(interface{ GetReservation() uint64 })
 	unknown := status.Errorf(codes.NotFound, "reservation %d: %v", r.GetReservation(), storage.ErrReservation)
@@ -196,7 +198,7 @@ func ofNewNamespace(_ holdings, req any) (demand, error) {
 	return demand{roles: access.Admin, namespace: r.GetNamespace().GetName()}, nil
 }
 
-// ofEvict: an eviction without a namespace takes blocks of every namespace.
+// ofEvict returns the demand of an Evict. Without a namespace it evicts blocks of every namespace.
 func ofEvict(_ holdings, req any) (demand, error) {
 	r, _ := req.(*pb.EvictRequest)
 	if r.GetNamespace() == "" {
@@ -205,7 +207,7 @@ func ofEvict(_ holdings, req any) (demand, error) {
 	return demand{roles: access.Admin, namespace: r.GetNamespace()}, nil
 }
 
-// guard decides calls by the rules. The zero guard allows every call.
+// guard allows or refuses calls by the rules. The zero guard allows every call.
 type guard struct {
 	roles Roles
 	held  holdings
@@ -296,7 +298,8 @@ func subjectOf(ctx context.Context) string {
 
 // admit identifies a caller over gRPC by the policy and the headers of its call, and refuses the call
 // if the caller has the role for the method on no namespace. The returned context carries the
-// identity. A method without a rule is left to gRPC, which answers Unimplemented if no service has it.
+// identity. admit passes a method without a rule: gRPC answers Unimplemented if no service has the
+// method, and otherwise guard.check refuses it.
 func admit(ctx context.Context, policy *access.Policy, method string, md metadata.MD) (context.Context, error) {
 	id, err := identify(policy, md.Get("authorization"), subjectOf(ctx))
 	if err != nil {
@@ -321,9 +324,9 @@ func lacks(id access.Identity, roles access.Role, where string) error {
 	return refuse(codes.PermissionDenied, "principal %q %s; an administrator grants it in auth.roles_file of the node", id.Principal.Name(), what)
 }
 
-// check decides a request. It uses the policy that is in use at the time of the call, so that a
-// removed credential ends the streams of its principal, and a new roles file the streams of callers
-// without an identity.
+// check returns an error if a request is not allowed. It uses the policy that is in use at the time
+// of the call, so that a removed credential ends the streams of its principal, and a new roles file
+// the streams of callers without an identity.
 func (g guard) check(ctx context.Context, method string, req any) error {
 	policy := g.roles.current()
 	if policy == nil {
@@ -371,8 +374,9 @@ func (d demand) of(id access.Identity) error {
 	return nil
 }
 
-// refresh returns a context with the caller's identity by the policy in use, for calls that last. A
-// caller whose credential was removed gets an identity without roles.
+// refresh returns a context with the caller's identity by the policy in use. Long calls need it,
+// because the policy may change during the call. A caller whose credential was removed gets an
+// identity without roles.
 func (g guard) refresh(ctx context.Context) context.Context {
 	id, ok := identityOf(ctx)
 	policy := g.roles.current()
@@ -398,8 +402,8 @@ func (g guard) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo,
 	return next(srv, &guardedStream{ServerStream: s, guard: g, method: info.FullMethod})
 }
 
-// guardedStream decides each message of a stream: those of the caller by themselves, and those of
-// the node by the last message of the caller.
+// guardedStream checks each message of a stream: a message of the caller by its own content, and a
+// message of the node by the caller's last message.
 type guardedStream struct {
 	grpc.ServerStream
 	guard  guard

@@ -47,8 +47,9 @@ type roles struct{ policy atomic.Pointer[access.Policy] }
 
 func (r *roles) current() *access.Policy { return r.policy.Load() }
 
-// set replaces the policy. Each line is: principal, roles with commas, pattern. The token of a
-// principal is tokenOf(its name), or tokenOf(text) if the principal is written name:text.
+// set replaces the policy. Each line is: principal, roles with commas, pattern. The first line of a
+// principal may have its rates besides. The token of a principal is tokenOf(its name), or tokenOf(text) if
+// the principal is written name:text.
 func (r *roles) set(t testing.TB, lines ...string) {
 	t.Helper()
 	var b strings.Builder
@@ -61,7 +62,11 @@ func (r *roles) set(t testing.TB, lines ...string) {
 			if !ok {
 				token = name
 			}
-			fmt.Fprintf(&b, "  - name: %s\n    tokens: [sha256:%x]\n    grants:\n", name, sha256.Sum256([]byte(tokenOf(token))))
+			fmt.Fprintf(&b, "  - name: %s\n    tokens: [sha256:%x]\n", name, sha256.Sum256([]byte(tokenOf(token))))
+			if len(f) > 3 {
+				fmt.Fprintf(&b, "    rates: %s\n", strings.Join(f[3:], " "))
+			}
+			b.WriteString("    grants:\n")
 		}
 		last = f[0]
 		fmt.Fprintf(&b, "      - {roles: [%s], namespaces: [%q]}\n", f[1], f[2])

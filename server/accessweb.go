@@ -30,8 +30,8 @@ func webRule(path string) access.Role {
 	return access.Operate
 }
 
-// web decides the requests to next. Probes are admitted without a token, because kubelets and load
-// balancers have none.
+// web passes the allowed requests on to next. Probes are admitted without a token, because kubelets
+// and load balancers have none.
 func (g guard) web(next http.Handler, log audit) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		policy := g.roles.current()

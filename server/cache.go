@@ -188,6 +188,9 @@ func (s *cacheService) read(ctx context.Context, by caller, req *pb.ReadRequest)
 		return nil, invalid(fmt.Errorf("geometry digest of %d bytes; want %d", n, len(geometry)))
 	}
 	copy(geometry[:], req.GetGeometryDigest())
+	if err := s.spenderOf(ctx).mayRead(); err != nil {
+		return busyRead(err), nil
+	}
 	load := storage.LoadRequest{
 		Geometry:   geometry,
 		Namespace:  req.GetNamespace(),
@@ -214,9 +217,9 @@ func (s *cacheService) read(ctx context.Context, by caller, req *pb.ReadRequest)
 		return nil, err
 	}
 	load.Early = by.transport == transportMessage
-	result, err := s.node.Load(ctx, load, d.deliver)
+	result, err := s.node.Load(ctx, load, s.spenderOf(ctx).reads(d.deliver))
 	if errors.Is(err, storage.ErrBusy) {
-		return &pb.ReadResponse{Outcome: pb.Outcome_OUTCOME_BUSY, BusyReason: sentence(err)}, nil
+		return busyRead(err), nil
 	}
 	if err != nil {
 		return nil, statusOf(err)
@@ -225,6 +228,11 @@ func (s *cacheService) read(ctx context.Context, by caller, req *pb.ReadRequest)
 		return readResponse(result, d.posted.Load()), nil
 	}
 	return readResponse(result, d.counted.Load()), nil
+}
+
+// busyRead is the answer to a read that the node does not perform at present.
+func busyRead(err error) *pb.ReadResponse {
+	return &pb.ReadResponse{Outcome: pb.Outcome_OUTCOME_BUSY, BusyReason: sentence(err)}
 }
 
 func readResponse(result storage.LoadResult, immediates uint32) *pb.ReadResponse {
@@ -306,7 +314,18 @@ func (s *cacheService) reserve(ctx context.Context, by caller, req *pb.ReserveRe
 		return nil, err
 	}
 	resp := new(pb.ReserveResponse)
-	r.Attach = func(res *storage.Reservation) error { return s.attach(res, writers, resp) }
+	spender := s.spenderOf(ctx)
+	if err := spender.mayWrite(); err != nil {
+		resp.Outcome, resp.BusyReason = pb.Outcome_OUTCOME_BUSY, sentence(err)
+		return resp, nil
+	}
+	r.Attach = func(res *storage.Reservation) error {
+		if err := s.attach(res, writers, resp); err != nil {
+			return err
+		}
+		spender.wrote(len(res.Bytes()))
+		return nil
+	}
 	if _, err := s.reserveFor(ctx, r, resp); err != nil {
 		return nil, err
 	}

@@ -71,8 +71,8 @@ func (by caller) address(ctx context.Context) string {
 }
 
 // calls serves calls that arrive as messages over the data plane. A peer with a data-plane session
-// has presented the token that Describe returned to its client, so its calls are decided as those
-// of that client over gRPC. The blocks that it reads are written only to its own memory.
+// has presented the token that Describe returned to its client, so its calls are allowed or refused
+// like calls of that client over gRPC. The blocks that it reads are written only to its own memory.
 type calls struct {
 	service *cacheService
 	// slots has an element for each call by message in progress. Its capacity is callsMax.

@@ -62,8 +62,9 @@ func (s *Server) admit(req any) error {
 	return s.opts.Cluster.Admit(named.GetNamespace())
 }
 
-// admitResult is admit after a call: the bytes of a read that outlasts the lease do not count for the
-// client. Other calls return no bytes, and some of them have made something that the client must get.
+// admitResult is admit for the time after a call. A read whose node has lost its lease meanwhile
+// fails, because the bytes may be outdated. Other calls return no bytes, and some return an id that
+// the client must get (of a lease or a reservation).
 func (s *Server) admitResult(req any) error {
 	if _, ok := req.(*pb.ReadRequest); !ok {
 		return nil

@@ -87,6 +87,24 @@ type nicFigure struct {
 	value func(rdma.NIC) float64
 }
 
+// principalFigure is one counter of a principal of the roles file.
+type principalFigure struct {
+	desc  *prometheus.Desc
+	value func(*spending) uint64
+}
+
+func principalFigures() []principalFigure {
+	of := func(name, help string, value func(*spending) uint64) principalFigure {
+		return principalFigure{prometheus.NewDesc("penstock_principal_"+name, help, []string{"principal"}, nil), value}
+	}
+	return []principalFigure{
+		of("read_bytes_total", "Bytes of blocks that a principal of the roles file has read.", func(s *spending) uint64 { return s.read.bytes.Load() }),
+		of("write_bytes_total", "Bytes that a principal of the roles file has reserved for writing, with the headers of the slots.", func(s *spending) uint64 { return s.write.bytes.Load() }),
+		of("limited_reads_total", "Reads of a principal that were Busy because it was above its rate.", func(s *spending) uint64 { return s.read.limited.Load() }),
+		of("limited_writes_total", "Reservations of a principal that were Busy because it was above its rate.", func(s *spending) uint64 { return s.write.limited.Load() }),
+	}
+}
+
 func counter(name, help string, value func(*scrape) float64) figure {
 	return figure{prometheus.NewDesc("penstock_"+name, help, nil, nil), prometheus.CounterValue, value}
 }
@@ -240,6 +258,9 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 		ch <- f.desc
 	}
 	ch <- volumeState()
+	for _, f := range principalFigures() {
+		ch <- f.desc
+	}
 	for _, f := range moveFigures() {
 		ch <- f.desc
 	}
@@ -295,6 +316,11 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			for _, f := range epochFigures() {
 				ch <- prometheus.MustNewConstMetric(f.desc, f.kind, float64(f.value(e)), ns.Name, strconv.FormatUint(uint64(e.Epoch), 10))
 			}
+		}
+	}
+	for name, s := range c.server.rates.snapshot() {
+		for _, f := range principalFigures() {
+			ch <- prometheus.MustNewConstMetric(f.desc, prometheus.CounterValue, float64(f.value(s)), name)
 		}
 	}
 	for _, n := range c.server.data.NICs() {

@@ -34,14 +34,14 @@ func (s *cacheService) readLocal(ctx context.Context, sessionID []byte, req *pb.
 	}
 	loan, err := session.Open(req.GetLoan())
 	if errors.Is(err, handoff.ErrFull) {
-		return &pb.ReadResponse{Outcome: pb.Outcome_OUTCOME_BUSY, BusyReason: sentence(err)}, nil
+		return busyRead(err), nil
 	}
 	if err != nil {
 		return nil, statusOf(err)
 	}
 	l := &lending{loan: loan, offsets: make([]uint64, len(req.GetPieces()))}
 	load.Keep = true
-	result, err := s.node.Load(ctx, load, l.deliver)
+	result, err := s.node.Load(ctx, load, s.spenderOf(ctx).reads(l.deliver))
 	// If ctx has ended, the caller does not get this reply, so the loan ends here. If the caller
 	// stops waiting after this point, it returns the loan itself. If the caller has returned the
 	// loan already, pieces that are added to the loan are released at once.
@@ -51,7 +51,7 @@ func (s *cacheService) readLocal(ctx context.Context, sessionID []byte, req *pb.
 	if err != nil {
 		loan.End()
 		if errors.Is(err, storage.ErrBusy) {
-			return &pb.ReadResponse{Outcome: pb.Outcome_OUTCOME_BUSY, BusyReason: sentence(err)}, nil
+			return busyRead(err), nil
 		}
 		return nil, statusOf(err)
 	}

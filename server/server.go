@@ -108,6 +108,7 @@ type Server struct {
 	data       rdma.Engine
 	sessions   *Sessions
 	guard      guard
+	rates      rates
 	audit      audit
 	region     rdma.Region
 	grpc       *grpc.Server

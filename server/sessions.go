@@ -36,8 +36,8 @@ type Sessions struct {
 	mu sync.Mutex
 	// engines has the credential of each engine that had a session.
 	engines map[rdma.EngineID]*owner
-	// policy is the policy of tokens and owners. tokens are those of its credentials, and owners the
-	// credential of each token.
+	// policy is the policy from which tokens and owners were derived. tokens has one token for each
+	// credential of the policy, and owners the credential of each token.
 	policy *access.Policy
 	tokens []rdma.Token
 	owners map[string]access.Credential
@@ -331,7 +331,7 @@ func (s *Server) endSession(engine rdma.EngineID) {
 	s.data.Disconnect(engine)
 }
 
-// laterCall calls a function once some time after the last start.
+// laterCall calls a function once, when the time after has passed since the last call of start.
 type laterCall struct {
 	after time.Duration
 
@@ -342,7 +342,8 @@ type laterCall struct {
 	stopped bool
 }
 
-// start arranges a call of f after the time, in place of a call that has not begun.
+// start arranges a call of f after the time l.after. It replaces an arranged call that has not
+// begun.
 func (l *laterCall) start(f func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

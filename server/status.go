@@ -64,7 +64,8 @@ func (s *Server) status() *pb.StatusResponse {
 	return m
 }
 
-// countersProto returns the counters that of reads from each metric.
+// countersProto returns the counters of a node or of a namespace. The function of reads one counter
+// from its metric.
 func countersProto(m *metrics.Node, of func(*metrics.NamespaceCounter) uint64) *pb.Counters {
 	return &pb.Counters{
 		QueriedTokens: of(m.QueriedTokens), HitTokens: of(m.HitTokens),

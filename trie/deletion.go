@@ -88,9 +88,9 @@ func (t *Trie) doomDeleted(id kv.NamespaceID, epoch kv.Epoch, deletions []Deleti
 	return d, nil
 }
 
-// doomBelowLocked dooms the descendants of the nodes in upTo that are older than a deletion. upTo
-// maps a node to the highest generation that the deletion covers. A descendant is doomed if its
-// generation is at most the upTo value of one of its ancestors.
+// doomBelowLocked dooms (makes unmatchable) the descendants of the nodes in upTo that are older
+// than a deletion. upTo maps a node to the highest generation that the deletion covers. A
+// descendant is doomed if its generation is at most the upTo value of one of its ancestors.
 func (t *Trie) doomBelowLocked(sp *space, upTo map[uint32]kv.Generation, d *doomed) {
 	known := make(bitmap, t.nodes.top/64+1)
 	// limits maps each node that is in upTo, or has an ancestor in upTo, to the highest of their

@@ -373,7 +373,7 @@ func (t *Trie) clearPendingLocked(n uint32) {
 	}
 }
 
-// unstage undoes stage after a failed write.
+// unstage removes the nodes that stage has added, after the write of their records has failed.
 func (t *Trie) unstage(s *putScratch) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -389,7 +389,7 @@ func (t *Trie) unstageLocked(s *putScratch) {
 			continue
 		}
 		// A concurrent Put has added a child to the node, so the node cannot be removed here. It is
-		// doomed, and ReclaimStep removes it later.
+		// doomed (made unmatchable), and ReclaimStep removes it later.
 		t.doomLocked(n, Dropped)
 		t.clearPendingLocked(n)
 	}
@@ -397,7 +397,8 @@ func (t *Trie) unstageLocked(s *putScratch) {
 	t.unguardRaised(s)
 }
 
-// awaitExisting waits until the entries with status Exists are committed, and then syncs.
+// awaitExisting waits until the entries with status Exists, which another Put has added, are
+// committed, and then makes them durable.
 func (t *Trie) awaitExisting(id kv.NamespaceID, epoch kv.Epoch, entries []Entry, status []PutStatus) error {
 	t.mu.Lock()
 	for i := range entries {
@@ -459,8 +460,8 @@ type admission struct {
 	// write is set in Put, which holds the write lock and so may doom nodes (make them
 	// unmatchable).
 	write bool
-	// last is the group 0 node of the last entry that was added or found, and lastID is the id of
-	// that entry. The next entry is nearly always a child of last.
+	// last is the node of the last block that was added or found (its piece of layer group 0), and
+	// lastID is the id of that block. The next entry is nearly always a child of last.
 	last   uint32
 	lastID kv.BlockID
 	// promised has the depth of each piece for which Known returned Added. bytes is the total size
@@ -474,7 +475,7 @@ type pieceKey struct {
 	group int
 }
 
-// placement is the status of an entry and its position in the index.
+// placement is the status of an entry and its position in the tree of the index.
 type placement struct {
 	status PutStatus
 	// node is the existing node if status is Exists. Otherwise parent is the node number of the
@@ -534,8 +535,8 @@ func (a *admission) parent(e *Entry) (parent, depth uint32, ok bool) {
 	return n, a.t.nodes.depth(n) + deeper, true
 }
 
-// find returns the node of a piece that is matchable or pending, or 0. If write is set, it dooms a
-// node that has a doomed ancestor.
+// find returns the node of a piece that is matchable or pending, or 0. If write is set, and the
+// node has a doomed (unmatchable) ancestor, find dooms the node too and returns 0.
 func (a *admission) find(group uint8, id *kv.BlockID) uint32 {
 	n := a.t.table.find(a.sp.number, group, id)
 	if n == 0 || a.sp.doomed == 0 || a.t.rootedLocked(n) {

@@ -23,7 +23,8 @@ const (
 	// Lost: Remove removed the piece or an ancestor, because the volume with the removed piece's
 	// slot was removed.
 	Lost
-	// Delivered: Trie.Delivered removed the piece, of class Transfer, after it had been read.
+	// Delivered: Trie.Delivered removed the piece after it had been read. The piece had class
+	// Transfer, so it was stored for one reader only.
 	Delivered
 	// Cleared: the piece's (namespace, epoch) ended: its epoch was retired, or DeleteAll or
 	// DeleteNamespace ran.
@@ -117,7 +118,8 @@ func (e *eviction) run() error {
 	return e.steps(e.byPolicy)
 }
 
-// garbage evicts unmatchable pieces, if the bytes of any of them count towards want.
+// garbage evicts unmatchable pieces (deleted or of retired epochs), if the bytes of any of them
+// count towards want.
 func (e *eviction) garbage() error {
 	for more := e.t.hasGarbage(e.only); more && !e.done(); {
 		var err error
@@ -178,8 +180,8 @@ func (t *Trie) overQuota() (ids []kv.NamespaceID) {
 	return ids
 }
 
-// superseded returns the live spaces of all namespaces except the newest of each, in the order in
-// which their epochs began.
+// superseded returns the spaces (one for each epoch of a namespace) of all live epochs except the
+// newest of each namespace, in the order in which the epochs began.
 func (t *Trie) superseded() (spaces []*space) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -231,8 +233,8 @@ func (ns *namespace) oldestWithLeaves() *space {
 	return nil
 }
 
-// fromSpace evicts one step of a space's pieces. If the space's epoch has been retired meanwhile,
-// fromSpace evicts nothing: ReclaimStep removes these pieces.
+// fromSpace evicts one step of the pieces of a space (one epoch of a namespace). If the space's
+// epoch has been retired meanwhile, fromSpace evicts nothing: ReclaimStep removes these pieces.
 func (e *eviction) fromSpace(sp *space) (more bool) {
 	t := e.t
 	t.mu.Lock()
@@ -325,7 +327,8 @@ func (t *Trie) dropDelivered(dst []Evicted, id kv.NamespaceID, epoch kv.Epoch, i
 		return dst, nil
 	}
 	for i := len(ids) - 1; i >= 0; i-- {
-		// The piece of group 0 comes last, because the other pieces are its children.
+		// The block's piece of layer group 0 comes last, because its pieces of the other groups are
+		// children of that piece.
 		for g := len(ns.def.Geometry.Groups) - 1; g >= 0; g-- {
 			n := t.table.find(sp.number, uint8(g), &ids[i])
 			if n != 0 && t.nodes.at(n).has(flagTransfer) && t.evictable(n) {

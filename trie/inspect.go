@@ -235,7 +235,8 @@ func (t *Trie) String() string {
 func (t *Trie) drawLocked(b *strings.Builder, nodes []uint32, kids map[uint32][]uint32, indent string) {
 	slices.SortFunc(nodes, func(x, y uint32) int {
 		nx, ny := t.nodes.at(x), t.nodes.at(y)
-		// Pieces of other groups come before blocks (group 0); within a group the order is by id.
+		// Pieces of other layer groups come before the blocks themselves (pieces of group 0);
+		// within a group the order is by id.
 		if d := int(ny.group()) - int(nx.group()); d != 0 {
 			return d
 		}

@@ -31,10 +31,10 @@ type leases struct {
 	free  []uint32
 	heap  []uint32
 	pins  int
-	// unpark lists nodes that lost their last pin while the eviction policy had them parked, or
-	// while they were missing from their space's list of leaves. The next holder of Trie.mu for
-	// writing calls evictableAgainLocked for each. Invariant: a node is in unpark iff it has
-	// flagUnpark.
+	// unpark lists nodes that lost their last pin while they were parked (taken out of the queues
+	// of the eviction policy), or while they were missing from their space's list of leaves. The
+	// next holder of Trie.mu for writing calls evictableAgainLocked for each. Invariant: a node is
+	// in unpark iff it has flagUnpark.
 	unpark []uint32
 }
 
@@ -235,9 +235,10 @@ func (l *leases) unguard(t *Trie, nodes ...uint32) {
 	l.unpinLocked(t, nodes)
 }
 
-// applyUnparks makes the nodes in unpark, which lost their last pin, evictable again. Trie.mu is
-// held for writing. A node may have been removed since it was added to unpark. Its number is then
-// free or belongs to a new node, and flagUnpark is set only if the new node is in unpark too.
+// applyUnparks puts the nodes in unpark, which have lost their last pin, back into the order of
+// eviction. Trie.mu is held for writing. A node may have been removed since it was added to unpark.
+// Its number is then free or belongs to a new node, and flagUnpark is set only if the new node is
+// in unpark too.
 func (l *leases) applyUnparks(t *Trie) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

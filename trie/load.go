@@ -282,8 +282,8 @@ func (l *loading) join() {
 }
 
 // prune drops every node that no match can reach. From child to parent the depth decreases by one,
-// or stays equal for a piece of another group than 0, which has the depth of its block. So each
-// walk to the root ends.
+// or stays equal for a piece of another layer group than group 0, which has the depth of its block.
+// So each walk to the root ends.
 func (l *loading) prune() error {
 	t := l.t
 	const unknown, good, bad = 0, 1, 2

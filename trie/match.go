@@ -110,9 +110,9 @@ type Match struct {
 	// Cut is the reason why the match is not longer. The block that ended the match has the index
 	// Blocks.
 	Cut Cut
-	// Stored is the number of blocks whose piece of group 0 is stored, counted from the first block
-	// up to the first missing one. In a namespace with a Full group it is at least Blocks. A writer
-	// need not send the stored pieces again.
+	// Stored is the number of blocks whose piece of layer group 0 is stored, counted from the first
+	// block up to the first missing one. In a namespace with a Full group it is at least Blocks. A
+	// writer need not send the stored pieces again.
 	Stored int
 	// Epoch is the epoch of the blocks; with Mix, the newest of their epochs. If no block matched,
 	// it is the newest epoch that may match or, if Cut is CutEpoch, the newest epoch of the
@@ -257,9 +257,10 @@ type walk struct {
 	above  uint32
 	// cut is the result Match.Cut if every block of ids matches.
 	cut Cut
-	// tip is the deepest matched node of group 0 in a tree. The other matched nodes of group 0 are
-	// its ancestors, and s.nodes holds the matched nodes of the other groups. A mixed match has no
-	// tip: s.nodes then begins with the last node of group 0 of each run of blocks of one epoch.
+	// tip is the deepest matched node of layer group 0 in a tree. The other matched nodes of group
+	// 0 are its ancestors, and s.nodes holds the matched nodes of the other groups. A mixed match
+	// has no tip: s.nodes then begins with the last node of group 0 of each run of blocks of one
+	// epoch.
 	tip uint32
 }
 
@@ -292,9 +293,9 @@ func (w *walk) limit(maxBlocks int) {
 
 func (w *walk) flat() bool { return w.ns.def.Index == kv.IndexFlat }
 
-// full matches the pieces of group 0. In a tree each block's node must be a child of the previous
-// block's node; otherwise all nodes are roots. If the geometry has no Full group, no group needs
-// the pieces of all blocks, and full only computes m.Stored.
+// full matches the pieces of layer group 0. In a tree each block's node must be a child of the
+// previous block's node; otherwise all nodes are roots. If the geometry has no Full group, no group
+// needs the pieces of all blocks, and full only computes m.Stored.
 func (w *walk) full(m *Match) {
 	m.Cut = w.cut
 	prev := w.above
@@ -393,8 +394,8 @@ func (w *walk) first(g uint8, n int) int {
 	return max(0, n-w.ns.def.Geometry.WindowBlocks(int(g)))
 }
 
-// missing returns the index of the last block whose piece group g needs for a prefix of n blocks
-// and which is not stored, or -1.
+// missing looks for a piece that group g needs for a prefix of n blocks and that is not stored. It
+// returns the index of the last block with such a piece, or -1.
 func (w *walk) missing(g uint8, n int) int {
 	for i := n - 1; i >= w.first(g, n); i-- {
 		if w.piece(g, &w.ids[i]) == 0 {
@@ -404,7 +405,8 @@ func (w *walk) missing(g uint8, n int) int {
 	return -1
 }
 
-// shorten removes the group 0 pieces of the blocks from m.Blocks on from a match in a tree.
+// shorten cuts a match in a tree to m.Blocks blocks: it removes the later blocks' pieces of layer
+// group 0.
 func (w *walk) shorten(m *Match) {
 	for range m.Stored - m.Blocks {
 		w.tip = w.t.nodes.at(w.tip).parent

@@ -70,7 +70,8 @@ func (w *walk) depth(sp *space) int {
 	return len(w.ids)
 }
 
-// stored reports whether any epoch of s.mix has the group 0 piece of block i.
+// stored reports whether any epoch of s.mix has block i, that is, the block's piece of layer group
+// 0.
 func (w *walk) stored(i int) bool {
 	for _, e := range w.s.mix {
 		if w.sp = e.sp.number; w.piece(0, &w.ids[i]) != 0 {
@@ -124,8 +125,8 @@ func (w *walk) holder(i, n int) int {
 }
 
 // unheld returns the index of the last block before block n for which holder finds no epoch, or -1.
-// For each of these blocks, some epoch has the group 0 piece, so only the blocks that Window and
-// State groups need are searched.
+// For each of these blocks, some epoch has the piece of layer group 0, so only the blocks that
+// Window and State groups need are searched.
 func (w *walk) unheld(n int) int {
 	from := n
 	for g := range w.ns.def.Geometry.Groups {

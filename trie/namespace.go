@@ -53,9 +53,9 @@ func clone(def kv.Namespace) kv.Namespace {
 	return def
 }
 
-// writeDefinition makes def durable. It creates an empty space for each live epoch that has none,
-// or, if wipe is set, for every live epoch. It leaves the spaces of other epochs to ReclaimStep.
-// defMu is held.
+// writeDefinition makes def durable. It creates an empty space (the set of nodes of one epoch) for
+// each live epoch that has none, or, if wipe is set, for every live epoch. It leaves the spaces of
+// other epochs to ReclaimStep. defMu is held.
 func (t *Trie) writeDefinition(ns *namespace, def kv.Namespace, wipe bool) error {
 	next := t.marks
 	next.NamespaceID = max(next.NamespaceID, def.ID)
@@ -109,7 +109,8 @@ func (t *Trie) reserveSpaces(spaces []*space) error {
 	return nil
 }
 
-// dropSpacesLocked frees the numbers of spaces that were never used.
+// dropSpacesLocked frees the numbers of spaces that reserveSpaces has reserved, but that were never
+// used.
 func (t *Trie) dropSpacesLocked(spaces []*space) {
 	for _, sp := range spaces {
 		sp.dead = true

@@ -44,9 +44,11 @@ const (
 	flagDoomed
 	// flagTransfer: the piece's class is Transfer.
 	flagTransfer
-	// flagUnpark: the node is in leases.unpark. It is set under the read lock.
+	// flagUnpark: the node is in leases.unpark (it has lost its last pin and may have to become
+	// evictable again). It is set under the read lock.
 	flagUnpark
-	// flagDropped and flagLost encode the reason why a node was doomed; doomedWhy decodes it.
+	// flagDropped and flagLost encode the reason for which a node was doomed (made unmatchable);
+	// doomedWhy decodes it.
 	flagDropped
 	// flagLeaf: the node is in its space's leaves. flagLeaf changes under the write lock only.
 	flagLeaf
@@ -77,7 +79,7 @@ func (n *node) pins() uint32 { return n.state.Load() >> pinShift }
 
 func (n *node) has(flag uint32) bool { return n.state.Load()&flag != 0 }
 
-// doomedWhy returns why a doomed node is doomed.
+// doomedWhy returns the reason for which a node was doomed (made unmatchable).
 func (n *node) doomedWhy() Why {
 	switch n.state.Load() & (flagDropped | flagLost) {
 	case flagDropped:

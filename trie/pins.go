@@ -80,7 +80,8 @@ func (t *Trie) Leased(id LeaseID) (Pin, error) {
 	return t.pinLocked(i, &l.slots[i]), nil
 }
 
-// spaceOf returns the space of a lease. Trie.mu is held.
+// spaceOf returns the space (one epoch of a namespace) that a lease keeps live, or that of the
+// first piece that it pins. Trie.mu is held.
 func (t *Trie) spaceOf(s *leaseSlot) *space {
 	if s.epoch != nil {
 		return s.epoch

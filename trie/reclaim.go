@@ -37,8 +37,9 @@ func (d *doomed) add(t *Trie, n uint32, why Why) {
 }
 
 // doomBlock makes a block unmatchable in those of the given epochs that are live, or in all live
-// epochs if none is given. It dooms the block's piece of group 0 or, in a namespace that is not a
-// tree, all pieces of the block.
+// epochs if none is given. In a tree namespace it marks the block's piece of layer group 0, on
+// which the pieces of the other groups depend. In any other namespace it marks all pieces of the
+// block.
 func (t *Trie) doomBlock(id kv.NamespaceID, block kv.BlockID, epochs []kv.Epoch) (d doomed, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -96,7 +97,8 @@ func (t *Trie) Remove(ref kv.Ref, why Why) error {
 	return t.unrecord(doomed, false)
 }
 
-// doomRecord dooms the node of the record rec, if the node still occupies the slot ref.
+// doomRecord dooms (makes unmatchable) the node of the record rec, if the node still occupies the
+// slot ref.
 func (t *Trie) doomRecord(ref kv.Ref, rec *record, why Why) (d doomed) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -108,8 +110,8 @@ func (t *Trie) doomRecord(ref kv.Ref, rec *record, why Why) (d doomed) {
 	return d
 }
 
-// unrecord deletes the records of doomed nodes. The descendants of these nodes then lack an
-// ancestor, so Open drops their records after a crash.
+// unrecord deletes the records of doomed (unmatchable) nodes from Pebble. The descendants of these
+// nodes then lack an ancestor, so Open drops their records after a crash.
 func (t *Trie) unrecord(d doomed, sync bool) error {
 	defer func() {
 		t.mu.RLock()
@@ -130,8 +132,9 @@ func (t *Trie) unrecord(d doomed, sync bool) error {
 	})
 }
 
-// doomLocked removes a node from the table. Neither the node nor a descendant can be matched any
-// more, because a match starts at the root. The node's doomedWhy returns why from then on.
+// doomLocked makes a node and its descendants unmatchable: it removes the node from the table of
+// the nodes, and a match, which starts at the root, cannot get past the node. The node's doomedWhy
+// returns why from then on.
 func (t *Trie) doomLocked(n uint32, why Why) {
 	nd := t.nodes.at(n)
 	if nd.has(flagDoomed) {
@@ -149,7 +152,8 @@ func (t *Trie) doomLocked(n uint32, why Why) {
 	t.sweep.kick()
 }
 
-// rootedLocked reports whether neither n nor any of its ancestors is doomed.
+// rootedLocked reports whether n can be matched: neither n nor any of its ancestors is doomed
+// (unmatchable).
 func (t *Trie) rootedLocked(n uint32) bool {
 	if t.spaces[t.nodes.at(n).space].doomed == 0 {
 		return true
@@ -162,8 +166,8 @@ func (t *Trie) rootedLocked(n uint32) bool {
 	return true
 }
 
-// doomedAbove returns the reason why n cannot be matched: the doomedWhy of the nearest doomed node
-// among n and its ancestors. There must be such a node.
+// doomedAbove returns the reason why n cannot be matched. It is the reason (doomedWhy) of the
+// nearest doomed node among n and its ancestors, of which at least one must be doomed.
 func (t *Trie) doomedAbove(n uint32) Why {
 	for !t.nodes.at(n).has(flagDoomed) {
 		n = t.nodes.at(n).parent

@@ -221,9 +221,9 @@ func (t *Trie) copyStep(next *disk, first uint32) (rest uint32, err error) {
 	return rest, err
 }
 
-// stageRecords adds the records of up to relocateStep nodes. It skips a doomed node, whose record
-// is deleted already or is dropped by the next Open. Trie.records is held for writing, so no node
-// is pending.
+// stageRecords adds the records of up to relocateStep nodes. It skips a doomed (unmatchable) node,
+// whose record is deleted already or is dropped by the next Open. Trie.records is held for writing,
+// so no node is pending.
 func (t *Trie) stageRecords(b *pebble.Batch, first uint32) (rest uint32, err error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()

@@ -30,9 +30,10 @@ type NamespaceStats struct {
 	Epoch kv.Epoch
 	// Live has the figures of the live epochs, the newest first.
 	Live []EpochStats
-	// Blocks counts the matchable pieces of group 0, and Pieces the matchable pieces of every group.
+	// Blocks counts the blocks with a matchable piece of layer group 0, and Pieces the matchable
+	// pieces of every group.
 	Blocks, Pieces int64
-	// Unmatchable counts the pieces that wait for ReclaimStep.
+	// Unmatchable counts the pieces that cannot be matched any more and wait for ReclaimStep.
 	Unmatchable int64
 	// Bytes is the size of the slots of all pieces, unmatchable ones included. QuotaBytes is the
 	// quota in bytes; 0 means none.
@@ -43,9 +44,9 @@ type NamespaceStats struct {
 
 // Stats are the figures of an index.
 type Stats struct {
-	// Blocks counts the matchable pieces of group 0 in all namespaces, and Pieces the matchable
-	// pieces of every group. Bytes is the size of the slots of all pieces, also of unmatchable
-	// pieces.
+	// Blocks counts the blocks with a matchable piece of layer group 0 in all namespaces, and
+	// Pieces the matchable pieces of every group. Bytes is the size of the slots of all pieces,
+	// also of unmatchable pieces.
 	Blocks, Pieces, Bytes int64
 	// Unmatchable counts the pieces that wait for ReclaimStep, also in deleted namespaces.
 	Unmatchable int64

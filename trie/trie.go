@@ -60,7 +60,8 @@ type Trie struct {
 	sweep sweep
 	// looks counts the leaves that Evict examined in namespaces' lists.
 	looks int64
-	// settled is signalled, under mu, whenever nodes stop being pending.
+	// settled is signalled, under mu, whenever nodes stop being pending (not matchable, because
+	// their records are not written yet).
 	settled *sync.Cond
 
 	leases leases
@@ -84,10 +85,10 @@ type space struct {
 	// dead is set when the epoch is retired, also by a bump, or when all blocks of the epoch are
 	// deleted.
 	dead bool
-	// nodes counts all nodes of the space, and doomed the nodes with flagDoomed.
+	// nodes counts all nodes of the space, and doomed the nodes with flagDoomed (unmatchable).
 	nodes, doomed int
-	// pieces[g] is the number of nodes of group g that are not doomed. bytes is the size of the
-	// slots of all nodes.
+	// pieces[g] is the number of nodes of layer group g that are not doomed. bytes is the size of
+	// the slots of all nodes.
 	pieces [kv.MaxGroups]int64
 	bytes  int64
 	// leaves is the order of eviction for an eviction that takes pieces of this space only.
@@ -287,7 +288,8 @@ func (t *Trie) addSpaceLocked(sp *space) error {
 	return nil
 }
 
-// killSpaceLocked makes all pieces of sp unmatchable.
+// killSpaceLocked makes all pieces of sp unmatchable. It is called when the epoch of sp is retired
+// and when all of its blocks are deleted.
 func (t *Trie) killSpaceLocked(sp *space) {
 	sp.dead = true
 	why := Cleared
@@ -300,7 +302,8 @@ func (t *Trie) killSpaceLocked(sp *space) {
 	t.dropSpaceLocked(sp)
 }
 
-// dropSpaceLocked frees the number of sp if sp is dead and has no nodes.
+// dropSpaceLocked frees the number of sp if sp is dead (all of its pieces are unmatchable) and has
+// no nodes.
 func (t *Trie) dropSpaceLocked(sp *space) {
 	if sp.dead && sp.nodes == 0 {
 		t.spaces[sp.number] = nil
@@ -352,8 +355,9 @@ func (t *Trie) evictable(n uint32) bool {
 }
 
 // removeNodeLocked removes an evictable or pending node and appends its piece to dst. The caller
-// must have removed the node from the policy. why is used only if the node is neither doomed nor in
-// a dead space.
+// must have removed the node from the policy. why is the reason of the removal. It is not used if
+// the node was unmatchable already (doomed, or in a dead space), because that has a reason of its
+// own.
 func (t *Trie) removeNodeLocked(dst []Evicted, n uint32, why Why) []Evicted {
 	nd := t.nodes.at(n)
 	invariants.Assert(nd.childCount() == 0 && nd.pins() == 0, "prefix-closed, pinned-stays: node %d is removed with %d children and %d pins", n, nd.childCount(), nd.pins())

@@ -250,7 +250,8 @@ func (s *vacancySearch) collect(which int) []vacated {
 			pieces = append(pieces, vacated{ref: nd.ref(), node: n, depth: s.t.nodes.depth(n), group: nd.group()})
 		}
 	})
-	// The other groups of a block are children of its full piece and have its depth.
+	// The nodes of a block's other layer groups are children of the node of group 0, but have the
+	// same depth. So among nodes of one depth, group 0 goes last.
 	slices.SortFunc(pieces, func(a, b vacated) int {
 		if a.depth != b.depth {
 			return cmp.Compare(b.depth, a.depth)

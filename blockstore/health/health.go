@@ -403,7 +403,8 @@ func (m *Machine) startProbing(now time.Time) {
 	m.probeAt = now.Add(m.interval)
 }
 
-// change calls f. If f changed the state, change sets since to now and returns true.
+// change calls f and reports whether f changed the state. The time of such a change is recorded in
+// m.since.
 func (m *Machine) change(now time.Time, f func()) bool {
 	was := m.Status()
 	f()

@@ -65,8 +65,8 @@
 //	44     4  slots       number of slots
 //	48     8  slot bytes  size of each slot: one size per segment, so the offset of a slot is
 //	                      a multiplication
-//	56     8  cut         generation when the segment was cut to this size: a slot header with
-//	                      an older generation is left from an earlier cut
+//	56     8  cut         generation when the segment was divided into slots of this size: a slot
+//	                      header with an older generation is left from an earlier division
 //	64        zero to the end
 //
 // # Slot header (4096 B for up to 496 layers)

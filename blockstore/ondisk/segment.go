@@ -38,7 +38,8 @@ type SegmentHeader struct {
 	// Slots is the number of slots of SlotBytes after the header page.
 	Slots     uint32
 	SlotBytes int64
-	// Cut is the generation at which the segment was cut; the slots have later generations.
+	// Cut is the generation at which the segment was divided into these slots; the slots have later
+	// generations.
 	Cut kv.Generation
 }
 

@@ -130,7 +130,8 @@ func goLeaderRemove(l C.uint64_t, name *C.char, to *C.penstock_error) C.int32_t 
 	})
 }
 
-// eventfd calls of and writes the returned descriptor to the caller's variable fd.
+// eventfd calls the function of, and writes the descriptor that it returns to the caller's variable
+// fd.
 func eventfd(fd *C.int32_t, of func() (int, error)) error {
 	if fd == nil {
 		return invalid("fd is NULL")

@@ -366,7 +366,7 @@ func (l *Leader) blocksOf(tokens int) int {
 
 func (l *Leader) tokensOf(blocks int) int { return blocks * l.opts.Geometry.BlockTokens }
 
-// part converts a part from tokens to blocks.
+// part converts a part of a cached prefix (a range that one engine reads) from tokens to blocks.
 func (l *Leader) part(p *pb.Part) traffic.Part {
 	return traffic.Part{From: int(p.From) / l.opts.Geometry.BlockTokens, To: l.blocksOf(int(p.To))}
 }

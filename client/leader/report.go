@@ -38,7 +38,9 @@ func (l *Leader) registration() (*pb.RegisterGroup, int, error) {
 		r.Holding = append(r.Holding, l.listedLocked(h, false))
 	}
 	if l.planner == 0 {
-		clear(l.ended) // a planner without confirmations would treat a listed request as running
+		// A planner of an earlier version, which confirms no ends, would treat a listed request as
+		// running.
+		clear(l.ended)
 	}
 	for _, e := range l.ended {
 		if _, ok := l.memberLocked(e.member.Name); ok {

@@ -174,7 +174,8 @@ func progressOf(r *Request) *pb.LeaderMessage {
 	return r.last
 }
 
-// Stopped reports a read that has ended before the end of its part (traffic.PrefillJob.Stopped).
+// Stopped informs the planner of a storage read that has ended before it delivered all of the
+// tokens that it was ordered to read. It is the callback traffic.PrefillJob.Stopped.
 func (r *Request) Stopped(s traffic.Stop) {
 	l := r.leader
 	l.mu.Lock()

@@ -81,8 +81,8 @@ func linger(ctx context.Context, after time.Duration) (context.Context, context.
 // stream is a session's.
 type stream = grpc.BidiStreamingClient[pb.LeaderMessage, pb.LeaderAction]
 
-// session runs one stream. For a group without engines it first waits for an engine. registered
-// reports whether the planner accepted the registration.
+// session runs one gRPC stream to the planner. For a group without engines it first waits for an
+// engine. registered reports whether the planner accepted the registration.
 func (l *Leader) session(ctx context.Context) (registered bool, err error) {
 	register, version, err := l.registration()
 	if err != nil {
@@ -139,9 +139,9 @@ func (l *Leader) changed(version int) bool {
 	return l.version != version
 }
 
-// send sends the registration and, when begun is closed, reports and fetches. If it returns nil,
-// the caller closes the stream in order. The reason is that the planner has ended the stream, ctx
-// has ended, or the group has no engine any more.
+// send sends the registration and, when begun is closed, reports and fetches. It returns nil if the
+// planner has ended the stream, ctx has ended, or the group has no engine any more. The caller then
+// closes the stream in order.
 func (l *Leader) send(ctx context.Context, s stream, register *pb.RegisterGroup, version int, begun, received <-chan struct{}) error {
 	if err := s.Send(&pb.LeaderMessage{Message: &pb.LeaderMessage_Register{Register: register}}); err != nil {
 		return unlessEOF(err)

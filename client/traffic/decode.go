@@ -188,8 +188,8 @@ func (d *Decode) Read(part Part) {
 	})
 }
 
-// beginRead adds a read to reads. It does not add it, and returns false, if the prefill side sends
-// a block of the part.
+// beginRead adds a storage read to reads. If the prefill side sends a block of the read's part,
+// beginRead adds nothing and returns false.
 func (d *Decode) beginRead(read *localRead) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -215,7 +215,7 @@ func (d *Decode) endRead(read *localRead, have Part, sums [][]uint64) {
 	})
 }
 
-// takeSends handles one of the messages with the list of blocks that the prefill side sends.
+// takeSends handles one of the messages that list which blocks the prefill side sends.
 func (d *Decode) takeSends(m *pb.TrafficSends) error {
 	lost, err := d.addSends(m)
 	// The planner ordered both sides to read these parts, and the prefill side finished first.
@@ -247,7 +247,7 @@ func (d *Decode) addSends(m *pb.TrafficSends) (lost []*localRead, err error) {
 	return lost, nil
 }
 
-// takePages handles one of the messages with the list of the prefill side's device pages.
+// takePages handles one of the messages that list the prefill side's device pages.
 func (d *Decode) takePages(m *pb.TrafficPages) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -8,12 +8,15 @@ import "github.com/penstock-kv/penstock/internal/arena"
 type Footprint struct {
 	// Buffer is the size of the whole buffer.
 	Buffer int64
-	// Block is the number of bytes of one block in the buffer. On the prefill side, the blocks that
-	// are read pass through the buffer; on the decode side, all blocks of the prompt do. Sums is
-	// the number of bytes for the checksums of one block of the prompt, whether or not the block
-	// passes through the buffer. With staged device memory, which only the prefill side has, Sums
-	// includes the block's part of the staging memory. Request is the number of bytes that each job
-	// takes in addition.
+	// Block is the number of bytes that one block takes while it passes through the buffer. On the
+	// prefill side only the blocks that are read pass through the buffer; on the decode side all
+	// blocks of the prompt do.
+	//
+	// Sums is the number of bytes that every block of the prompt takes for its checksums, whether or
+	// not the block passes through the buffer. If the prefill side copies KV through staging memory,
+	// Sums includes the block's share of that memory.
+	//
+	// Request is the number of bytes that each job takes in addition.
 	Block, Sums, Request int64
 }
 

@@ -20,10 +20,10 @@ type leave struct {
 	last             bool
 }
 
-// claim returns the computed blocks of a layer that no other goroutine sends, and their device
-// pages. miss are the blocks among them that the model has computed. last is true if the last block
-// that the DE needs is among the blocks, or if the DE needs none. ok is false if there is no block
-// to send.
+// claim takes the computed blocks of a layer that no other goroutine sends, so that the caller
+// sends them to the decode engine (DE). It returns these blocks and their device pages. miss are
+// the blocks among them that the model has computed. last is true if the last block that the DE
+// needs is among the blocks, or if the DE needs none. ok is false if there is no block to send.
 func (p *Prefill) claim(layer int) (blocks, pages, miss []uint32, last, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

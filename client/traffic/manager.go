@@ -258,7 +258,8 @@ type Manager struct {
 	// plain is the copier of the manager, used if the caller set no Options.Copier.
 	plain *copier.Plain
 
-	// returns has an element for each message that is being returned.
+	// returns bounds the early messages that are being sent back to their senders: it has an
+	// element for each.
 	returns chan struct{}
 	// life ends when Close has ended the jobs. mu is held when endLife is called.
 	life    context.Context

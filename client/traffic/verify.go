@@ -28,8 +28,8 @@ const (
 // block.
 func VerifyOneIn(n int) Verify { return Verify(n) }
 
-// checkHop verifies blocks of a layer in a memory that is not the last one; checkLast verifies them
-// again later.
+// checkHop verifies blocks of a layer in a memory on their way, unless Options.Verify leaves out
+// such checks; checkLast verifies the blocks again at the end of the way.
 func (m *Manager) checkHop(s sumTable, mem []byte, layer int, blocks []uint32, offset func(block uint32) uint64, where string) error {
 	if m.opts.Verify != VerifyEveryHop {
 		return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/internal/certs"
 	"github.com/penstock-kv/penstock/server/config"
 	"github.com/penstock-kv/penstock/server/membership"
 )
@@ -23,7 +25,7 @@ func (n *node) join() (*membership.Cluster, error) {
 	if len(c.Etcd) == 0 {
 		return nil, nil
 	}
-	secure, err := etcdTLS(c)
+	secure, err := etcdTLS(c, n.log)
 	if err != nil {
 		return nil, fmt.Errorf("config: cluster: %w: %w", err, config.ErrConfig)
 	}
@@ -65,24 +67,24 @@ func (n *node) join() (*membership.Cluster, error) {
 }
 
 // etcdTLS returns the configuration of the connections to etcd, or nil for plain text.
-func etcdTLS(c config.Cluster) (*tls.Config, error) {
+func etcdTLS(c config.Cluster, log *slog.Logger) (*tls.Config, error) {
 	if c.CA == "" && c.Cert == "" {
 		return nil, nil
 	}
 	t := &tls.Config{MinVersion: tls.VersionTLS12}
 	if c.CA != "" {
-		pool, err := readCA(c.CA)
+		pool, err := certs.Pool(c.CA)
 		if err != nil {
 			return nil, err
 		}
 		t.RootCAs = pool
 	}
 	if c.Cert != "" {
-		pair, err := tls.LoadX509KeyPair(c.Cert, c.Key)
+		pair, err := certs.OpenPair(c.Cert, c.Key, log)
 		if err != nil {
 			return nil, err
 		}
-		t.Certificates = []tls.Certificate{pair}
+		pair.SetOn(t)
 	}
 	return t, nil
 }

@@ -21,6 +21,7 @@ import (
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/internal/certs"
 	"github.com/penstock-kv/penstock/server/config"
 )
 
@@ -138,7 +139,8 @@ func (c *connection) one() (string, error) {
 	return c.servers, c.checkServers()
 }
 
-func (c *connection) tlsConfig() (*tls.Config, error) {
+// tlsConfig returns nil for plain text. log gets a warning when a renewed certificate cannot be used.
+func (c *connection) tlsConfig(log *slog.Logger) (*tls.Config, error) {
 	if (c.cert == "") != (c.key == "") {
 		return nil, usagef("--cert %q, --key %q: give both a certificate and its key", c.cert, c.key)
 	}
@@ -147,18 +149,18 @@ func (c *connection) tlsConfig() (*tls.Config, error) {
 	}
 	t := &tls.Config{MinVersion: tls.VersionTLS12}
 	if c.ca != "" {
-		pool, err := readCA(c.ca)
+		pool, err := certs.Pool(c.ca)
 		if err != nil {
 			return nil, fmt.Errorf("--ca: %w", err)
 		}
 		t.RootCAs = pool
 	}
 	if c.cert != "" {
-		cert, err := tls.LoadX509KeyPair(c.cert, c.key)
+		pair, err := certs.OpenPair(c.cert, c.key, log)
 		if err != nil {
 			return nil, fmt.Errorf("--cert %s, --key %s: %w", c.cert, c.key, err)
 		}
-		t.Certificates = []tls.Certificate{cert}
+		pair.SetOn(t)
 	}
 	return t, nil
 }
@@ -169,7 +171,7 @@ func (c *connection) dial(target string) (*grpc.ClientConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	t, err := c.tlsConfig()
+	t, err := c.tlsConfig(slog.Default())
 	if err != nil {
 		return nil, err
 	}
@@ -327,7 +329,7 @@ func (c *connection) store(ctx context.Context, log *slog.Logger, f func(s *clie
 	if err != nil {
 		return err
 	}
-	t, err := c.tlsConfig()
+	t, err := c.tlsConfig(log)
 	if err != nil {
 		return err
 	}

@@ -95,16 +95,19 @@ type clusterReport struct {
 	Shape   string `json:"shape"`
 	Agents  string `json:"agents"`
 	Network string `json:"network"`
-	// Bound is (P+D)/P, the maximum speedup of dual path if storage is the bottleneck.
+	// Bound is the maximum speedup of dual path if storage is the bottleneck: (P+D)/P, for P
+	// prefill and D decode nodes.
 	Bound   float64      `json:"bound"`
 	Runs    []clusterRun `json:"runs"`
 	Picture string       `json:"picture,omitempty"`
 }
 
-// clusterRun is the result of one mode.
+// clusterRun is the result of the agents' replay on a cluster in one mode, such as basic or
+// dualpath.
 type clusterRun struct {
 	Mode string `json:"mode"`
-	// Speedup is relative to basic. It is 0 if basic was not run.
+	// Speedup is relative to the mode basic, in which only prefill nodes read KV from storage. It
+	// is 0 if basic was not run.
 	Speedup float64 `json:"speedup,omitempty"`
 	*cluster.Result
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/penstock-kv/penstock/client/gateway"
 	"github.com/penstock-kv/penstock/client/relay"
 	"github.com/penstock-kv/penstock/dualpath/prfaas"
+	"github.com/penstock-kv/penstock/internal/certs"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/server"
 	"github.com/penstock-kv/penstock/server/config"
@@ -170,7 +171,7 @@ func frontOf(cfg config.Gateway) (front.Options, error) {
 		o.Engines = append(o.Engines, front.Engine{Name: name, URL: base})
 	}
 	if cfg.EngineCA != "" {
-		pool, err := readCA(cfg.EngineCA)
+		pool, err := certs.Pool(cfg.EngineCA)
 		if err != nil {
 			return o, fmt.Errorf("config: engine_ca: %w", err)
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/client/leader"
 	"github.com/penstock-kv/penstock/client/traffic"
+	"github.com/penstock-kv/penstock/internal/certs"
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/lab/cluster"
@@ -140,7 +141,7 @@ func TestGatewayTokenAndTLS(t *testing.T) {
 	ca, cert, key := certificates(t, dir)
 	s := startGateway(t, append(gatewayArgs(textEngine(t, "an answer")),
 		"--auth-token-file", token, "--auth-tls-cert", cert, "--auth-tls-key", key)...)
-	pool, err := readCA(ca)
+	pool, err := certs.Pool(ca)
 	if err != nil {
 		t.Fatal(err)
 	}

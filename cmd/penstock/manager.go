@@ -65,8 +65,8 @@ func (m *manager) reloaded(err error) {
 	m.send("READY=1\nSTATUS=" + status)
 }
 
-// stopping reports that the process drains, for at most within, and then ends. The service manager
-// gives it the time for that, whatever its own limit (TimeoutStopSec).
+// stopping reports that the process drains, for at most within, and then ends. The message extends
+// the service manager's own time limit (TimeoutStopSec), if that is shorter.
 func (m *manager) stopping(within time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -600,18 +599,6 @@ func (n *node) candidate() (reload.Candidate, error) {
 		n.storage.SetLimits(limits)
 		n.server.SetLandWithin(cfg.Limits.QueueWait.Std())
 	}}, nil
-}
-
-func readCA(path string) (*x509.CertPool, error) {
-	pem, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("%s holds no certificate in PEM", path)
-	}
-	return pool, nil
 }
 
 // readyAttrs are the log attributes when the node is ready. `penstock demo` and tests read the

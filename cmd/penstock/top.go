@@ -205,8 +205,8 @@ func (f *topFlags) print(ctx context.Context, o *observed, state screen.State, o
 	}
 }
 
-// untilTick returns the time until the next multiple of the interval since the start. Ticks that
-// have passed are left out.
+// untilTick returns the time until the next multiple of the interval since the start. Multiples
+// that have passed are skipped.
 func untilTick(started time.Time, interval time.Duration, now time.Time) time.Duration {
 	return interval - now.Sub(started)%interval
 }

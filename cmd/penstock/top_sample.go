@@ -85,8 +85,9 @@ func (o *observed) sample(ctx context.Context, interval time.Duration) (top.Samp
 	return s, over(ctx)
 }
 
-// caught calls f, and returns the value of a panic with its stack, or nil. A goroutine passes the
-// value to a goroutine that has something to restore before it panics with it.
+// caught calls f. If f panics, caught returns the value of the panic and the stack as text;
+// otherwise nil. A goroutine sends this text to the goroutine that restores the terminal and then
+// panics with the text.
 func caught(f func()) (panicked any) {
 	defer func() {
 		if p := recover(); p != nil {

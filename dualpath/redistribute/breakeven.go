@@ -2,9 +2,10 @@ package redistribute
 
 import "math"
 
-// RouteRows returns the number of query rows up to which route takes no longer than fetch. All
-// terms of both costs count. It is 0 if fetch is always faster, and +Inf if query rows cost
-// nothing. (Payload.BreakEvenRows compares only the bytes.)
+// RouteRows returns the number of query rows up to which route (the query is sent to the KV) takes
+// no longer than fetch (the KV is copied to the query). All terms of both costs count. It is 0 if
+// fetch is always faster, and +Inf if query rows cost nothing. (Payload.BreakEvenRows compares only
+// the bytes.)
 func (m Model) RouteRows(r Request) float64 {
 	r.EnsureDefaults()
 	m.Fabric = m.Fabric.Under(r.Flows)
@@ -24,15 +25,16 @@ func (m Model) RouteRows(r Request) float64 {
 }
 
 // SpliceTokens returns the chunk length in tokens for which computing the chunk takes as long as
-// the splice of a fetched chunk: T_splice/(L c). The transfer of the fetched chunk does not count
-// (section 5.1 of the paper: 75 to 220 tokens). The result is +Inf if computing takes no time.
+// the splice of a fetched chunk (its adaptation to a new position): T_splice/(L c). The transfer of
+// the fetched chunk does not count (section 5.1 of the paper: 75 to 220 tokens). The result is +Inf
+// if computing takes no time.
 func (m Model) SpliceTokens() float64 {
 	return divide(m.Splice, m.Prefill*float64(m.Payload.Layers))
 }
 
-// LocalTokens returns the chunk length in tokens up to which local takes no longer than fetch of a
-// Moved chunk. Here the transfer of the fetched chunk counts. The result is +Inf if local is always
-// faster.
+// LocalTokens returns the chunk length in tokens up to which computing the chunk again (local)
+// takes no longer than the fetch of a Moved chunk. Here the transfer of the fetched chunk counts.
+// The result is +Inf if local is always faster.
 func (m Model) LocalTokens() float64 {
 	more := (m.Prefill - float64(m.Payload.Token)/m.Fabric.bulk()) * float64(m.Payload.Layers)
 	if more <= 0 {
@@ -41,17 +43,17 @@ func (m Model) LocalTokens() float64 {
 	return m.Splice / more
 }
 
-// SpliceBandwidth returns the bandwidth, in bytes per second, below which the transfer of route's
-// bytes takes longer than the splice of a fetch: Mq (q+p)/T_splice (section 8 of the paper,
-// "Congestion"). The result is +Inf if the splice takes no time.
+// SpliceBandwidth returns the bandwidth, in bytes per second, below which the transfer of a routed
+// query and its result takes longer than the splice of a fetched chunk: Mq (q+p)/T_splice (section
+// 8 of the paper, "Congestion"). The result is +Inf if the splice takes no time.
 func (m Model) SpliceBandwidth(rows int) float64 {
 	return divide(m.Payload.RouteBytes(rows, 1), m.Splice)
 }
 
-// AmortiseSteps returns the number of decoding steps from which fetching once is cheaper than
-// routing in each step (section 5.5 of the paper, "fetch only to amortise"). The result is +Inf if
-// fetch is never cheaper, as for a selection that changes in every step. If agents share a prefix,
-// the steps of all agents that use one copy of the chunk count together.
+// AmortiseSteps returns the number of decoding steps from which fetching the KV once is cheaper
+// than routing the query in each step (section 5.5 of the paper, "fetch only to amortise"). The
+// result is +Inf if fetch is never cheaper, as for a selection that changes in every step. If
+// agents share a prefix, the steps of all agents that use one copy of the chunk count together.
 func (m Model) AmortiseSteps(r Request) float64 {
 	r.EnsureDefaults()
 	r.Steps = 1

@@ -15,8 +15,9 @@ type Fabric struct {
 	// transfer time of its bytes. The paper does not fit this constant. It reports the residual of
 	// small batches (section 4.3: about 9 us).
 	Turnaround float64 `json:"turnaround_seconds" yaml:"turnaround_seconds"`
-	// Bandwidth is the bandwidth of a routed round trip, in bytes per second: BW. On a GPU it is
-	// the rate of one thread block, which is lower than the rate of the link (section 8).
+	// Bandwidth is the bandwidth of a round trip of a query and its result, in bytes per second:
+	// BW. On a GPU it is the rate of one thread block, which is lower than the rate of the link
+	// (section 8).
 	Bandwidth float64 `json:"bandwidth_bytes_per_second" yaml:"bandwidth_bytes_per_second"`
 	// Bulk is the bandwidth of a fetch of contiguous KV, in bytes per second; 0 means Bandwidth.
 	Bulk float64 `json:"bulk_bytes_per_second,omitempty" yaml:"bulk_bytes_per_second"`

@@ -71,8 +71,9 @@ func H100(f Fabric) Model {
 	}
 }
 
-// Transport returns m without the times that only route has besides the transport: computation on
-// the holder, merge, and host software. The paper's figures for route leave these times out.
+// Transport returns m without the times that only route (sending the query to the KV) has besides
+// the transport: computation on the holder, merge, and host software. The paper's figures for route
+// leave these times out.
 func (m Model) Transport() Model {
 	m.Holder, m.Merge, m.Host = Holder{}, 0, Host{}
 	return m

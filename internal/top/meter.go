@@ -64,7 +64,7 @@ type NamespaceRow struct {
 	LowestEpoch uint64 `json:"lowest_epoch"`
 	// EpochSince is the time at which the first node began Epoch; zero: unknown.
 	EpochSince time.Time `json:"epoch_since,omitzero"`
-	// oldestStart is the earliest start of a node that began Epoch before it started.
+	// oldestStart is the earliest start among the nodes that had Epoch already when they started.
 	oldestStart time.Time
 	LiveEpochs  int   `json:"live_epochs"`
 	UsedBytes   int64 `json:"used_bytes"`
@@ -109,7 +109,7 @@ type VolumeRow struct {
 	InFlightLimitBytes int64  `json:"in_flight_limit_bytes"`
 }
 
-// A Meter computes rates from consecutive samples. The zero value has seen none.
+// A Meter computes rates from consecutive samples. The zero value has no sample.
 type Meter struct {
 	// last has the last answer of each node, by address.
 	last map[string]answer
@@ -305,9 +305,9 @@ func addNamespaces(rows map[string]*NamespaceRow, before, n Node, apart span) {
 	}
 }
 
-// addEpochs adds the epochs of a namespace on one node. The blocks of a node that is behind are all
-// of old weights. A namespace without live epochs comes from a node of an older version, which does
-// not report the size of its epochs.
+// addEpochs adds the epochs of a namespace on one node to the row. On a node without the newest
+// epoch, all blocks count as old. LiveEpochs is 0 if a node of an older version did not report the
+// size of its epochs.
 func (r *NamespaceRow) addEpochs(ns Namespace, started time.Time) {
 	old := ns.UsedBytes - ns.NewestBytes
 	switch {
@@ -326,7 +326,8 @@ func (r *NamespaceRow) addEpochs(ns Namespace, started time.Time) {
 	r.OldBytes.Known = r.OldBytes.Known && ns.LiveEpochs > 0
 }
 
-// addBegin adds the time at which a node that started at started began the newest epoch.
+// addBegin adds the time at which a node began the newest epoch. started is the time at which the
+// node started.
 func (r *NamespaceRow) addBegin(ns Namespace, started time.Time) {
 	earliest, at := &r.EpochSince, ns.EpochSince
 	if at.IsZero() {

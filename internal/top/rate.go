@@ -14,7 +14,7 @@ type Value struct {
 // Known returns a known value.
 func Known(of float64) Value { return Value{Of: of, Known: true} }
 
-// Plus returns the sum of the known ones of two values.
+// Plus returns the sum of two values. An unknown value counts as 0, unless both are unknown.
 func (v Value) Plus(w Value) Value {
 	return Value{Of: v.Of + w.Of, Known: v.Known || w.Known}
 }

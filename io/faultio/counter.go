@@ -90,8 +90,8 @@ func (c *Counter) Count(a Action) int {
 	return n
 }
 
-// Surfaced settles the faults whose errors are in err, including joined errors. It returns the
-// number of these faults: 0 if err has another cause.
+// Surfaced settles (marks as accounted for) the faults whose errors are in err, including joined
+// errors. It returns the number of these faults: 0 if err has another cause.
 func (c *Counter) Surfaced(err error) int {
 	n := 0
 	for _, e := range injectedIn(err) {
@@ -118,9 +118,9 @@ func injectedIn(err error) []*Error {
 	return injectedIn(errors.Unwrap(err))
 }
 
-// Repaired settles the faults that touched the given bytes of a file. It returns the number of
-// faults that it settled. A test calls it for damage that a checksum detected, that was
-// overwritten, or that was never read.
+// Repaired settles (marks as accounted for) the faults that touched the given bytes of a file. It
+// returns the number of faults that it settled. A test calls it for damage that a checksum
+// detected, that was overwritten, or that was never read.
 func (c *Counter) Repaired(file string, offset, bytes int64) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -140,7 +140,8 @@ func (c *Counter) settle(number int) {
 	c.settled[number] = true
 }
 
-// Pending returns the faults that are not settled.
+// Pending returns the faults for which the test has not accounted (Surfaced, Repaired). It leaves
+// out Delays.
 func (c *Counter) Pending() []Injection {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -129,8 +129,9 @@ func (d *Device) run(s span, rest *spans) {
 	wg.Wait()
 }
 
-// perform transfers one span and releases its turn and its bytes. If a system call for several
-// requests fails, each request is tried alone, so that only the faulty requests fail.
+// perform transfers one span, and then releases its place among the Workers and its bytes of the
+// budget. If a system call for several requests fails, each request is tried alone, so that only
+// the faulty requests fail.
 func (d *Device) perform(s span) {
 	if len(s) == 1 || d.transfer(s[0].Op, s[0].File, s[0].Offset, s.bufs()) != nil {
 		for i := range s {

@@ -94,10 +94,10 @@ func (c *caller) submit() {
 	}
 }
 
-// wait enters the kernel. A shortage of resources in the kernel ends when completions are reaped.
-// After any other error the ring is broken, and the entries that the kernel has not accepted fail
-// at once. The accepted entries are awaited, because the kernel uses their buffers. wait awaits
-// them without entering the kernel, because entering would submit the other entries.
+// wait enters the kernel. A shortage of resources in the kernel ends when completions are taken
+// from the queue. After any other error the ring is broken, and the entries that the kernel has not
+// accepted fail at once. The accepted entries are awaited, because the kernel uses their buffers.
+// wait awaits them without entering the kernel, because entering would submit the other entries.
 func (c *caller) wait() {
 	if c.broken != nil {
 		pause(true)

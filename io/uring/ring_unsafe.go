@@ -98,7 +98,8 @@ func (r *ring) unsubmitted() uint32 { return r.g.SQReady() }
 
 // enter submits the entries that next returned since the last enter, and waits until wait
 // completions are available. It may return with fewer completions, so the caller must count them.
-// It retries after EINTR. EAGAIN and EBUSY mean that completions must be reaped first.
+// It retries after EINTR. EAGAIN and EBUSY mean that completions must be taken from the queue
+// (reap) first.
 func (r *ring) enter(wait uint32) error {
 	for {
 		err := r.enterOnce(wait)

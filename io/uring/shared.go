@@ -16,7 +16,8 @@ import (
 )
 
 // sharedRing is one ring to which all goroutines submit. The Go runtime's poller watches its
-// descriptor. One goroutine, the reaper, waits for the poller and wakes the other goroutines.
+// descriptor. One goroutine, the reaper, waits for the poller, takes the completions, and wakes the
+// other goroutines.
 //
 //	goroutine ── slot ── entry ──► submission queue ──► kernel
 //	    ▲ last completion of its batch                    │
@@ -30,10 +31,11 @@ type sharedRing struct {
 	slots []slot
 	free  chan uint32
 	// polled is a second descriptor of the ring, registered with the poller. stopped is closed when
-	// the reaper has returned.
+	// the reaper (the goroutine that takes the completions) has returned.
 	polled  *os.File
 	stopped chan struct{}
-	// again has the slots that the reaper will submit again. Only the reaper uses again.
+	// again has the slots whose requests the reaper will submit again, because they are not
+	// complete. Only the reaper uses again.
 	again []uint32
 
 	mu   sync.Mutex

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// A Sample holds the measurements of one turn of one contender: it maps the name of a metric to the
-// value.
+// A Sample holds the measurements of one turn (one run) of one contender (one way to do the work).
+// It maps the name of a metric to the value.
 type Sample map[string]float64
 
 // Names of metrics that suites share. A suite may use other names.

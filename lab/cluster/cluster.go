@@ -48,7 +48,7 @@ type Cluster struct {
 	sinks    chan *BurstTarget
 	bursts   chan *BurstResult
 	bumped   chan *Bumped
-	// changed is closed and replaced when a turn has started or ended.
+	// changed is closed and replaced when a turn (a request of an agent) has started or ended.
 	changed chan struct{}
 }
 

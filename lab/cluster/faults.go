@@ -14,12 +14,13 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// AfterTurns waits until n turns of the replay have ended.
+// AfterTurns waits until n turns (requests of agents) of the replay have ended.
 func (c *Cluster) AfterTurns(ctx context.Context, n int) error {
 	return c.after(ctx, n, func() int { return len(c.turns) })
 }
 
-// AfterStarts waits until the planner has started turns of the replay n times.
+// AfterStarts waits until the planner has started turns (requests of agents) of the replay n times;
+// a turn that is planned again counts again.
 func (c *Cluster) AfterStarts(ctx context.Context, n int) error {
 	return c.after(ctx, n, func() int { return c.starts })
 }

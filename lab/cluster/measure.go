@@ -32,7 +32,7 @@ type Sample struct {
 	At time.Duration
 	// Received and Sent are the bytes of each NIC, in the order of Cluster.NICs.
 	Received, Sent []uint64
-	// Turns is the number of turns that have ended.
+	// Turns is the number of turns (requests of agents) that have ended.
 	Turns int
 }
 

@@ -74,7 +74,7 @@ type NodeConfig struct {
 	Shaped   bool   `json:"shaped,omitempty"`
 	SNICBits uint64 `json:"snic_bits,omitempty"`
 	CNICBits uint64 `json:"cnic_bits,omitempty"`
-	// Deadline is the time limit of a turn (gateway).
+	// Deadline is a gateway's time limit for a turn (one request of an agent).
 	Deadline time.Duration `json:"deadline,omitempty"`
 }
 
@@ -108,7 +108,8 @@ type NICCounters struct {
 // Event is a report of a node.
 type Event struct {
 	Turn *Turn `json:"turn,omitempty"`
-	// Started: the planner has chosen both engines of a turn, and their reads begin.
+	// Started: the planner has chosen both engines of a turn (one request of an agent), and their
+	// reads begin.
 	Started bool `json:"started,omitempty"`
 	// Replayed reports that the agents of the last Replay have ended. Its value is the planner's
 	// counters.
@@ -306,7 +307,8 @@ func (n *node) gateway(ctx context.Context, orders <-chan Order) (err error) {
 	return nil
 }
 
-// replay replays agents and reports the planner's counters.
+// replay replays the recorded agent sessions through the gateway g. It then writes an Event with
+// the planner's counters for the test.
 func (n *node) replay(ctx context.Context, g *emulate.Gateway, o Order) {
 	g.Run(ctx, o.Replay, o.Parallel)
 	stats := PlannerStats{}

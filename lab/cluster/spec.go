@@ -43,7 +43,7 @@ type Spec struct {
 	// GroupTimeout is the time without a fetch after which the planner considers a group of engines
 	// gone. Default 5 s.
 	GroupTimeout time.Duration
-	// Deadline is the time limit of a turn. Default 2 min.
+	// Deadline is the time limit of a turn (one request of an agent). Default 2 min.
 	Deadline time.Duration
 	// Classes gives collectives their own traffic class on the compute network, with priority over
 	// KV, as deploy/qos does.

@@ -36,11 +36,11 @@ type beladyCache struct {
 	capacity int
 	count    int
 	uses     uses
-	next     []uint32 // for each held node: the request of its next use
+	next     []uint32 // for each cached (held) node: the request of its next use
 	held     []bool
 	kids     []uint32 // number of held children
-	// leaves are the held nodes without held children, by next use. The last held node of the
-	// current request's path is not among them.
+	// leaves are the cached (held) nodes without cached children, by next use. The last held node
+	// of the current request's path is not among them.
 	leaves buckets
 	path   []uint32
 	wanted []uint32
@@ -90,7 +90,7 @@ func (b *beladyCache) evictAfter(use, tip uint32) bool {
 	return true
 }
 
-// offer adds node n to leaves, if n has no held children.
+// offer adds node n to leaves, if no child of n is in the cache (held).
 func (b *beladyCache) offer(n uint32) {
 	if n != 0 && b.kids[n] == 0 {
 		b.leaves.add(n, b.next[n])

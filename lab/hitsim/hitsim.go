@@ -17,8 +17,8 @@ import (
 // Bound is the name of the offline policy in a Report.
 const Bound = "belady"
 
-// Options select the simulations. The zero value compares every policy and the bound at 1, 3, 10,
-// 30 and 60 % of the distinct blocks.
+// Options select the simulations. The zero value compares every policy and the optimal offline
+// policy at 1, 3, 10, 30 and 60 % of the distinct blocks.
 type Options struct {
 	// Policies are the policies to compare; default evict.Kinds().
 	Policies []evict.Kind
@@ -85,7 +85,7 @@ type Report struct {
 	Infinite           Found   `json:"infinite"`
 	InfiniteTokenRatio float64 `json:"infinite_hit_token_ratio"`
 	// Rows are ordered by capacity; the rows of one capacity have the order of Options.Policies,
-	// with the bound last.
+	// with the optimal offline policy last.
 	Rows []Row `json:"rows"`
 }
 

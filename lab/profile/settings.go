@@ -19,7 +19,8 @@ const (
 	zFactor      = 1.05
 )
 
-// Setting is one key of the planner's section schedule, with its value and the reason for it.
+// Setting is one key below "schedule" in the planner's configuration, with its value. Comment is the
+// reason for the value.
 type Setting struct {
 	Key     string  `json:"key"`
 	Value   float64 `json:"value"`

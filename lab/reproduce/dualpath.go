@@ -384,7 +384,7 @@ func (d *dpRuns) plan() {
 		}
 		for _, aps := range d.rates() {
 			if system == agentic.Basic && aps > 0.2 {
-				continue // at a rate far above the capacity of Basic, there is no steady state
+				continue // at a rate far above the capacity of Basic (without dual path), there is no steady state
 			}
 			for m := range d.onlineModels() {
 				d.addOnline(dpOnline{dpOnlineCase(system, m), aps, agentic.DefaultHorizon})

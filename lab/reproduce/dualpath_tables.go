@@ -540,7 +540,7 @@ func (d *dpRuns) agentTime(r *Report) {
 			o := dpOnline{dp660(s, "64K", 0), aps, agentic.DefaultHorizon}
 			res := d.results[o.key()]
 			if res == nil || res.Agents == 0 {
-				continue // this rate is far above Basic's capacity
+				continue // this rate is far above the capacity of Basic (without dual path)
 			}
 			mean := res.AgentTime.Seconds() / float64(res.Agents)
 			line.X, line.Y = append(line.X, aps), append(line.Y, mean)

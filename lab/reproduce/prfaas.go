@@ -271,9 +271,9 @@ func (x *prfaasRun) cell(name, unit string, against, tolerance float64, value fu
 
 func throughput(r *datacenters.Result) float64 { return r.Throughput }
 
-// simulated compares the closed-form model with a simulation of the system: the highest throughput
-// of the three deployments and of a deployment with a narrow link, and times to first token by
-// load.
+// simulated compares the closed-form model with a simulation of the system. It compares the highest
+// throughput of PrfaaS, of the homogeneous and the naive deployment, and of PrfaaS over a narrow
+// link. It also compares the times to first token at several loads.
 func (c prfaasCase) simulated(ctx context.Context, r *Report, seeds int) error {
 	saturated := func(name string, p prfaas.Plan, change func(*datacenters.Options)) *prfaasRun {
 		o := datacenters.Options{System: c.System, Plan: p, Concurrency: 150, Duration: 3 * time.Hour, Warmup: 30 * time.Minute, Layers: 61}

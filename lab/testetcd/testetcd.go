@@ -29,11 +29,12 @@ type Etcd struct {
 	running []*exec.Cmd // nil: the member is not running
 }
 
-// Start starts an etcd of n members. It is killed when the test ends.
+// Start starts an etcd cluster of n members. The members are killed when the test ends.
 func Start(t testing.TB, n int) *Etcd {
 	t.Helper()
 	e := &Etcd{t: t, program: testkit.Program(t, "etcd", "etcd-server"), running: make([]*exec.Cmd, n)}
-	// In memory, because etcd syncs each write, and a busy disk would cost it its leader.
+	// The data is in memory. etcd syncs each write, so with a busy disk the cluster would lose its
+	// leader.
 	dir, err := os.MkdirTemp("/dev/shm", "penstock-etcd-")
 	if err != nil {
 		t.Fatal(err)

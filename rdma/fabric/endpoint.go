@@ -424,7 +424,7 @@ func (e *endpoint) complete(i uint32, fault, provFault int32) {
 	e.endLocked(i)
 }
 
-// takeReceipt records how a framed work (a message) ended, according to the peer's receipt.
+// takeReceipt records how a message ended, according to the receipt that the peer has sent for it.
 func (e *endpoint) takeReceipt(r receipt) {
 	i := uint32(r.ref & 0xff)
 	e.mu.Lock()
@@ -508,8 +508,8 @@ func (e *endpoint) pending() []uint32 {
 	return used
 }
 
-// settle completes every posted work. The work with sequence number refused ends as refused, the
-// others as broken.
+// settle completes every posted work of a broken endpoint. The work with the sequence number
+// refused ends with StatusRefused, all others end with StatusBroken.
 func (e *endpoint) settle(refused uint64) {
 	for _, i := range e.pending() {
 		e.mu.Lock()

@@ -85,8 +85,8 @@ func (d *domain) takeMessage(e *endpoint, f *frame) {
 	d.queueReceipt(e, receipt{ref: f.ref})
 }
 
-// queueReceipt adds a receipt to be sent. A peer may have at most maxQueueDepth works in flight. A
-// peer that sends more is cut off.
+// queueReceipt queues a receipt (the result of a message of the peer) to be sent. A peer may have
+// at most maxQueueDepth works in flight. A peer that sends more is cut off.
 func (d *domain) queueReceipt(e *endpoint, r receipt) {
 	if len(e.receipts) >= maxReceipts {
 		e.mu.Lock()
@@ -101,7 +101,8 @@ func (d *domain) queueReceipt(e *endpoint, r receipt) {
 	}
 }
 
-// sendReceipts sends waiting receipts until no send buffer is free or the provider is full.
+// sendReceipts sends the queued receipts (results of the peers' messages) until no send buffer is
+// free or the provider is full.
 func (d *domain) sendReceipts() {
 	for len(d.receiptQueue) > 0 {
 		e := d.receiptQueue[0]
@@ -223,7 +224,7 @@ func (d *domain) sendKeyQuery(e *endpoint) bool {
 	return true
 }
 
-// forget drops the key query of e, if it has one.
+// forget drops the unanswered key query of e (keyQuery), if there is one.
 func (d *domain) forget(e *endpoint) {
 	if e.query.id != 0 {
 		delete(d.querying, e.query.id)
@@ -269,8 +270,9 @@ func (d *domain) takeKeyReply(e *endpoint, f *frame) {
 	d.finish(e, refused)
 }
 
-// sweep does the periodic work. It sends waiting frames and receipts, and it ends key queries
-// without an answer and delayed closes.
+// sweep does the periodic work. It sends the queued frames and receipts (acknowledgements of
+// frames), completes delayed closes, and gives up key queries that the peer has not answered in
+// time (querying).
 func (d *domain) sweep() {
 	now := time.Now()
 	if now.Before(d.nextSweep) {

@@ -56,7 +56,7 @@ func (e *Engine) admit(nc net.Conn) {
 		return
 	}
 	_ = nc.Close()
-	if e.core.Ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) {
+	if e.core.Ctx.Err() == nil && !errors.Is(err, handshake.ErrLeft) {
 		e.core.Log.Warn(sessions.LogAuth, "data-plane connection refused", "remote", nc.RemoteAddr(), "err", err)
 	}
 }
@@ -67,7 +67,7 @@ func (e *Engine) admitConn(nc net.Conn) error {
 	if err != nil {
 		// If Close of this engine ended the connection, the handshake is not counted as failed
 		// authentication.
-		if e.core.Ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) {
+		if e.core.Ctx.Err() == nil && !errors.Is(err, handshake.ErrLeft) {
 			e.core.AuthFailures.Add(1)
 		}
 		return err

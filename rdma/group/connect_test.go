@@ -68,6 +68,7 @@ func TestAdmission(t *testing.T) {
 			t.Errorf("an engine that Admit refuses: %v", err)
 		}
 		banned, busy = rdma.EngineID{}, other.Addr().Engine
+		synctest.Wait() // the earlier refusals are counted
 		before := server.Stats().AuthFailures
 		if _, err := other.Connect(t.Context(), server.Addr(), tokens[0]); !errors.Is(err, rdma.ErrBusy) || server.Stats().AuthFailures != before {
 			t.Errorf("an engine that Admit refuses as busy: %v, %d failures of authentication", err, server.Stats().AuthFailures-before)

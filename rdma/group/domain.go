@@ -21,9 +21,9 @@ type Domain interface {
 
 	// Register makes mem usable as the source of writes, and writable for peers that hold its key.
 	// If mem is nil, Register uses opts.DMABuf, whose descriptor stays open until the Memory's
-	// Close has returned. The memory stays at its address until Close has returned. With
-	// opts.Local the engine gives the key of the whole memory to no peer, so Register need not
-	// allow remote access to it, provided that windows work.
+	// Close has returned. The memory stays at its address until Close has returned. With opts.Local
+	// the engine gives the key of the whole memory to no peer, so Register need not allow remote
+	// access to it, if Memory.Window works (Limits.Windows).
 	Register(mem []byte, opts rdma.RegisterOptions) (Memory, error)
 
 	// NewEndpoint makes an endpoint that is not connected yet, for traffic of one class. cookie is

@@ -121,7 +121,7 @@ func (l *lane) address(a laneAddr) error {
 		en := l.cur
 		if en == nil || en.epoch != a.epoch || en.state >= endClosing {
 			l.mu.Unlock()
-			return nil // this engine has ended that epoch and its report is on the way to the peer
+			return nil // this engine has ended that endpoint (epoch) and its report is on the way to the peer
 		}
 		if en.connecting || en.connected {
 			l.mu.Unlock()
@@ -315,7 +315,8 @@ func (l *lane) progress(en *end) {
 	}
 	resolves := en.state == endClosed && en.downComplete && !en.resolved && !l.stopped
 	if resolves {
-		// Both engines have sent their reports, so the peer may open the next epoch at any time.
+		// Both engines have sent their reports, so the peer may open the lane's next endpoint
+		// (epoch) at any time.
 		en.resolved = true
 		l.cur = nil
 	}

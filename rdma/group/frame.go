@@ -100,7 +100,7 @@ type setup struct {
 	// counted (Engine.counted) and provider must be the same at both engines.
 	counted  bool
 	provider string
-	// nics are the names of the NICs, in the order in which lanes pair them.
+	// nics are the names of the NICs, in the order in which the two engines pair them.
 	nics []string
 }
 
@@ -375,7 +375,8 @@ type remoteKey struct {
 	key    uint64
 }
 
-// withdraw asks the receiver to stop writing with these keys.
+// withdraw asks the receiver to post no more writes with these keys, because their window is being
+// revoked.
 type withdraw struct {
 	id   uint64
 	keys []remoteKey
@@ -409,7 +410,8 @@ func decodeWithdraw(b []byte) (w withdraw, _ error) {
 	return w, nil
 }
 
-// appendID appends a frame that names a withdrawal: withdrawn or forget.
+// appendID appends a frame of the kind withdrawn or forget, which has only the id of a withdraw
+// frame (a request to use some memory keys no more).
 func appendID(b []byte, kind frameKind, id uint64) []byte {
 	return le.AppendUint64(appendHeader(b, kind, idSize), id)
 }

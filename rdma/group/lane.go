@@ -414,7 +414,8 @@ func (en *end) drop(slot uint32) {
 // bounds the size of the tallies.
 const checkpointEvery = maxTallies
 
-// noteSent counts an immediate towards the next checkpoint.
+// noteSent counts an immediate that was posted since the last checkpoint (at a checkpoint both
+// engines clear their counts per immediate value).
 func (en *end) noteSent() {
 	if en.okTally == nil {
 		return

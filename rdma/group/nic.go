@@ -35,7 +35,7 @@ type nic struct {
 	// ends holds the endpoints. The index is the high half of an endpoint's cookies. The slice is
 	// replaced as a whole, under mu.
 	ends atomic.Pointer[[]*end]
-	// draining is true while drains, the functions passed to drain, is not empty.
+	// draining is true while drains (the functions passed to the method drain) is not empty.
 	draining atomic.Bool
 
 	// Message buffers.

@@ -17,11 +17,12 @@ const (
 	opMessage opKind = 2
 )
 
-// noRun is the value of op.final if there is no final run.
+// noRun is the value of op.final if no run (contiguous range of the payload) is held back to carry
+// the immediate.
 const noRun = ^uint32(0)
 
-// op is one operation that this engine submitted. The Dst of its runs is relative to the first
-// byte of the Desc.
+// op is one operation that this engine submitted. Its runs are the contiguous ranges of its
+// payload; their Dst is relative to the first byte of the target's Desc.
 type op struct {
 	sessions.Op
 

@@ -24,11 +24,12 @@ type withdrawals struct {
 	mu   sync.RWMutex
 	byID map[uint64][]remoteKey
 	keys map[remoteKey]int
-	// waiting are the withdrawals with keys that a posted Work may still use.
+	// waiting are the withdrawals whose confirmation waits, because a posted Work may still use one
+	// of the keys.
 	waiting []withdraw
 }
 
-// has reports whether a key has been withdrawn.
+// has reports whether the peer has asked this engine not to use a key.
 func (w *withdrawals) has(k remoteKey) bool {
 	if w.some.Load() == 0 {
 		return false
@@ -85,7 +86,8 @@ func (s *session) confirm() {
 	}
 }
 
-// leave removes a withdrawal from waiting. It returns false if the withdrawal is not in waiting.
+// leave removes the withdrawal with the number id from waiting. It returns false if waiting does
+// not have it.
 func (w *withdrawals) leave(id uint64) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -63,7 +63,8 @@ func (s *session) takeReason(a reasonReply) {
 	}
 }
 
-// verifiedLocked handles the answer for an operation whose jobs were kept by verifyLocked.
+// verifiedLocked handles the peer's answer whether it would refuse the operation, whose jobs
+// verifyLocked has kept until then.
 func (s *session) verifiedLocked(o *op, jobs []job, reason rdma.Reason, touched *laneSet, out []sessions.Ended) []sessions.Ended {
 	o.left--
 	if reason != rdma.ReasonNone {

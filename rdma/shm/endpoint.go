@@ -39,8 +39,8 @@ type endpoint struct {
 	connecting sync.WaitGroup
 	reading    sync.WaitGroup
 
-	// recvMu is held while a chunk of an entry of the peer is performed. It guards stopped and
-	// views, the mapped segments of the peer by segment number.
+	// recvMu is held while a chunk of an entry (an operation in the peer's ring) is performed. It
+	// guards stopped and views, the mapped segments of the peer by segment number.
 	recvMu sync.Mutex
 	// stopped: no entry of the peer is performed any more.
 	stopped bool

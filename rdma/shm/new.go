@@ -24,8 +24,8 @@ type Options struct {
 	// Arenas are the arenas for sources; they must be Shared. Every peer can read all of each
 	// arena. The caller keeps ownership of the arenas and closes them after the engine.
 	Arenas []*arena.Arena
-	// Pollers is the number of goroutines that copy the payload of peers' writes; each is a NIC of
-	// the engine. Default 1, at most group.MaxDomains. More pollers help if one core cannot use
+	// Pollers is the number of goroutines that copy the payload of peers' writes. The engine shows
+	// each of them as a NIC. Default 1, at most group.MaxDomains. More pollers help if one core cannot use
 	// the whole memory bandwidth.
 	Pollers int
 	// Group holds the engine's other options; Provider, Detail, Domains, Reopen, Alloc and Control

@@ -57,7 +57,8 @@ func (d *Domain) Poll(dst []group.Completion) (int, error) {
 	return n, nil
 }
 
-// reap moves the completions of our own entries to dst.
+// reap moves the completions of our own entries (operations that this end put into its ring) to
+// dst.
 func (e *endpoint) reap(dst []group.Completion) (n int) {
 	if e.ending.Load() {
 		return e.reapLast(dst)
@@ -114,7 +115,7 @@ func (e *endpoint) reapLast(dst []group.Completion) (n int) {
 	return n
 }
 
-// outcome returns the completion of a performed entry.
+// outcome returns the completion of the entry i of our ring, which the peer has performed.
 func (e *endpoint) outcome(i uint64) group.Completion {
 	c := group.Completion{Kind: group.KindDone, Cookie: e.cookies[i%depth]}
 	switch s := e.own.statuses[i%depth].Load(); s {
@@ -140,9 +141,10 @@ var (
 	errNoBuffer = errors.New("shm: the peer had no free buffer that was large enough")
 )
 
-// perform performs entries that the peer posted: one chunk of a large entry, or several small
-// entries. It returns the number of completions that it put into dst, the number of bytes that it
-// placed, and whether it made any progress. dst must have space for at least one completion.
+// perform performs entries (operations) that the peer put into its ring: one chunk of a large
+// entry, or several small entries. It returns the number of completions that it put into dst, the
+// number of bytes that it placed, and whether it made any progress. dst must have space for at
+// least one completion.
 func (e *endpoint) perform(dst []group.Completion) (n int, placed uint64, moved bool) {
 	if e.ending.Load() {
 		return 0, 0, false

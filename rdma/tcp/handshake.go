@@ -48,7 +48,7 @@ func (e *Engine) admit(nc net.Conn, n *nic, proved func()) {
 		return
 	}
 	_ = nc.Close()
-	if e.core.Ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) && !errors.Is(err, sessions.ErrPeerClosed) && !errors.Is(err, errRailBusy) {
+	if e.core.Ctx.Err() == nil && !errors.Is(err, handshake.ErrLeft) && !errors.Is(err, sessions.ErrPeerClosed) && !errors.Is(err, errRailBusy) {
 		e.core.Log.Warn(sessions.LogAuth, "data-plane connection refused", "remote", nc.RemoteAddr(), "err", err)
 	}
 }
@@ -60,7 +60,7 @@ func (e *Engine) admitConn(nc net.Conn, n *nic, proved func()) error {
 	if err != nil {
 		// If Close of this engine ended the connection, the handshake is not counted as failed
 		// authentication.
-		if e.core.Ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) {
+		if e.core.Ctx.Err() == nil && !errors.Is(err, handshake.ErrLeft) {
 			e.core.AuthFailures.Add(1)
 		}
 		return err

@@ -63,8 +63,9 @@ func (c *conn) readWrite(h *header) error {
 // than the sender wrote.
 var errResetBehind = fmt.Errorf("the peer reset the connection while writing: %w", syscall.ECONNRESET)
 
-// mayBeSpliced reports whether the peer may have spliced a run of the frame that has landed. A run
-// has the same length at the sender and at the target.
+// mayBeSpliced reports whether the peer may have sent a part of the last frame by splice(2): it
+// does so for each contiguous span of at least spliceBytes, and the spans of the target are those of
+// the sender.
 func (c *conn) mayBeSpliced() bool {
 	for _, s := range c.r.spans {
 		if s.length >= spliceBytes {

@@ -92,7 +92,7 @@ type frame struct {
 	bytes int64
 }
 
-// frame returns piece i of o.
+// frame returns the frame for piece i of the operation.
 func (o *op) frame(i uint32) frame {
 	n := int64(len(o.msg))
 	for _, r := range o.piece(i) {

@@ -26,6 +26,7 @@ principals:
   - name: team-a
     tokens: [` + hash(tokenA) + `]
     subjects: ["CN=engine,O=team-a"]
+    rates: {read: 1.5GiB, write: 1000}
     grants:
       - {roles: [read, write], namespaces: [team-a/*, shared]}
       - {roles: [admin], namespaces: [team-a/scratch]}
@@ -75,10 +76,16 @@ func TestGrants(t *testing.T) {
 			t.Errorf("team-a has %v on %q: %v", c.roles, c.namespace, got)
 		}
 	}
+	if got, want := a.Principal.Rates(), (access.Rates{Read: 3 << 29, Write: 1000}); got != want {
+		t.Errorf("the rates of team-a are %v; want %v", got, want)
+	}
 	if !a.Principal.HasAnywhere(access.Admin) || a.Principal.HasAnywhere(access.Operate) || a.Principal.HasEverywhere(access.Any) {
 		t.Error("the roles of team-a anywhere or everywhere are wrong")
 	}
 	b, _ := p.ByHeader("Bearer " + tokenB)
+	if got := b.Principal.Rates(); got != (access.Rates{}) {
+		t.Errorf("the rates of sre are %v", got)
+	}
 	if !b.Principal.HasEverywhere(access.Operate) || b.Principal.HasEverywhere(access.Read) || b.Principal.Has(access.Read, "team-a/x") {
 		t.Error("the roles of sre are wrong")
 	}
@@ -135,20 +142,24 @@ func TestBadFiles(t *testing.T) {
 		"a token in place of a list":    {"[" + hash(tokenA) + "]", secret, "4: principals.0.tokens: must be a list"},
 		"a token as a mapping":          {hash(tokenA), "{" + secret + ": 1}", "4: principals.0.tokens.0: must be a list"},
 		"half a hash":                   {hash(tokenA), hash(tokenA)[:40], "4: principals.0.tokens.0"},
-		"the same token twice":          {hash(tokenB), hash(tokenA), `10: principals.1.tokens.0: principal "team-a" has the same one`},
-		"the same name twice":           {"name: sre", "name: team-a", `9: principals.1.name: two principals`},
-		"no name":                       {"name: sre", `name: ""`, "9: principals.1.name"},
-		"a name with a blank":           {"name: sre", `name: "s re"`, "9: principals.1.name"},
-		"a name with a newline":         {"name: sre", `name: "s\nre"`, "9: principals.1.name"},
-		"an unknown role":               {"[admin]", "[owner]", `8: principals.0.grants.1.roles: "owner" is not one of read, write, admin, operate`},
-		"no roles":                      {"[admin]", "[]", "8: principals.0.grants.1.roles: the grant has no roles"},
-		"no namespaces":                 {"[team-a/scratch]", "[]", "8: principals.0.grants.1.namespaces: the grant has no namespaces"},
+		"the same token twice":          {hash(tokenB), hash(tokenA), `11: principals.1.tokens.0: principal "team-a" has the same one`},
+		"the same name twice":           {"name: sre", "name: team-a", `10: principals.1.name: two principals`},
+		"no name":                       {"name: sre", `name: ""`, "10: principals.1.name"},
+		"a name with a blank":           {"name: sre", `name: "s re"`, "10: principals.1.name"},
+		"a name with a newline":         {"name: sre", `name: "s\nre"`, "10: principals.1.name"},
+		"an unknown role":               {"[admin]", "[owner]", `9: principals.0.grants.1.roles: "owner" is not one of read, write, admin, operate`},
+		"no roles":                      {"[admin]", "[]", "9: principals.0.grants.1.roles: the grant has no roles"},
+		"no namespaces":                 {"[team-a/scratch]", "[]", "9: principals.0.grants.1.namespaces: the grant has no namespaces"},
 		"an empty pattern":              {"[team-a/scratch]", `[""]`, "is neither the name of a namespace"},
 		"a star inside":                 {"team-a/scratch", "team-*/x", "is neither the name of a namespace"},
 		"two stars":                     {"team-a/scratch", "team-a/**", "is neither the name of a namespace"},
 		"operate on a prefix":           {`["*"]`, "[team-a/*]", "operate concerns the whole node"},
 		"no grants":                     {"    grants:\n      - {roles: [operate], namespaces: [\"*\"]}\n", "", "has no grants"},
 		"no credential":                 {"    tokens: [" + hash(tokenB) + "]\n", "", "has neither tokens nor subjects"},
+		"a rate of nothing":             {"read: 1.5GiB", "read: 0", `6: principals.0.rates.read: "0" is not a number of bytes per second`},
+		"a rate with another unit":      {"read: 1.5GiB", "read: 2GiB/s", `6: principals.0.rates.read: "2GiB/s" is not a number of bytes per second`},
+		"a negative rate":               {"read: 1.5GiB", "read: -1", `6: principals.0.rates.read: "-1" is not a number of bytes per second`},
+		"a rate above all bounds":       {"read: 1.5GiB", "read: 9EiB", `6: principals.0.rates.read: "9EiB" is not a number of bytes per second`},
 		"an empty subject":              {`"CN=engine,O=team-a"`, `""`, "principals.0.subjects.0: has 0 bytes"},
 		"a subject twice":               {`"CN=engine,O=team-a"`, `"CN=a", "CN=a"`, "principals.0.subjects.1: principal"},
 		"an unknown key":                {"name: sre", "nmae: sre", `unknown key "nmae"; did you mean "name"`},

@@ -21,7 +21,11 @@ type file struct {
 		Name     string   `yaml:"name"`
 		Tokens   []string `yaml:"tokens"`
 		Subjects []string `yaml:"subjects"`
-		Grants   []struct {
+		Rates    struct {
+			Read  rate `yaml:"read"`
+			Write rate `yaml:"write"`
+		} `yaml:"rates"`
+		Grants []struct {
 			Roles      []string `yaml:"roles"`
 			Namespaces []string `yaml:"namespaces"`
 		} `yaml:"grants"`
@@ -73,7 +77,7 @@ func Parse(name string, raw []byte) (*Policy, error) {
 		if len(entry.Tokens)+len(entry.Subjects) == 0 {
 			return nil, bad("", "principal %q has neither tokens nor subjects, so no client can be it; add one", entry.Name)
 		}
-		principal := &Principal{name: entry.Name}
+		principal := &Principal{name: entry.Name, rates: Rates{Read: int64(entry.Rates.Read), Write: int64(entry.Rates.Write)}}
 		for j, g := range entry.Grants {
 			roles, err := rolesOf(g.Roles)
 			if err != nil {
@@ -111,7 +115,8 @@ func Parse(name string, raw []byte) (*Policy, error) {
 	return p, nil
 }
 
-// withoutToken removes the text from an error about the list tokens.
+// withoutToken replaces the text of an error about an entry of tokens, because the text may quote a
+// token.
 func withoutToken(err error) error {
 	var at *yamlfile.Error
 	if errors.As(err, &at) && strings.Contains(at.Path, "tokens") {

@@ -15,9 +15,10 @@ type Credential [sha256.Size]byte
 type Principal struct {
 	name   string
 	grants []grant
+	rates  Rates
 }
 
-// grant is roles on the namespaces that a pattern matches.
+// grant gives roles on the namespaces that a pattern matches.
 type grant struct {
 	roles   Role
 	pattern string

@@ -26,7 +26,8 @@ import (
 var (
 	// ErrSession: the session does not exist or has ended. Connect again.
 	ErrSession = errors.New("local session unknown")
-	// ErrLoan: the session already has a loan with that number. Choose another number.
+	// ErrLoan: the session already has a loan (memory lent for one Read) with that number. Choose
+	// another number.
 	ErrLoan = errors.New("loan number in use")
 	// ErrFull: the session has LoansMax loans, or the staging memory of all sessions has reached
 	// StagingBytesMax. Return some loans, or write over the data plane.
@@ -44,8 +45,8 @@ type Options struct {
 	Arena *arena.Arena
 	// SessionsMax is the maximum number of connected engines. Default 256.
 	SessionsMax int
-	// LoansMax is the maximum number of open loans of one session. Default 65,536.
-	// storage.Options.LoanBytesMax limits the size of their memory.
+	// LoansMax is the maximum number of open loans (memory lent for one Read each) of one session.
+	// Default 65,536. storage.Options.LoanBytesMax limits the size of their memory.
 	LoansMax int
 	// StagingBytesMax is the maximum size of the staging memory of all sessions together, in bytes.
 	// Default: a quarter of the arena's size.
@@ -492,7 +493,8 @@ func (l *Listener) Session(id []byte) (*Session, error) {
 
 // Stats has counters and the current state of a Listener.
 type Stats struct {
-	// Sessions is the number of open sessions, and Loans the number of their loans.
+	// Sessions is the number of open sessions, and Loans the number of their loans (memory lent for
+	// one Read each).
 	Sessions, Loans int
 	// StagingBytes is the staging memory of all sessions.
 	StagingBytes int64

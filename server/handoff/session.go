@@ -31,9 +31,9 @@ func (s *Session) Staging() []byte {
 	return s.staging.Bytes()
 }
 
-// Open begins a loan under a number that the engine chose. The engine ends the loan with
-// ReturnLoans. If the call for which the loan was opened fails, the caller of Open calls End.
-// Errors: ErrSession, ErrLoan, ErrFull.
+// Open begins a loan (of arena memory, for one Read) under a number that the engine chose. The
+// engine ends the loan with ReturnLoans. If the call for which the loan was opened fails, the
+// caller of Open calls End. Errors: ErrSession, ErrLoan, ErrFull.
 func (s *Session) Open(number uint64) (*Loan, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -27,7 +27,8 @@ type Options struct {
 	Endpoints []string
 	// Prefix is the beginning of the cluster's keys. Default /penstock.
 	Prefix string
-	// TLS, if not nil, protects the connections to etcd. Username and Password are etcd's.
+	// TLS, if not nil, protects the connections to etcd. Username and Password are those of the
+	// node's user in etcd; "": none.
 	TLS                *tls.Config
 	Username, Password string
 	// TTL is the time after which a member that has vanished is no longer in the list, at least 2 s,
@@ -82,24 +83,25 @@ type refusal struct {
 func (r refusal) Unwrap() error              { return r.error }
 func (r refusal) GRPCStatus() *status.Status { return status.New(r.code, r.Error()) }
 
-// errNoLease is the error of Admit without a lease. Like every refusal of Admit it is Busy for clients:
-// they keep their session with the node, and do not try again at once.
+// errNoLease is the error of Admit while the node has no lease in etcd. Clients treat every error
+// of Admit as Busy: they keep their session with the node, and do not try again at once.
 var errNoLease = refusal{errors.New("this node has no lease in etcd at the moment, so it may have missed new weights, and serves nothing"), codes.ResourceExhausted}
 
-// Cluster is the membership of one node. All methods may be called concurrently.
+// Cluster is one node's membership of a cluster. All methods may be called concurrently.
 type Cluster struct {
 	opts Options
 	node *storage.Node
 	log  *slog.Logger
 
-	// began is the origin of until, which is the time in nanoseconds up to which the node may serve.
+	// until is the time up to which the node may serve, in nanoseconds after began.
 	began time.Time
 	until atomic.Int64
-	// blocked has the namespaces that the node refuses, because it could not apply a change; nil if
-	// there is none. The map is not changed after it was stored.
+	// blocked has the namespaces whose calls the node refuses, because it could not apply a change
+	// of the namespace, with the error; nil if there is none. A stored map does not change.
 	blocked atomic.Pointer[map[string]error]
 
-	// etcd is nil until the client of etcd is open, which with a user needs an answer of etcd.
+	// etcd is the client of etcd. It is nil until the client is open. With a user name, opening the
+	// client needs an answer of etcd.
 	etcd   atomic.Pointer[clientv3.Client]
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
@@ -114,8 +116,8 @@ type Cluster struct {
 	once   sync.Once
 }
 
-// Join begins to make the node a member, in the background: it does not wait for etcd. Until the
-// node is a member, Admit refuses.
+// Join starts a goroutine that makes the node a member of the cluster. It does not wait for etcd.
+// Until the node is a member, Admit returns an error.
 func Join(o Options) (*Cluster, error) {
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
@@ -177,7 +179,7 @@ func (c *Cluster) isBlocked(name string) bool {
 	return b != nil && (*b)[name] != nil
 }
 
-// block makes Admit refuse a namespace; a nil error ends that.
+// block makes Admit return err for a namespace. With a nil err, Admit admits the namespace again.
 func (c *Cluster) block(name string, err error) {
 	if err == nil && c.blocked.Load() == nil {
 		return
@@ -200,7 +202,7 @@ func (c *Cluster) block(name string, err error) {
 func (c *Cluster) membersPrefix() string    { return c.opts.Prefix + "/members/" }
 func (c *Cluster) namespacesPrefix() string { return c.opts.Prefix + "/namespaces/" }
 
-// run has one session after the other until ctx ends.
+// run runs one session (the time of one lease in etcd) after the other until ctx ends.
 func (c *Cluster) run(ctx context.Context) {
 	const first, longest = 100 * time.Millisecond, 2 * time.Second
 	wait, said := first, ""
@@ -237,8 +239,9 @@ func (c *Cluster) Drain() {
 	}
 }
 
-// Close leaves the cluster. The node is then not admitted. Close returns ctx's error if etcd does
-// not confirm the end of the lease in time; the lease then ends by itself.
+// Close leaves the cluster: it revokes the node's lease, and Admit then returns an error. Close
+// returns ctx's error if etcd does not confirm the end of the lease in time; the lease then ends by
+// itself.
 func (c *Cluster) Close(ctx context.Context) error {
 	c.until.Store(-1)
 	c.cancel()

@@ -27,8 +27,9 @@ func (c *Cluster) CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Nam
 	return c.here(after, err)
 }
 
-// here returns the namespace of a record as this node has it, with the node's ID of it. If the node
-// has not applied the change, because it has lost its lease meanwhile, the ID is 0.
+// here returns the namespace of a record as this node has it. The namespace's ID is local to the
+// node. If the node does not have the namespace yet, because it has lost its lease meanwhile, here
+// returns the record's definition with ID 0.
 func (c *Cluster) here(r record, err error) (kv.Namespace, error) {
 	if err != nil {
 		return kv.Namespace{}, err

@@ -13,14 +13,15 @@ import (
 // recordVersion is the version of the records that this program writes and reads.
 const recordVersion = 1
 
-// revokedMax is the largest number of revoked epochs in a record. Older ones are dropped from it: no
-// member then has pins of them.
+// revokedMax is the largest number of revoked epochs in a record. The oldest are dropped: by then
+// no member has pins of these epochs.
 const revokedMax = 4 * kv.MaxLive
 
 // record is the state of a namespace's name in the cluster.
 type record struct {
 	Version int `json:"version"`
-	// Namespace is the definition with the live epochs; its ID is 0. Pins are not considered.
+	// Namespace is the definition with the live epochs; its ID is 0. Epochs that only a pin keeps
+	// live are not included.
 	Namespace kv.Namespace `json:"namespace"`
 	// Revoked are epochs that were retired by force: their pins have no effect. Newest last.
 	Revoked []kv.Epoch `json:"revoked,omitempty"`
@@ -65,8 +66,9 @@ func (r *record) known(name string) error {
 	return nil
 }
 
-// bumped returns the record with the epoch to as the newest, and the keep newest epochs live. 0 is
-// the next epoch, and keep 1. If to is the newest epoch already, the record does not change.
+// bumped returns the record with the epoch to as the newest, and the keep newest epochs live. If to
+// is 0, the new epoch is the next one; if keep is 0, one epoch stays live. If to is the newest
+// epoch already, the record does not change.
 func (r *record) bumped(to kv.Epoch, keep int) (record, error) {
 	ns := r.Namespace
 	switch to {

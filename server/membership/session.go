@@ -17,7 +17,7 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// session is the time of one lease.
+// session is the node's membership during one lease in etcd.
 type session struct {
 	*Cluster
 	etcd  *clientv3.Client
@@ -26,16 +26,16 @@ type session struct {
 	since time.Time
 
 	mu sync.Mutex
-	// renewed is the time before the last confirmed renewal was sent.
+	// renewed is the time just before the node sent the last renewal that etcd confirmed.
 	renewed time.Time
 	state   State
 	applied int64 // revision
 	written Member
-	// serving is set when etcd has the record that says so.
+	// serving is set when etcd has the member's record with the state serving or draining.
 	serving bool
 
-	// tried has the revision of the last record that was applied, or could not be, by the name of the
-	// namespace. Only follow uses it.
+	// tried has, by the name of the namespace, the revision of the last record that the session
+	// applied or tried to apply. Only follow uses it.
 	tried map[string]int64
 }
 
@@ -61,7 +61,7 @@ func (c *Cluster) runSession(ctx context.Context) error {
 	return err
 }
 
-// serveUntilLocked admits calls for as long as the lease surely lives.
+// serveUntilLocked makes Admit admit calls for as long as the lease certainly exists in etcd.
 func (s *session) serveUntilLocked() {
 	if s.serving {
 		s.until.Store(int64(s.renewed.Add(s.opts.TTL - s.opts.TTL/10).Sub(s.began)))
@@ -111,7 +111,7 @@ func (s *session) follow(ctx context.Context) error {
 	defer tick.Stop()
 	for {
 		err := s.watch(ctx, rev, tick.C)
-		// Without a leader etcd ends the watch, and changes may be compacted before the next one
+		// Without a leader etcd ends the watch, and changes may be compacted before the next watch
 		// begins. Until the namespaces are read again, admin calls wait for this member.
 		if !errors.Is(err, rpctypes.ErrNoLeader) && !errors.Is(err, rpctypes.ErrCompacted) {
 			return err
@@ -133,7 +133,8 @@ func (s *session) follow(ctx context.Context) error {
 }
 
 // claim writes the member's record, in the state joining. The name must be free, or belong to an
-// earlier process or session of the same volumes. That one has ended, although its lease has not.
+// earlier process or session of the same volumes. That process or session has ended, although its
+// lease has not.
 func (s *session) claim(ctx context.Context) error {
 	resp, err := s.etcd.Get(ctx, s.key)
 	if err != nil {
@@ -221,8 +222,8 @@ func (s *session) write(ctx context.Context) error {
 // errRecordLost: the member's record belongs to another lease, or is gone.
 var errRecordLost = errors.New("this process has lost its place in the list of members to another with the name")
 
-// hold returns errRecordLost if etcd does not have this session's record, so that no bump would wait
-// for this node.
+// hold returns errRecordLost if etcd does not have this session's record. Without the record,
+// BumpEpoch on another node would not wait for this node.
 func (s *session) hold(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, s.opts.TTL)
 	defer cancel()
@@ -295,8 +296,8 @@ func (s *session) refresh(ctx context.Context) (int64, map[string]bool, error) {
 	return resp.Header.Revision, have, ctx.Err()
 }
 
-// bringAlong adds the node's own namespaces that are not in have to etcd. It reports whether there
-// was one.
+// bringAlong adds to etcd those namespaces of the node that are not in have. It reports whether
+// there was one.
 func (s *session) bringAlong(ctx context.Context, have map[string]bool) (bool, error) {
 	any := false
 	for _, ns := range s.node.Namespaces() {

@@ -3,7 +3,6 @@ package netoracle
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -14,6 +13,7 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/dualpath/netcost"
+	"github.com/penstock-kv/penstock/internal/certs"
 )
 
 // The files of a pod's credentials for its API server.
@@ -73,13 +73,9 @@ func NewKubernetes(o KubernetesOptions) (*Kubernetes, error) {
 	}
 	k := &Kubernetes{o: o, client: &http.Client{}}
 	if o.CAFile != "" {
-		pem, err := os.ReadFile(o.CAFile)
+		pool, err := certs.Pool(o.CAFile)
 		if err != nil {
 			return nil, fmt.Errorf("netoracle: the API server's CA: %w", err)
-		}
-		pool := x509.NewCertPool()
-		if !pool.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("netoracle: %s holds no certificate", o.CAFile)
 		}
 		k.client.Transport = &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}}
 	}

@@ -267,8 +267,8 @@ func (f *Offload) stored(ctx context.Context, ids []kv.BlockID, epoch kv.Epoch) 
 	}
 }
 
-// up reports whether a remote request may be made: the link and the remote datacenter are neither
-// down nor busy.
+// up reports whether a remote request may be made: the link between the datacenters and the remote
+// datacenter are neither down nor busy.
 func (f *Offload) up() bool {
 	if f.opts.Link.Backlog() > f.opts.BacklogMax || len(f.slots) == cap(f.slots) {
 		return false

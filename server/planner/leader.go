@@ -22,7 +22,8 @@ var (
 	errTwice      = status.Error(codes.InvalidArgument, "this session has already registered a group; a leader has one group")
 )
 
-// leader is the session of one group.
+// leader is the planner's session with the leader of one group of engines. (A leader is the process
+// through which a group's engines are controlled.)
 type leader struct {
 	group dualpath.GroupID
 	out   chan *pb.LeaderAction

@@ -93,7 +93,7 @@ func (n *Node) commit(ctx context.Context, r *Reservation, pieces []PieceSums, c
 	return out, nil
 }
 
-// match finds the granted slot of each piece.
+// match finds the grant of each piece, that is, its place in the reservation's memory.
 func (r *Reservation) match(pieces []PieceSums) ([]committing, error) {
 	grants := make(map[PieceRef]Grant, len(r.Grants))
 	for _, g := range r.Grants {
@@ -119,7 +119,8 @@ func (r *Reservation) match(pieces []PieceSums) ([]committing, error) {
 			sums:        p.LayerSums,
 		})
 	}
-	// Ancestors come before descendants, and the full group before the other groups.
+	// Ancestors come before descendants, and a block's piece of the full layer group before its
+	// pieces of the other groups.
 	slices.SortStableFunc(all, func(a, b committing) int {
 		if a.Group != b.Group {
 			return a.Group - b.Group

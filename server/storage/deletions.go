@@ -39,7 +39,7 @@ type deletions struct {
 	added, written uint64
 }
 
-// stoneKey is the key of a deleted piece.
+// stoneKey identifies a deleted piece of one epoch; it is the key of its tombstone.
 type stoneKey struct {
 	namespace kv.NamespaceID
 	epoch     kv.Epoch
@@ -92,8 +92,9 @@ func (d *deletions) load(c catalogue) error {
 	return nil
 }
 
-// add records a deletion for the next write of the catalogue. It returns the number of the change,
-// which is the argument for has.
+// add records a deletion, which the next write of the catalogue makes durable. It returns the
+// number of this change. The method has reports whether the catalogue includes the changes up to a
+// number.
 func (d *deletions) add(key stoneKey, upTo kv.Generation) uint64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -368,10 +368,10 @@ func (p *pass) copy(ctx context.Context, blocks []moving, slotBytes int64) error
 		return err
 	}
 	lane := n.lanes[p.mover.volume]
-	if err := lane.enter(); err != nil {
+	if err := lane.enter(""); err != nil {
 		return fail(err)
 	}
-	defer lane.leave()
+	defer lane.leave("")
 	reads := make([]blockstore.Read, len(blocks))
 	for i, b := range blocks {
 		reads[i] = blockstore.Read{Ref: b.from, Want: b.key}

@@ -6,51 +6,108 @@ import (
 	"sync"
 )
 
-// A gate bounds the number of concurrent calls. The same number of further calls may wait; any
-// other call is refused at once. Waiting calls enter in the order of their arrival.
+// A gate bounds the number of concurrent calls. The same number of further calls may wait; the calls
+// beyond are refused at once. Tenants have equal shares while calls wait:
+//
+//	         tenant a  4 3 2 1 ─┐
+//	waiting  tenant b        1 ─┼─► one call of each tenant in turn ─► running (at most max)
+//	         tenant c      2 1 ─┘
+//	           └── when too many wait, the newest call of the longest queue is refused
+//
+// Calls of one tenant enter in the order of their arrival.
 type gate struct {
 	mu sync.Mutex
-	// max is the maximum of running and of the number of waiting calls. Invariant: running <= max,
+	// max is the maximum of running and of waiting, the numbers of calls. Invariant: running <= max,
 	// unless setMax has lowered max since the calls entered.
-	max, running int
-	// waiting has a channel for each call that waits, which is closed when the call may run.
-	waiting []chan struct{}
+	max, running, waiting int
+	// queues has the waiting calls of each tenant, the longest waiting first. turns has the tenants with
+	// waiting calls, the one whose call enters next first.
+	queues map[string][]*turn
+	turns  []string
 	// empty is nil until the gate is closed; after that no call enters. The channel is closed when
 	// no call runs any more.
 	empty chan struct{}
 }
 
-func newGate(n int) *gate { return &gate{max: n} }
+// turn is a call that waits. done is closed when the call was admitted, or refused in favour of a
+// tenant with fewer waiting calls.
+type turn struct {
+	done    chan struct{}
+	refused bool
+}
+
+func newGate(n int) *gate { return &gate{max: n, queues: make(map[string][]*turn)} }
 
 // enter waits until the call may run, and returns nil; the call must then end with leave. It fails
-// with ErrBusy if too many calls wait already, and with the error of ctx.
-func (g *gate) enter(ctx context.Context) error {
+// with ErrBusy if too many calls wait, and with the error of ctx.
+func (g *gate) enter(ctx context.Context, tenant string) error {
 	g.mu.Lock()
-	if g.running < g.max && len(g.waiting) == 0 && g.empty == nil {
+	if g.running < g.max && g.waiting == 0 && g.empty == nil {
 		g.running++
 		g.mu.Unlock()
 		return nil
 	}
-	if len(g.waiting) >= g.max {
+	if g.waiting >= g.max && !g.refuseLongestLocked(len(g.queues[tenant])+1) {
 		g.mu.Unlock()
 		return ErrBusy
 	}
-	turn := make(chan struct{})
-	g.waiting = append(g.waiting, turn)
+	t := &turn{done: make(chan struct{})}
+	g.pushLocked(tenant, t)
 	g.mu.Unlock()
 	select {
-	case <-turn:
-		return nil
+	case <-t.done:
 	case <-ctx.Done():
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if i := slices.Index(g.waiting, turn); i >= 0 {
-		g.waiting = slices.Delete(g.waiting, i, i+1)
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if i := slices.Index(g.queues[tenant], t); i >= 0 {
+			g.removeLocked(tenant, i)
+		} else if !t.refused {
+			g.leaveLocked() // the call was admitted at the same time
+		}
 		return ctx.Err()
 	}
-	g.leaveLocked() // the call was admitted at the same time
-	return ctx.Err()
+	if t.refused {
+		return ErrBusy
+	}
+	return nil
+}
+
+func (g *gate) pushLocked(tenant string, t *turn) {
+	if len(g.queues[tenant]) == 0 {
+		g.turns = append(g.turns, tenant)
+	}
+	g.queues[tenant] = append(g.queues[tenant], t)
+	g.waiting++
+}
+
+// removeLocked removes a call from a tenant's queue.
+func (g *gate) removeLocked(tenant string, i int) *turn {
+	t := g.queues[tenant][i]
+	g.queues[tenant] = slices.Delete(g.queues[tenant], i, i+1)
+	if len(g.queues[tenant]) == 0 {
+		delete(g.queues, tenant)
+		g.turns = slices.DeleteFunc(g.turns, func(other string) bool { return other == tenant })
+	}
+	g.waiting--
+	return t
+}
+
+// refuseLongestLocked refuses the newest call of the longest queue, if that queue has more than above
+// calls.
+func (g *gate) refuseLongestLocked(above int) bool {
+	longest, found := "", false
+	for _, tenant := range g.turns {
+		if n := len(g.queues[tenant]); n > above {
+			above, longest, found = n, tenant, true
+		}
+	}
+	if !found {
+		return false
+	}
+	t := g.removeLocked(longest, above-1)
+	t.refused = true
+	close(t.done)
+	return true
 }
 
 func (g *gate) leave() {
@@ -67,15 +124,14 @@ func (g *gate) leaveLocked() {
 	g.admitLocked()
 }
 
-// admitLocked admits waiting calls, the longest waiting first, while fewer than max calls run.
+// admitLocked admits waiting calls while fewer than max calls run.
 func (g *gate) admitLocked() {
-	n := 0
-	for n < len(g.waiting) && g.running < g.max && g.empty == nil {
-		close(g.waiting[n])
+	for g.waiting > 0 && g.running < g.max && g.empty == nil {
+		tenant := g.turns[0]
+		g.turns = append(g.turns[1:], tenant) // its next call waits for the other tenants
+		close(g.removeLocked(tenant, 0).done)
 		g.running++
-		n++
 	}
-	g.waiting = slices.Delete(g.waiting, 0, n)
 }
 
 // setMax changes the bound. Calls that run or wait stay.
@@ -96,7 +152,7 @@ func (g *gate) limit() int {
 func (g *gate) stats() (running, waiting, limit int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.running, len(g.waiting), g.max
+	return g.running, g.waiting, g.max
 }
 
 // close waits for the running calls and admits no further call. It fails only if a call is still

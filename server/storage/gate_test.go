@@ -20,7 +20,7 @@ func TestGateOrder(t *testing.T) {
 		var entered []int
 		enter := func(ctx context.Context, id int) {
 			go func() {
-				if g.enter(ctx) == nil {
+				if g.enter(ctx, "") == nil {
 					mu.Lock()
 					defer mu.Unlock()
 					entered = append(entered, id)
@@ -43,7 +43,7 @@ func TestGateOrder(t *testing.T) {
 		enter(ctx, 3)
 		enter(t.Context(), 4)
 		want(1, 2)
-		if err := g.enter(t.Context()); !errors.Is(err, ErrBusy) {
+		if err := g.enter(t.Context(), ""); !errors.Is(err, ErrBusy) {
 			t.Errorf("behind two calls that wait: %v", err)
 		}
 		cancel() // the call that waits longest gives up
@@ -76,12 +76,12 @@ func TestGateCloses(t *testing.T) {
 			t.Errorf("an empty gate: %v", err)
 		}
 		g := newGate(1)
-		if err := g.enter(t.Context()); err != nil {
+		if err := g.enter(t.Context(), ""); err != nil {
 			t.Fatal(err)
 		}
 		waiting, giveUp := context.WithCancel(t.Context())
 		late, closed := make(chan error, 1), make(chan error, 1)
-		go func() { late <- g.enter(waiting) }()
+		go func() { late <- g.enter(waiting, "") }()
 		synctest.Wait()
 		go func() { closed <- g.close(t.Context()) }()
 		synctest.Wait()
@@ -101,7 +101,7 @@ func TestGateCloses(t *testing.T) {
 		}
 
 		g = newGate(1)
-		if err := g.enter(t.Context()); err != nil {
+		if err := g.enter(t.Context(), ""); err != nil {
 			t.Fatal(err)
 		}
 		if err := g.close(ended); !errors.Is(err, context.Canceled) {
@@ -111,7 +111,7 @@ func TestGateCloses(t *testing.T) {
 	})
 }
 
-// TestGateBound: with calls that give up at random and a bound that changes, never more run than the
+// TestGateBound: with calls of three tenants that give up at random and a bound that changes, never more run than the
 // highest bound, and all can enter in the end.
 func TestGateBound(t *testing.T) {
 	const most, calls, workers = 3, 2000, 8
@@ -126,7 +126,7 @@ func TestGateBound(t *testing.T) {
 				if rng.IntN(3) == 0 {
 					go cancel()
 				}
-				if g.enter(ctx) == nil {
+				if g.enter(ctx, string('a'+rune(rng.IntN(3)))) == nil {
 					if n := running.Add(1); n > most {
 						t.Errorf("%d calls run", n)
 					}
@@ -141,8 +141,118 @@ func TestGateBound(t *testing.T) {
 	wg.Wait()
 	g.setMax(most)
 	for range most {
-		if err := g.enter(t.Context()); err != nil {
+		if err := g.enter(t.Context(), ""); err != nil {
 			t.Errorf("a place was lost: %v", err)
 		}
+	}
+}
+
+// TestGateShares: a tenant whose calls wait gets every second place, however many calls of another
+// tenant wait before its own.
+func TestGateShares(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const most = 16
+		g := newGate(most)
+		entered := make(map[string]int)
+		refused := make(map[string]int)
+		var mu sync.Mutex
+		enter := func(tenant string, n int) {
+			for range n {
+				go func() {
+					err := g.enter(t.Context(), tenant)
+					mu.Lock()
+					defer mu.Unlock()
+					if err == nil {
+						entered[tenant]++
+					} else {
+						refused[tenant]++
+					}
+				}()
+				synctest.Wait()
+			}
+		}
+		expect := func(what string, got map[string]int, a, b, c int) {
+			t.Helper()
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			if got["a"] != a || got["b"] != b || got["c"] != c {
+				t.Errorf("%s: %v; want %d, %d, %d", what, got, a, b, c)
+			}
+		}
+		enter("a", 2*most+3) // a fills the gate and the queue
+		expect("entered", entered, most, 0, 0)
+		expect("refused", refused, 3, 0, 0)
+		enter("b", 4)
+		expect("refused when b comes", refused, 7, 0, 0)
+		for range 8 {
+			g.leave()
+		}
+		expect("entered after 8 have left", entered, most+4, 4, 0)
+		for range 4 { // b has no waiting calls
+			g.leave()
+		}
+		expect("entered while a alone waits", entered, most+8, 4, 0)
+		enter("b", most)
+		enter("c", most)
+		_, waiting, _ := g.stats()
+		if a, b, c := len(g.queues["a"]), len(g.queues["b"]), len(g.queues["c"]); waiting != most || a != 4 || b != 6 || c != 6 {
+			t.Errorf("%d calls wait: %d of a, %d of b, %d of c", waiting, a, b, c)
+		}
+		for range waiting {
+			g.leave()
+		}
+		expect("entered in the end", entered, most+12, 10, 6)
+		for range most {
+			g.leave()
+		}
+		if running, waiting, _ := g.stats(); running != 0 || waiting != 0 || len(g.turns) != 0 || len(g.queues) != 0 {
+			t.Errorf("%d run, %d wait, turns %v, queues %v", running, waiting, g.turns, g.queues)
+		}
+	})
+}
+
+// TestLaneShares: one tenant does not fill a lane, and several tenants that want more have equal parts
+// of it. Loads of namespaces without a tenant may fill it.
+func TestLaneShares(t *testing.T) {
+	fill := func(l *lane, tenant string) (n int64) {
+		for l.enter(tenant) == nil {
+			n++
+		}
+		return n
+	}
+	const places = 256
+	l := newLanes(1, places, 1<<20)[0]
+	alone := fill(l, "a")
+	if alone < places*8/9 || alone > places*8/9+1 {
+		t.Errorf("one tenant has %d of %d places", alone, places)
+	}
+	if n := fill(l, "b"); n == 0 || n > places-alone {
+		t.Errorf("a second tenant gets %d places", n)
+	}
+	// The Loads of a end, and both tenants begin others as soon as they may.
+	for range 20 * places {
+		if l.tenants["a"] >= l.tenants["b"] {
+			l.leave("a")
+		} else {
+			l.leave("b")
+		}
+		fill(l, "a")
+		fill(l, "b")
+	}
+	if a, b := l.tenants["a"], l.tenants["b"]; a-b > 2 || b-a > 2 || a+b > places {
+		t.Errorf("a has %d places and b has %d", a, b)
+	}
+	if n := fill(l, ""); n != places-l.tenants["a"]-l.tenants["b"] {
+		t.Errorf("Loads without a tenant got %d places", n)
+	}
+	if err := l.enter("c"); !errors.Is(err, ErrBusy) {
+		t.Errorf("a full lane: %v", err)
+	}
+	for l.tenants["a"] > 0 {
+		l.leave("a")
+	}
+	if _, ok := l.tenants["a"]; ok {
+		t.Error("a tenant without Loads is kept")
 	}
 }

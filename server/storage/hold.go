@@ -17,7 +17,8 @@ type hold struct {
 	refs atomic.Int32
 	// released, if not nil, is called after the buffer has been freed.
 	released func()
-	// lent counts the loans of this buffer. It is guarded by the loanBook's lock.
+	// lent counts the parts of this buffer that readers on this host keep (Part.Keep). It is
+	// guarded by the loanBook's lock.
 	lent int
 }
 

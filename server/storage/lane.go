@@ -18,9 +18,16 @@ import (
 // exhausts only its own lane.
 type lane struct {
 	volume int
-	// loads counts the Loads that read from the volume or wait for budget, and max bounds them.
-	// Invariant: loads <= max, unless SetLimits has lowered max since the Loads entered.
-	loads, max atomic.Int64
+	max    atomic.Int64 // bounds loads
+
+	mu sync.Mutex
+	// loads counts the Loads that read from the volume or wait for budget. Invariant: loads <= max,
+	// unless SetLimits has lowered max since the Loads entered.
+	loads int64
+	// tenants counts the Loads of each tenant that has any. Loads of namespaces without a tenant are not
+	// in it.
+	tenants map[string]int64
+
 	// budget bounds the arena memory of the reads of the volume that are in flight.
 	budget      *semaphore.Weighted
 	budgetBytes int64
@@ -31,27 +38,50 @@ func newLanes(volumes, readsMax int, arenaBytes int64) []*lane {
 	lanes := make([]*lane, volumes)
 	for i := range lanes {
 		bytes := arenaBytes / 4 * 3 / int64(volumes)
-		lanes[i] = &lane{volume: i, budget: semaphore.NewWeighted(bytes), budgetBytes: bytes}
+		lanes[i] = &lane{volume: i, tenants: make(map[string]int64), budget: semaphore.NewWeighted(bytes), budgetBytes: bytes}
 		lanes[i].max.Store(int64(readsMax))
 	}
 	return lanes
 }
 
-// enter adds a Load to the lane; leave removes the Load. enter does not wait: it fails with ErrBusy
-// if the lane has max Loads.
-func (l *lane) enter() error {
-	for {
-		n := l.loads.Load()
-		if n >= l.max.Load() {
-			return fmt.Errorf("%w: %d loads are already reading from volume %d", ErrBusy, n, l.volume)
-		}
-		if l.loads.CompareAndSwap(n, n+1) {
-			return nil
-		}
+// tenantShare is the number of places that a tenant may have for each place that is left free. So a
+// tenant alone gets eight ninths of a lane, two tenants get eight seventeenths each, and so on: there
+// is room for a tenant that begins to read. See A. Choudhury, E. Hahne: "Dynamic queue length
+// thresholds for shared-memory packet switches" (IEEE/ACM ToN 6(2), 1998), section II, with the
+// factor 8.
+const tenantShare = 8
+
+// enter adds a Load of a tenant ("" if the namespace has none) to the lane; leave removes the Load.
+// enter does not wait: it fails with ErrBusy if the lane has max Loads, or if the tenant has its share
+// of them.
+func (l *lane) enter(tenant string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	free := l.max.Load() - l.loads
+	if free <= 0 {
+		return fmt.Errorf("%w: %d loads are already reading from volume %d", ErrBusy, l.loads, l.volume)
 	}
+	if tenant != "" {
+		if n := l.tenants[tenant]; n >= tenantShare*free {
+			return fmt.Errorf("%w: %d loads of this tenant are already reading from volume %d, which has %d places left for other tenants", ErrBusy, n, l.volume, free)
+		}
+		l.tenants[tenant]++
+	}
+	l.loads++
+	return nil
 }
 
-func (l *lane) leave() { l.loads.Add(-1) }
+func (l *lane) leave(tenant string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.loads--
+	if tenant == "" {
+		return
+	}
+	if l.tenants[tenant]--; l.tenants[tenant] == 0 {
+		delete(l.tenants, tenant)
+	}
+}
 
 // acquire takes bytes from the budget. It waits up to limit, and then fails with ErrBusy. A request
 // above the whole budget takes the whole budget. It returns the number of bytes to release.
@@ -125,9 +155,12 @@ func (n *Node) detach(f func()) {
 	}()
 }
 
-// laneUse records the lanes that one Load has entered. A Load enters the lane of a volume with its
-// first read of the volume, and leaves the lane when its last unit on that volume has ended.
+// laneUse records the lanes that one Load has entered. A Load consists of units, each a batch of
+// device reads. It enters the lane of a volume with its first read of the volume, and leaves the
+// lane when its last unit on that volume has ended.
 type laneUse struct {
+	tenant string
+
 	mu    sync.Mutex
 	lanes []*lane
 	// left counts the units of each volume that have not ended. Invariant: the Load is in no lane
@@ -137,29 +170,30 @@ type laneUse struct {
 	entered map[int]error
 }
 
-func newLaneUse(lanes []*lane) laneUse {
-	return laneUse{lanes: lanes, left: make(map[int]int), entered: make(map[int]error)}
+func newLaneUse(tenant string, lanes []*lane) laneUse {
+	return laneUse{tenant: tenant, lanes: lanes, left: make(map[int]int), entered: make(map[int]error)}
 }
 
 // begin enters the lane of a volume, unless the Load has done so before. The Load stays in the lane
-// until end was called for each of its units on the volume. begin fails with ErrBusy.
+// until end was called for each of its units on the volume. begin fails with ErrBusy if the lane is
+// full.
 func (u *laneUse) begin(volume int) (*lane, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	err, tried := u.entered[volume]
 	if !tried {
-		err = u.lanes[volume].enter()
+		err = u.lanes[volume].enter(u.tenant)
 		u.entered[volume] = err
 	}
 	return u.lanes[volume], err
 }
 
-// end records that a unit on the volume has ended.
+// end records that a unit (a batch of device reads) on the volume has ended.
 func (u *laneUse) end(volume int) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.left[volume]--
 	if err, tried := u.entered[volume]; u.left[volume] == 0 && tried && err == nil {
-		u.lanes[volume].leave()
+		u.lanes[volume].leave(u.tenant)
 	}
 }

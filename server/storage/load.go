@@ -194,7 +194,7 @@ func (n *Node) load(ctx context.Context, ns kv.Namespace, req LoadRequest, deliv
 		return LoadResult{}, err
 	}
 	wait, cancel := context.WithTimeout(ctx, n.limits.Load().QueueWait)
-	err := n.reads.enter(wait)
+	err := n.reads.enter(wait, ns.Tenant)
 	cancel()
 	if err != nil {
 		if ctx.Err() == nil {
@@ -202,7 +202,7 @@ func (n *Node) load(ctx context.Context, ns kv.Namespace, req LoadRequest, deliv
 		}
 		return LoadResult{}, err
 	}
-	l := &load{node: n, ns: ns, req: req, deliver: deliver, open: 1, ended: make(chan struct{}), lanes: newLaneUse(n.lanes)}
+	l := &load{node: n, ns: ns, req: req, deliver: deliver, open: 1, ended: make(chan struct{}), lanes: newLaneUse(ns.Tenant, n.lanes)}
 	match, err := l.plan()
 	if err != nil {
 		n.reads.leave()
@@ -253,8 +253,8 @@ func (l *load) perform(ctx context.Context) error {
 }
 
 // deliverHot delivers the pieces that are in the hot set, in the caller's goroutine, and returns
-// the units that are left. If there are more than loadDepth units, or a unit has only some layers
-// of a piece, it delivers nothing and returns all units.
+// the units (batches of device reads) that are left. If there are more than loadDepth units, or a
+// unit has only some layers of a piece, it delivers nothing and returns all units.
 func (l *load) deliverHot(ctx context.Context, units []unit) []unit {
 	if len(units) > loadDepth || slices.ContainsFunc(units, func(u unit) bool { return u.layers > 0 }) {
 		return units
@@ -339,8 +339,8 @@ func (n *Node) checkLoad(ns kv.Namespace, req LoadRequest) error {
 		return fmt.Errorf("%w: one read of %d bytes; the limit is %d (limits.read_bytes)", ErrRequest, bytes, n.opts.LoadBytesMax)
 	}
 	if req.Keep {
-		// The limit of loans must leave room for the first unit. If there is no room for a later
-		// piece, only that piece is Busy.
+		// The limit of lent memory must leave room for the first unit (batch of device reads). If
+		// there is no room for a later piece, only that piece is Busy.
 		return n.loans.room(min(bytes, max(unitBytes, largest)))
 	}
 	return nil

@@ -248,12 +248,12 @@ func (l *load) follow(ctx context.Context, r blockstore.Read, bytes int64) (*hol
 		}
 		r.Ref = ref
 		lane := n.lanes[ref.Extent.Volume()]
-		if err := lane.enter(); err != nil {
+		if err := lane.enter(l.ns.Tenant); err != nil {
 			return nil, r, err
 		}
 		batch := []blockstore.Read{r}
 		h, err := n.readSlots(ctx, lane, bytes, batch, func(buf arena.Buffer) { batch[0].Buf = buf.Bytes()[:bytes] })
-		lane.leave()
+		lane.leave(l.ns.Tenant)
 		if err != nil {
 			return nil, r, err
 		}

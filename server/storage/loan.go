@@ -38,7 +38,7 @@ func (b *loanBook) setMax(max int64) {
 	b.max = max
 }
 
-// take records a loan of h.
+// take records that a reader keeps a part of h.
 func (b *loanBook) take(h *hold) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -54,7 +54,7 @@ func (b *loanBook) take(h *hold) error {
 	return nil
 }
 
-// give ends a loan of h.
+// give records that a reader has returned its part of h.
 func (b *loanBook) give(h *hold) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

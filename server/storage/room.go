@@ -126,8 +126,8 @@ func (r *roomMaker) free(ctx context.Context, layout ondisk.Layout, count int, a
 
 // evictFor evicts pieces whose slots have at least the total size of count slots of the layout. The
 // eviction policy may choose pieces in slots of another size. If there are still no free slots of
-// the layout's size, evictFor empties a segment of another slot size, the one that loses the fewest
-// bytes, so that the segment can be cut again.
+// the layout's size, evictFor empties a segment of another slot size, the one whose eviction loses
+// the fewest bytes, so that the segment can be divided into slots of the layout's size.
 func (r *roomMaker) evictFor(ctx context.Context, layout ondisk.Layout, count int) error {
 	n := r.node
 	// Slots of deleted blocks and retired epochs are freed first, because their blocks can give no
@@ -181,9 +181,9 @@ func (n *Node) probe(ctx context.Context, layout ondisk.Layout, count int) (bool
 	return err == nil, err
 }
 
-// emptySegment empties one of the segments that can be cut to this layout: the one whose eviction
-// loses the fewest bytes. It reports whether the segment is empty. It never removes a block that is
-// leased or being read, or an ancestor of such a block.
+// emptySegment empties one of the segments that can be divided into slots of this layout: the one
+// whose eviction loses the fewest bytes. It reports whether the segment is empty. It never removes
+// a block that is leased or being read, or an ancestor of such a block.
 func (n *Node) emptySegment(layout ondisk.Layout) (bool, error) {
 	segments := n.store.Emptiable(layout.PayloadBytes, layout.Layers)
 	ranges := make([]trie.ExtentRange, len(segments))

@@ -36,7 +36,7 @@ type prefillGroup struct {
 	c       *Cluster
 	id      dualpath.GroupID
 	engines []*prefiller
-	steps   *sim.Timer // begins a step in the Settle phase
+	steps   *sim.Timer // begins a step after all other events of the same virtual time
 	ends    *sim.Timer
 	items   []batch.Item
 }

@@ -206,9 +206,10 @@ var errEmpty = errors.New("nothing to replay")
 
 // Means are the values of Table 2 of the DualPath paper for a set.
 type Means struct {
-	// All are means over trajectories. Turns is the number of rounds. Append and Gen are the means
-	// over the rounds of a trajectory. Total is the final length in tokens. Context is the mean,
-	// over the rounds of a trajectory, of the number of tokens before the round.
+	// Each of these is computed for every trajectory; the field is the mean over all trajectories.
+	// Turns is the number of rounds, and Total the final length in tokens. Append, Gen and Context are
+	// the appended tokens, the generated tokens and the tokens before the round, on average over the
+	// rounds of the trajectory.
 	Turns, Append, Gen, Total, Context float64
 	// AppendPooled, GenPooled and ContextPooled are means over all rounds.
 	AppendPooled, GenPooled, ContextPooled float64

@@ -242,7 +242,7 @@ func (n *Namespace) blockID(key []byte) (kv.BlockID, error) {
 	return n.keys.ID(key)
 }
 
-// takePieces sets pieces, without their offsets.
+// takePieces sets c.pieces from the batch, except for the pieces' offsets.
 func (c *call) takePieces(b *Batch) error {
 	if b.PieceKeys == nil {
 		c.pieces = make([]client.Piece, len(c.ids)-c.first)

@@ -205,7 +205,8 @@ func (a *Attempt) check(p traffic.Part, upto int) error {
 	return nil
 }
 
-// Progress reports the progress of the read of a part; see leader.Request.Progress.
+// Progress reports the progress of the storage read of a part of the cached prefix; see
+// leader.Request.Progress.
 func (a *Attempt) Progress(p traffic.Progress) error {
 	return a.within(func(r *leader.Request) error {
 		if p.Bytes < 0 {
@@ -220,7 +221,8 @@ func (a *Attempt) Progress(p traffic.Progress) error {
 	})
 }
 
-// Stopped reports the end of a read before the end of its part; see leader.Request.Stopped.
+// Stopped reports that the storage read of a part of the cached prefix has ended before its last
+// block; see leader.Request.Stopped.
 func (a *Attempt) Stopped(s traffic.Stop) error {
 	return a.within(func(r *leader.Request) error {
 		if err := a.check(s.Part, s.Upto); err != nil {

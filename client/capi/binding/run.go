@@ -93,7 +93,7 @@ func (l *Library) addLease(lease *Lease) Handle {
 	return lease.handle
 }
 
-// each performs exists, touch or delete.
+// each performs a batch whose operation is exists, touch or delete.
 func (c *call) each(ctx context.Context, r *Result) {
 	s := c.ns.store
 	req := client.KeysRequest{Namespace: c.def, IDs: c.ids}

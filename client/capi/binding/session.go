@@ -13,7 +13,7 @@ import (
 
 // PlannerOptions are the address and the credentials of a planner.
 type PlannerOptions struct {
-	// Address is the planner's gRPC, host:port.
+	// Address is the address of the planner's gRPC listener, host:port.
 	Address string
 	Credentials
 }
@@ -30,7 +30,7 @@ func connect[E any](store *Store, o PlannerOptions) (*session[E], error) {
 	if err != nil {
 		return nil, err
 	}
-	t, err := o.tls()
+	t, err := o.tls(store.logs.logger())
 	if err != nil {
 		return nil, err
 	}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/internal/bearer"
+	"github.com/penstock-kv/penstock/internal/certs"
 	"github.com/penstock-kv/penstock/internal/sys"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
@@ -96,13 +96,14 @@ func (l *Library) Open(ctx context.Context, o Options) (Handle, error) {
 	if err != nil {
 		return 0, err
 	}
-	t, err := o.tls()
-	if err != nil {
-		return 0, err
-	}
 	s := &Store{library: l, opts: o, turns: turns{free: o.JobsParallel}, jobs: make(map[Handle]*job), sessions: make(map[Handle]interface{ end() error })}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.logs = newLogQueue(o.Log, o.LogLevel)
+	t, err := o.tls(s.logs.logger())
+	if err != nil {
+		s.logs.close()
+		return 0, err
+	}
 	if s.event, err = sys.NewEventfd(); err != nil {
 		s.logs.close()
 		return 0, err
@@ -145,7 +146,7 @@ func (o *Credentials) token() (string, error) {
 	return "", nil
 }
 
-func (o *Credentials) tls() (*tls.Config, error) {
+func (o *Credentials) tls(log *slog.Logger) (*tls.Config, error) {
 	if (o.CertFile == "") != (o.KeyFile == "") {
 		return nil, fmt.Errorf("%w: give both cert_file and key_file or neither: cert_file %q, key_file %q", ErrInvalid, o.CertFile, o.KeyFile)
 	}
@@ -154,21 +155,18 @@ func (o *Credentials) tls() (*tls.Config, error) {
 	}
 	t := &tls.Config{MinVersion: tls.VersionTLS12}
 	if o.CAFile != "" {
-		pem, err := os.ReadFile(o.CAFile)
+		pool, err := certs.Pool(o.CAFile)
 		if err != nil {
 			return nil, fmt.Errorf("%w: ca_file: %w", ErrInvalid, err)
 		}
-		t.RootCAs = x509.NewCertPool()
-		if !t.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("%w: ca_file %s contains no certificate", ErrInvalid, o.CAFile)
-		}
+		t.RootCAs = pool
 	}
 	if o.CertFile != "" {
-		cert, err := tls.LoadX509KeyPair(o.CertFile, o.KeyFile)
+		pair, err := certs.OpenPair(o.CertFile, o.KeyFile, log)
 		if err != nil {
 			return nil, fmt.Errorf("%w: cert_file: %w", ErrInvalid, err)
 		}
-		t.Certificates = []tls.Certificate{cert}
+		pair.SetOn(t)
 	}
 	return t, nil
 }

@@ -130,7 +130,7 @@ func (n *Namespace) OpenTraffic(o TrafficOptions) (Handle, error) {
 }
 
 // tls returns the TLS configuration of both sides of a connection between two engines, or nil.
-func (o *TrafficOptions) tls() (*tls.Config, error) {
+func (o *TrafficOptions) tls(log *slog.Logger) (*tls.Config, error) {
 	if o.CAFile == "" && o.CertFile == "" && o.KeyFile == "" {
 		return nil, nil
 	}
@@ -138,7 +138,7 @@ func (o *TrafficOptions) tls() (*tls.Config, error) {
 		return nil, fmt.Errorf("%w: TLS between engines needs ca_file, cert_file and key_file: ca_file %q, cert_file %q, key_file %q", ErrInvalid, o.CAFile, o.CertFile, o.KeyFile)
 	}
 	files := Credentials{CAFile: o.CAFile, CertFile: o.CertFile, KeyFile: o.KeyFile}
-	secure, err := files.tls()
+	secure, err := files.tls(log)
 	if err != nil {
 		return nil, err
 	}
@@ -150,7 +150,7 @@ func (o *TrafficOptions) tls() (*tls.Config, error) {
 // open opens the compute NIC and the manager. release closes both.
 func (t *Traffic) open(def kv.Namespace, o TrafficOptions) (err error) {
 	log := t.store.logs.logger()
-	secure, err := o.tls()
+	secure, err := o.tls(log)
 	if err != nil {
 		return err
 	}

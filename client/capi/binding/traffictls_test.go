@@ -182,3 +182,20 @@ func TestTrafficTLSRefuses(t *testing.T) {
 		}
 	}
 }
+
+// TestTrafficTLSRenewed: a certificate that is replaced in its files is used by the next connection of
+// an engine that runs. Before, both engines are refused.
+func TestTrafficTLSRenewed(t *testing.T) {
+	a, other := newAuthority(t), newAuthority(t)
+	cert, key := other.issue()
+	var w wire
+	p := newPairIn(t, w.options(a.ca, cert, key))
+	h, err := p.decode.of.Decode(traffic.DecodeJob{Request: "before", Blocks: 1, Pages: pagesFrom(0, 1), Peer: p.prefill.peer()}, time.Minute)
+	if err := p.decode.failed(valueOf(t, p.library.Transfer, h, err), Auth); err == nil || !strings.Contains(err.Error(), "unknown authority") {
+		t.Errorf("with another CA's certificate: %v", err)
+	}
+	newCert, newKey := a.issue()
+	p.must(os.Rename(newCert, cert))
+	p.must(os.Rename(newKey, key))
+	p.testTransfers()
+}

@@ -208,8 +208,8 @@ func (x *Transfer) push(e TransferEvent) {
 	t.pushLocked(e)
 }
 
-// progress queues a progress report about a part. If a report about the same part waits for Drain,
-// progress updates that report instead.
+// progress queues a progress report about the read of a part of the cached prefix. If a report
+// about the same part waits for Drain, progress updates that report instead.
 func (x *Transfer) progress(p traffic.Progress) {
 	t := x.traffic
 	t.mu.Lock()
@@ -231,7 +231,7 @@ func (x *Transfer) progress(p traffic.Progress) {
 	t.pushLocked(TransferEvent{Transfer: x.handle, Kind: TransferProgress, Part: p.Part, Upto: p.Upto, Bytes: p.Bytes})
 }
 
-// stopped queues the end of a read before the end of its part.
+// stopped queues an event for a storage read that has ended before the last block of its part.
 func (x *Transfer) stopped(s traffic.Stop) {
 	x.push(TransferEvent{Kind: TransferStopped, Part: s.Part, Upto: s.Upto, Gone: s.Gone, Err: s.Err})
 }

@@ -186,7 +186,7 @@ func bytes(v top.Value) cell               { return cell{text: bytesText(v), val
 func share(v top.Value) cell               { return cell{text: shareText(v), value: v} }
 func whole[T ~int | ~int64](n T) top.Value { return top.Known(float64(n)) }
 
-// fill is a share that is a warning from 95 % on.
+// fill returns the cell of a share. From 95 % on it has the style Warn.
 func fill(v top.Value) cell {
 	c := share(v)
 	if v.Of >= 0.95 {

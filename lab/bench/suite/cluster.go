@@ -18,8 +18,8 @@ import (
 
 // ClusterOptions configures the cluster suite.
 type ClusterOptions struct {
-	// Agents is the number of concurrent agents, Rounds the number of turns of each. All token
-	// counts of the trace are divided by Divide.
+	// Agents is the number of concurrent agents, Rounds the number of turns (requests) of each. All
+	// token counts of the trace are divided by Divide.
 	Agents, Rounds, Divide int
 	// Skip is the number of turns of each agent that are in storage when a replay begins. It
 	// applies to the comparisons in which storage is the bottleneck.

@@ -286,7 +286,8 @@ func get(db *pebble.DB, ids []kv.BlockID) error {
 	return nil
 }
 
-// timed returns a turn that repeats f and returns quantiles of the duration of f.
+// timed returns a turn (one measured run of a contender) that repeats f and returns quantiles of
+// the duration of f.
 func (s *indexSuite) timed(f func() error) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (bench.Sample, error) {
 		return times(s.Turn, func() (bool, error) { return ctx.Err() == nil, f() })

@@ -93,8 +93,8 @@ func (s *localSuite) handOff(ctx context.Context, m model) error {
 	})
 }
 
-// latency returns a turn that reads one block after another with read. read returns the time until
-// the bytes were available.
+// latency returns a turn (one measured run of a contender) that reads one block after another with
+// read. read returns the time until the bytes were available.
 func (s *localSuite) latency(m model, ns kv.Namespace, noLocal bool, read func(*remote, context.Context, kv.Namespace, int) (time.Duration, error)) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (_ bench.Sample, err error) {
 		r, err := s.remoteLocal(ctx, noLocal)

@@ -42,8 +42,8 @@ func Sink(ctx context.Context, e rdma.Engine, memory *arena.Arena) (line string,
 // SinkBytes is the size of a sink's memory.
 const SinkBytes = landBytes
 
-// planeWrites returns a turn that writes blocks into the sink. As many writes are in flight as
-// reads in the other contenders.
+// planeWrites returns a turn (one measured run of a contender) that writes blocks into the sink. As
+// many writes are in flight as reads in the other contenders.
 func (s *serverSuite) planeWrites(m model, l load, sink *peer.Child) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (_ bench.Sample, err error) {
 		raw, err := base64.StdEncoding.DecodeString(sink.Ready)

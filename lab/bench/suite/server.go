@@ -308,8 +308,8 @@ func (s *serverSuite) memoryPrefix(ctx context.Context, m model, node *served, n
 	})
 }
 
-// prefixes returns a turn that reads a prompt of the given number of blocks with one call at a
-// time.
+// prefixes returns a turn (one measured run of a contender) that reads prompts of the given number
+// of blocks, with one call at a time.
 func (s *serverSuite) prefixes(m model, node *served, blocks int) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (_ bench.Sample, err error) {
 		r, err := s.remote(ctx, node.listen, prefixConns)
@@ -373,10 +373,10 @@ func (s *serverSuite) memoryLoad(ctx context.Context, m model, l load, node *ser
 	})
 }
 
-// reads returns a turn in which each caller reads its own blocks one after another; the client
-// verifies every block. With warm, all blocks are read once before the measurement, so that the
-// node has them in memory. Without warm, blocks are read in an order in which the node never has
-// the next block in memory.
+// reads returns a turn (one measured run of a contender) in which each caller reads its own blocks
+// one after another; the client verifies every block. With warm, all blocks are read once before
+// the measurement, so that the node has them in memory. Without warm, blocks are read in an order
+// in which the node never has the next block in memory.
 func (s *serverSuite) reads(m model, l load, node *served, ns kv.Namespace, blocks int, warm bool) func(context.Context) (bench.Sample, error) {
 	var next atomic.Int64
 	return func(ctx context.Context) (_ bench.Sample, err error) {
@@ -402,7 +402,8 @@ func (s *serverSuite) reads(m model, l load, node *served, ns kv.Namespace, bloc
 	}
 }
 
-// streamReads returns a turn like that of reads, but the callers read from child over gRPC streams.
+// streamReads returns a turn (one measured run of a contender) like that of reads, but the callers
+// read from child over gRPC streams.
 func (s *serverSuite) streamReads(m model, l load, child *peer.Child, blocks int) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (_ bench.Sample, err error) {
 		ctx, cancel := context.WithCancel(ctx)
@@ -447,7 +448,8 @@ func (s *serverSuite) fillRedis(ctx context.Context, m model) error {
 	return nil
 }
 
-// redisReads returns a turn that keeps l.each GETs in flight on each connection to Redis.
+// redisReads returns a turn (one measured run of a contender) that keeps l.each GETs in flight on
+// each connection to Redis.
 func (s *serverSuite) redisReads(m model, l load, blocks int) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (_ bench.Sample, err error) {
 		conns := make([]*peer.RedisConn, l.conns)
@@ -564,7 +566,8 @@ func (s *serverSuite) diskLoad(ctx context.Context, name string, m model, l load
 	return s.compare(ctx, c)
 }
 
-// fioInGiB returns a turn that runs fio and reports the rate in GiB/s.
+// fioInGiB returns a turn (one measured run of a contender) that runs fio and reports the rate in
+// GiB/s.
 func fioInGiB(j peer.FioJob) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (bench.Sample, error) {
 		sample, err := j.Run(ctx)
@@ -608,7 +611,8 @@ func (s *serverSuite) cutThrough(ctx context.Context) error {
 	})
 }
 
-// oneByOne returns a turn that reads one block at a time and measures the duration of each read.
+// oneByOne returns a turn (one measured run of a contender) that reads one block at a time and
+// measures the duration of each read.
 func (s *serverSuite) oneByOne(m model, node *served, ns kv.Namespace, blocks int) func(context.Context) (bench.Sample, error) {
 	next := 0
 	return func(ctx context.Context) (_ bench.Sample, err error) {

@@ -181,7 +181,8 @@ func cpuTarget(sh shape) bench.Target {
 	return bench.Target{}
 }
 
-// storeReads returns a turn that reads batches of slots through the store.
+// storeReads returns a turn (one measured run of a contender) that reads batches of slots through
+// the store.
 func (s *storeSuite) storeReads(v *volume) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (bench.Sample, error) {
 		callers := v.shape.callers()
@@ -219,8 +220,9 @@ func ignore([]byte) {}
 
 func hash(b []byte) { ondisk.LayerSum(b) }
 
-// deviceReads returns a turn that reads slots of the volume from the device, without the store, and
-// passes their bytes to use. Each caller has an equal part of the shape's depth in flight.
+// deviceReads returns a turn (one measured run of a contender) that reads slots of the volume from
+// the device, without the store, and passes their bytes to use. Each caller has an equal part of
+// the shape's depth in flight.
 func (s *storeSuite) deviceReads(v *volume, dev blockio.Device, f blockio.File, callers int, use func([]byte)) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (bench.Sample, error) {
 		each := v.shape.depth / callers
@@ -251,8 +253,8 @@ func (s *storeSuite) deviceReads(v *volume, dev blockio.Device, f blockio.File, 
 	}
 }
 
-// pool returns a turn that reads with one goroutine per request in flight; each goroutine calls
-// ReadAt.
+// pool returns a turn (one measured run of a contender) that reads with one goroutine per request
+// in flight; each goroutine calls ReadAt.
 func (s *storeSuite) pool(v *volume, f *os.File) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (bench.Sample, error) {
 		rngs := s.rngs(v.shape.depth)
@@ -263,7 +265,8 @@ func (s *storeSuite) pool(v *volume, f *os.File) func(context.Context) (bench.Sa
 	}
 }
 
-// fio returns a turn that runs fio with the shape's block size and depth on a file.
+// fio returns a turn (one measured run of a contender) that runs fio with the shape's block size
+// and depth on a file.
 func (s *storeSuite) fio(rw, path string, offset, size int64, sh shape) func(context.Context) (bench.Sample, error) {
 	return peer.FioJob{
 		RW: rw, File: path, BlockBytes: sh.slotBytes, Depth: sh.depth, OffsetBytes: offset, SizeBytes: size, Memory: s.fioMemory, Time: s.Turn,
@@ -310,8 +313,8 @@ func (s *storeSuite) busy(ctx context.Context) (err error) {
 	})
 }
 
-// singleReads returns a turn with as many callers as the shape's depth. Each caller has one read in
-// flight.
+// singleReads returns a turn (one measured run of a contender) with as many callers as the shape's
+// depth. Each caller has one read in flight.
 func (s *storeSuite) singleReads(v *volume) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (bench.Sample, error) {
 		rngs := s.rngs(v.shape.depth)
@@ -328,7 +331,8 @@ func (s *storeSuite) singleReads(v *volume) func(context.Context) (bench.Sample,
 	}
 }
 
-// busily returns a turn that runs turn while one goroutine per CPU spins.
+// busily returns a turn (one measured run of a contender) that runs the given turn while one
+// goroutine per CPU spins.
 func (s *storeSuite) busily(turn func(context.Context) (bench.Sample, error)) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (bench.Sample, error) {
 		var stop atomic.Bool
@@ -429,8 +433,9 @@ func (r *recycler) add(refs []kv.Ref) {
 	r.live = append(r.live, refs...)
 }
 
-// storeWrites returns a turn in which each caller writes batches of consecutive blocks into
-// recycled slots. With syncEvery, each caller syncs the store after every syncEvery of its blocks.
+// storeWrites returns a turn (one measured run of a contender) in which each caller writes batches
+// of consecutive blocks into recycled slots. With syncEvery, each caller syncs the store after
+// every syncEvery of its blocks.
 func (s *storeSuite) storeWrites(r *recycler, callers, each, syncEvery int) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (bench.Sample, error) {
 		since := make([]int, callers)
@@ -516,8 +521,8 @@ func directFile(path string, b []byte) error {
 
 func osFile(path string, b []byte) error { return os.WriteFile(path, b, 0o600) }
 
-// fileWrites returns a turn that writes a new file for each block, up to the volume's total size,
-// and then removes the files.
+// fileWrites returns a turn (one measured run of a contender) that writes a new file for each
+// block, up to the volume's total size, and then removes the files.
 func (s *storeSuite) fileWrites(v *volume, callers int, write func(path string, b []byte) error) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (_ bench.Sample, err error) {
 		dir := filepath.Join(s.dir, "files")

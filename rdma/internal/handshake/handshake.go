@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"syscall"
 
 	"github.com/penstock-kv/penstock/rdma"
 )
@@ -96,8 +97,9 @@ func (v Verdict) String() string {
 var (
 	// ErrMalformed: the peer does not use this protocol.
 	ErrMalformed = errors.New("malformed handshake")
-	// ErrSilent: the peer closed the connection without sending data, as health checks do.
-	ErrSilent = errors.New("closed without data")
+	// ErrLeft: the peer closed the connection before it sent a proof, as health checks do, and dialers
+	// that need the connection no more because another one of the same session was refused.
+	ErrLeft = errors.New("the peer closed the connection during the handshake")
 	// ErrGone and ErrLater are the errors for the verdicts Gone and Later.
 	ErrGone  = errors.New("the peer has ended the session")
 	ErrLater = errors.New("still in use on the peer")
@@ -210,15 +212,13 @@ func (p Protocol) Dial(c io.ReadWriter, h Hello, want rdma.EngineID, token rdma.
 	return peer, nil
 }
 
-// Accept performs the acceptor's part on c up to the verdict. tokens are the tokens, one of which the
-// dialer must prove. The caller sends its decision by calling verdict. After rdma.ErrAuth, rdma.ErrVersion, ErrMalformed, or an early end of the
-// stream, the peer has not proved the token. ErrSilent is no authentication failure.
+// Accept performs the acceptor's part on c up to the verdict. tokens are the tokens, one of which
+// the dialer must prove. The caller sends its decision by calling verdict. After rdma.ErrAuth,
+// rdma.ErrVersion, ErrMalformed, or an early end of the stream, the peer has not proved the token.
+// ErrLeft is no failed authentication.
 func (p Protocol) Accept(c io.ReadWriter, self rdma.EngineID, tokens []rdma.Token) (h Hello, verdict func(Verdict) error, _ error) {
 	hello := make([]byte, p.helloSize())
 	n, err := io.ReadAtLeast(c, hello, len(p.Hello))
-	if err == io.EOF {
-		return h, nil, ErrSilent
-	}
 	if err == nil {
 		if err := otherVersion(hello[:4], p.Hello[:]); err != nil {
 			return h, nil, errors.Join(err, p.sendVersion(c))
@@ -226,7 +226,7 @@ func (p Protocol) Accept(c io.ReadWriter, self rdma.EngineID, tokens []rdma.Toke
 		_, err = io.ReadFull(c, hello[n:])
 	}
 	if err != nil {
-		return h, nil, fmt.Errorf("hello: %w", err)
+		return h, nil, fmt.Errorf("hello: %w", orLeft(err))
 	}
 	if h, err = p.decode(hello); err != nil {
 		return h, nil, err
@@ -238,11 +238,11 @@ func (p Protocol) Accept(c io.ReadWriter, self rdma.EngineID, tokens []rdma.Toke
 	_, _ = rand.Read(nonce[:])
 	challenge = append(challenge, nonce[:]...)
 	if _, err := c.Write(challenge); err != nil {
-		return h, nil, fmt.Errorf("challenge: %w", err)
+		return h, nil, fmt.Errorf("challenge: %w", orLeft(err))
 	}
 	proof := make([]byte, ProofSize)
 	if _, err := io.ReadFull(c, proof); err != nil {
-		return h, nil, fmt.Errorf("proof: %w", err)
+		return h, nil, fmt.Errorf("proof: %w", orLeft(err))
 	}
 	verdict = func(v Verdict) error {
 		b := make([]byte, 8, VerdictSize)
@@ -261,6 +261,16 @@ func (p Protocol) Accept(c io.ReadWriter, self rdma.EngineID, tokens []rdma.Toke
 		return h, nil, errors.Join(rdma.ErrAuth, verdict(Token))
 	}
 	return h, verdict, nil
+}
+
+// orLeft returns ErrLeft if err is the end of a connection by the peer, and otherwise err.
+func orLeft(err error) error {
+	for _, end := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
+		if errors.Is(err, end) {
+			return ErrLeft
+		}
+	}
+	return err
 }
 
 // otherHelloMax is the largest number of bytes that sendVersion reads. A hello of another version

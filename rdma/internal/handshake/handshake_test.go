@@ -55,8 +55,8 @@ func TestHandshake(t *testing.T) {
 		{"known", proto, bob, good, OK, nil, nil},
 		{"any engine", proto, rdma.EngineID{}, good, OK, nil, nil},
 		{"wrong token", proto, bob, stranger, OK, rdma.ErrAuth, rdma.ErrAuth},
-		{"wrong engine", proto, rdma.EngineID{3}, good, OK, rdma.ErrNoPeer, io.EOF},
-		{"itself", proto, rdma.EngineID{}, good, OK, rdma.ErrNoPeer, io.EOF},
+		{"wrong engine", proto, rdma.EngineID{3}, good, OK, rdma.ErrNoPeer, ErrLeft},
+		{"itself", proto, rdma.EngineID{}, good, OK, rdma.ErrNoPeer, ErrLeft},
 		{"full", proto, bob, good, Full, rdma.ErrBusy, nil},
 		{"not assembled", proto, bob, good, Request, rdma.ErrPeerDied, nil},
 		{"of a session that is over", proto, bob, good, Gone, ErrGone, nil},
@@ -135,10 +135,19 @@ func TestVector(t *testing.T) {
 	}
 }
 
-// TestSilent: a connection that is closed without data is no authentication attempt.
-func TestSilent(t *testing.T) {
-	if _, _, err := proto.Accept(readWriter{bytes.NewReader(nil)}, bob, []rdma.Token{good}); !errors.Is(err, ErrSilent) {
-		t.Fatal(err)
+// TestLeft: a connection that the dialer closes before it has sent a whole proof is no authentication
+// attempt. With the whole of a wrong proof it is one.
+func TestLeft(t *testing.T) {
+	h := Hello{Engine: alice, More: make([]byte, 3)}
+	whole := append(proto.encode(&h), make([]byte, ProofSize)...)
+	for n := range len(whole) + 1 {
+		want := ErrLeft
+		if n == len(whole) {
+			want = rdma.ErrAuth
+		}
+		if _, _, err := proto.Accept(readWriter{bytes.NewReader(whole[:n])}, bob, []rdma.Token{good}); !errors.Is(err, want) {
+			t.Errorf("after %d bytes: %v; want %v", n, err, want)
+		}
 	}
 }
 

@@ -202,7 +202,7 @@ func (s *Session[O]) Reserve(ctx context.Context, queue int, n uint64, noWait bo
 	return s.await(ctx, queue, w)
 }
 
-// await waits for the grant of w.
+// await waits until the waiter w is granted an op.
 func (s *Session[O]) await(ctx context.Context, queue int, w *waiter[O]) (none O, _ error) {
 	select {
 	case o := <-w.granted:

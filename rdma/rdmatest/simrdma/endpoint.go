@@ -219,8 +219,8 @@ func (e *Endpoint) shutLocked() {
 	e.endFlightsLocked()
 }
 
-// endFlightsLocked completes all Works in flight with StatusBroken. Some of these Works are on the
-// wire and may still land.
+// endFlightsLocked completes all Works in flight with StatusBroken. Some of these Works stay on the
+// wire as ghosts and may still land.
 func (e *Endpoint) endFlightsLocked() {
 	f := e.d.f
 	wire := true

@@ -15,7 +15,7 @@ type flight struct {
 	// recognized.
 	life     uint32
 	from, to *Endpoint
-	number   uint64 // of the Work on its endpoint
+	number   uint64 // number of the Work among those of its endpoint
 	work     group.Work
 	src      *Memory
 	// wire is a copy of the payload of a ghost (a Work whose sender's endpoint has ended), because
@@ -49,7 +49,8 @@ type flight struct {
 
 func (fl *flight) refused() bool { return fl.status != group.StatusOK }
 
-// makeGhost makes the flight a ghost, which no longer refers to its source.
+// makeGhost makes the flight a ghost: a Work on the wire whose sender's endpoint has ended. It
+// copies the payload, so that the ghost does not refer to its source.
 func (fl *flight) makeGhost() {
 	fl.ghost = true
 	if fl.src != nil {
@@ -84,7 +85,7 @@ func (e *Endpoint) sendLocked(w *group.Work, now time.Duration) {
 	f.flyLocked(fl, at, stepAdmit, 0)
 }
 
-// flyLocked schedules the next step of a flight.
+// flyLocked schedules the next step of a flight (a Work in transit) at the given time.
 func (f *Fabric) flyLocked(fl *flight, at time.Duration, s step, piece int) {
 	f.scheduleLocked(event{at: at, step: s, piece: uint8(piece), flight: fl, life: fl.life})
 }
@@ -98,7 +99,7 @@ func (f *Fabric) lostLocked(fl *flight, e event) bool {
 	}
 	now := f.now()
 	switch {
-	case fl.ghost: // a ghost is not sent again
+	case fl.ghost: // the sender of a ghost has ended, so the packet is not sent again
 		f.loseGhostLocked(fl)
 	case fl.unanswered == noAlarm:
 		fl.unanswered = now
@@ -111,7 +112,8 @@ func (f *Fabric) lostLocked(fl *flight, e event) bool {
 	return true
 }
 
-// loseGhostLocked drops a ghost and, on an Ordered NIC, all later ghosts of the endpoint.
+// loseGhostLocked drops a ghost (a Work whose sender's endpoint has ended) and, on an Ordered NIC,
+// all later ghosts of the endpoint.
 func (f *Fabric) loseGhostLocked(fl *flight) {
 	if !fl.from.d.opts.Ordered {
 		f.landLocked(fl)
@@ -288,8 +290,9 @@ func (f *Fabric) refuseLocked(fl *flight, s group.Status, why error) {
 	f.settleLocked(fl)
 }
 
-// settleLocked delivers the flight if the NIC is not Ordered. On an Ordered NIC it delivers the
-// flights of the endpoint in the order posted, up to the first flight that is not over.
+// settleLocked delivers the Work of fl if the NIC is not Ordered. On an Ordered NIC it delivers the
+// Works of the endpoint in the order posted, up to the first one that is neither in place nor
+// refused.
 func (f *Fabric) settleLocked(fl *flight) {
 	if !fl.from.d.opts.Ordered {
 		f.deliverLocked(fl)
@@ -384,7 +387,7 @@ func (f *Fabric) arriveLocked(fl *flight) {
 	}
 }
 
-// landLocked marks the flight as landed.
+// landLocked marks the flight as landed: nothing more happens at the target.
 func (f *Fabric) landLocked(fl *flight) {
 	if !fl.landed {
 		f.counts.Flying--
@@ -427,7 +430,7 @@ func (f *Fabric) completeLocked(fl *flight, s group.Status, why error) {
 	}
 }
 
-// freeLocked removes a flight from its endpoint and keeps the struct for reuse.
+// freeLocked removes a flight that has ended from its endpoint, and keeps the struct for reuse.
 func (f *Fabric) freeLocked(fl *flight) {
 	line := fl.from.flying
 	for i, x := range line {
