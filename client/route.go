@@ -82,10 +82,6 @@ func (s *Store) readers(ns kv.Namespace, id kv.BlockID) []*node {
 	if copies == 1 && !t.spareOf(ns, homes) {
 		return t.nodes[homes[0] : homes[0]+1 : homes[0]+1]
 	}
-	var nodes []*node
-	if spare := kv.Homes(nil, t.places, id, copies+1); t.spareOf(ns, homes) && len(spare) > len(homes) {
-		nodes = append(nodes, t.nodes[spare[copies]])
-	}
 	type rank struct {
 		far, calling int64
 		node         *node
@@ -98,11 +94,17 @@ func (s *Store) readers(ns kv.Namespace, id kv.BlockID) []*node {
 		}
 	}
 	slices.SortStableFunc(ranks, func(a, b rank) int { return cmp.Or(cmp.Compare(a.far, b.far), cmp.Compare(a.calling, b.calling)) })
-	ordered := make([]*node, 0, len(ranks)+len(nodes))
+	nodes := make([]*node, 0, copies+1)
 	for _, r := range ranks {
-		ordered = append(ordered, r.node)
+		nodes = append(nodes, r.node)
 	}
-	return append(ordered, nodes...)
+	if !t.spareOf(ns, homes) {
+		return nodes
+	}
+	if more := kv.Homes(nil, t.places, id, copies+1); len(more) > len(homes) {
+		nodes = append(nodes, t.nodes[more[copies]])
+	}
+	return nodes
 }
 
 // candidates returns all nodes that may have the block or the sequence id: its readers, and then the

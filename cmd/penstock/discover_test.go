@@ -195,6 +195,9 @@ func TestReplicas(t *testing.T) {
 	if hits == 0 || hits == sequences {
 		t.Errorf("without replicas %d of %d sequences are hits after the end of a node", hits, sequences)
 	}
+	if r := a.run(append([]string{"ns", "create", "single", "--replicas", "2"}, geometry...)...); r.code == exitOK || !strings.Contains(r.err, "ns replicas single 2") {
+		t.Errorf("another number of replicas: exit %d, %s", r.code, r.err)
+	}
 	a.run("ns", "replicas", "single", "3").must(t)
 	if out := b.run("ns", "show", "single").must(t); !strings.Contains(out, "replicas") {
 		t.Errorf("another node shows %s", out)

@@ -95,6 +95,9 @@ The full group, if there is one, comes first.`,
 			if cmd.Flags().Changed("quota") && ns.GetQuotaBytes() != g.quota {
 				return fmt.Errorf("namespace %q already exists with a quota of %s; to remove the quota: penstock ns quota %s 0", ns.GetName(), size(ns.GetQuotaBytes()), ns.GetName())
 			}
+			if cmd.Flags().Changed("replicas") && int(ns.GetReplicas()) != def.Replicas {
+				return fmt.Errorf("namespace %q already exists with %d replicas; to change that: penstock ns replicas %s %d", ns.GetName(), max(1, ns.GetReplicas()), ns.GetName(), g.replicas)
+			}
 			return emitNamespace(cmd, ns)
 		})
 	}
