@@ -32,6 +32,24 @@ func (s *Store) Match(ctx context.Context, req MatchRequest) (MatchResult, error
 	if len(ids) == 0 {
 		return MatchResult{Cut: CutComplete, Epoch: req.Epoch}, nil
 	}
+	again := 0
+	if req.Namespace.Index == kv.IndexFlat {
+		again = req.Namespace.Copies() - 1
+	}
+	for ; ; again-- {
+		r, err := s.matchOnce(ctx, req, ids)
+		// A node may end between the calls of holders and the match. The next turn has another replica.
+		if err != nil || again == 0 || r.Cut != CutNodeDown {
+			return r, err
+		}
+		if r.Lease != nil {
+			r.Lease.releaseQuietly(ctx)
+		}
+	}
+}
+
+// matchOnce makes one match call to each node that holders chooses.
+func (s *Store) matchOnce(ctx context.Context, req MatchRequest, ids []kv.BlockID) (MatchResult, error) {
 	shares := s.shares(req.Namespace, ids, s.holders(ctx, req, ids))
 	matches := make([]shareMatch, len(shares))
 	if len(shares) == 1 {

@@ -25,6 +25,9 @@ type reading struct {
 	tasks  []readTask
 	// nodesOf returns the nodes that may have a block, in the order in which they are asked.
 	nodesOf func(block int) []*node
+	// several is set if a block has more than one such node. No task is skipped then, because a later
+	// turn may deliver the block before it, and does not ask this node again.
+	several bool
 	// targets are the memories that the Read writes to. fragments[i] are the destinations of piece
 	// i in the targets. If fragments is nil, there is one target, and each piece goes to its Offset
 	// there.
@@ -346,6 +349,7 @@ func (r *reading) plan(ctx context.Context, turn int) error {
 			continue
 		}
 		n := nodes[turn]
+		r.several = r.several || len(nodes) > 1
 		if _, ok := limits[n]; !ok {
 			limit, err := r.store.readLimit(ctx, n)
 			if err != nil {

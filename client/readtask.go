@@ -133,6 +133,9 @@ func (r *reading) runTask(ctx context.Context, t *readTask) error {
 
 // skip reports whether the task lies wholly behind a block that will not arrive.
 func (r *reading) skip(t *readTask) bool {
+	if r.several {
+		return false
+	}
 	first := math.MaxInt
 	for _, i := range t.pieces {
 		first = min(first, r.pieces[i].Block)
