@@ -76,6 +76,7 @@ func NamespaceProto(ns kv.Namespace) *pb.Namespace {
 		Index:      pb.IndexKind(ns.Index),
 		Epoch:      uint64(ns.Epoch),
 		QuotaBytes: ns.QuotaBytes,
+		Replicas:   uint32(ns.Replicas),
 	}
 }
 
@@ -95,6 +96,7 @@ func Namespace(m *pb.Namespace) (kv.Namespace, error) {
 		Index:      kv.IndexKind(m.GetIndex()),
 		Epoch:      kv.Epoch(m.GetEpoch()),
 		QuotaBytes: m.GetQuotaBytes(),
+		Replicas:   clampInt(m.GetReplicas()),
 	}
 	if m.GetIndex() == pb.IndexKind_INDEX_KIND_UNSPECIFIED {
 		ns.Index = kv.IndexTrie

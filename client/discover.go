@@ -152,7 +152,9 @@ func (d *directory) replace(list []*pb.Member) {
 		}
 		// A member that joins again keeps its sequences, or stays draining, until it serves.
 		draining := m.GetState() == stateDraining || m.GetState() == stateJoining && old.place.Draining
-		old.place = kv.Place{Seed: kv.PlaceSeed(m.GetName()), Capacity: max(1, m.GetCapacityBytes()), Draining: draining}
+		old.place = kv.Place{
+			Seed: kv.PlaceSeed(m.GetName()), Capacity: max(1, m.GetCapacityBytes()), Draining: draining, Zone: m.GetZone(), Used: m.GetUsedBytes(),
+		}
 		old.seen = now
 	}
 	var names, hidden []string
@@ -187,7 +189,12 @@ func (d *directory) publish(names, hidden []string) {
 	if len(names) == 0 {
 		t.nodes, t.places = []*node{d.nobody}, []kv.Place{{Capacity: 1}}
 	}
-	if old := d.store.table.Swap(t); old == nil || !slices.Equal(old.nodes, t.nodes) || !slices.Equal(old.places, t.places) {
+	t.overfull = kv.Overfull(t.places)
+	sameHomes := func(a, b kv.Place) bool {
+		a.Used, b.Used = 0, 0 // it changes with each write, and no home with it
+		return a == b
+	}
+	if old := d.store.table.Swap(t); old == nil || !slices.Equal(old.nodes, t.nodes) || !slices.EqualFunc(old.places, t.places, sameHomes) {
 		d.store.placements.Add(1)
 	}
 }

@@ -2,8 +2,8 @@
 // cached prefix of a prompt, load it into the engine's own memory, store new
 // blocks from there.
 //
-// The package is not a scheduler: it does not choose nodes by load. It keeps no copy of a block: no
-// byte of KV passes through a buffer of the package.
+// The package is not a scheduler: ids decide the node of a block, and load only which of its replicas is
+// read. It keeps no copy of a block: no byte of KV passes through a buffer of the package.
 //
 //	            ┌────────────────────────── Store ──────────────────────────┐
 //	Match ─────►│ root of the sequence ─► its node (rendezvous hashing)     │── message ──► node
@@ -93,16 +93,20 @@
 //
 // A sequence lives on the node that scores highest for the first block of its chain (rendezvous
 // hashing). In a flat namespace this holds for each key on its own. All clients must have the same
-// Options.Servers, spelled the same. A sequence is stored only once: the sequences of a dead node
-// are misses, and the sequences of other nodes are not affected.
+// Options.Servers, spelled the same. A sequence is stored only once: the sequences of a dead node are
+// misses, and the sequences of other nodes are not affected.
 //
 // With Options.Discover the nodes are the members of a cluster. A member gets sequences in proportion
-// to its capacity, whatever its address. The Store reads the list of members at intervals, from any
-// member. While no node returns the list, the last one stays valid. A member that has left the list
-// keeps its sequences, as misses, for GoneFor; then they belong to the other members. A draining
-// member gets no new sequences, and its sequences are copied to the other members. Until it has
-// left, a read asks both and takes the one that has more of the sequence. A Write goes to the draining
-// member if the new one lacks the beginning of the sequence.
+// to its capacity, whatever its address (kv.Homes). With Namespace.Replicas a sequence is stored on
+// several members, and a Match or Read that one of them misses or does not answer goes to the next. A
+// new sequence passes over a member that is overfull (kv.Overfull). docs/cluster.md has the rules.
+//
+// The Store reads the list of members at intervals, from any member. While no node returns the list,
+// the last one stays valid. A member that has left the list keeps its sequences, as misses, for
+// GoneFor; then they belong to the other members.
+// A draining member gets no new sequences, and its sequences are copied to the other members. Until it
+// has left, a read asks both and takes the one that has more of the sequence. A Write goes to the
+// draining member if the new one lacks the beginning of the sequence.
 //
 // # Two transports
 //

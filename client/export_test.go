@@ -23,3 +23,13 @@ func (s *Store) ConnectLocal(ctx context.Context, n int) error {
 	}
 	return nil
 }
+
+// Overfull returns the number of members that new sequences pass over.
+func (s *Store) Overfull() (n int) {
+	for _, over := range s.table.Load().overfull {
+		if over {
+			n++
+		}
+	}
+	return n
+}

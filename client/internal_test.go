@@ -188,7 +188,7 @@ func TestTasksOfLayers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := r.plan(t.Context()); err != nil || len(r.tasks) != want {
+		if err := r.plan(t.Context(), 0); err != nil || len(r.tasks) != want {
 			t.Errorf("%d layers: %d tasks, %v; want %d", layers, len(r.tasks), err, want)
 		}
 	}
@@ -239,7 +239,7 @@ func FuzzPlan(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := r.plan(t.Context()); err != nil {
+		if err := r.plan(t.Context(), 0); err != nil {
 			t.Fatal(err)
 		}
 		seen := make([]int, len(pieces))
@@ -313,7 +313,11 @@ func FuzzChunks(f *testing.F) {
 			t.Fatal(err)
 		}
 		next := 0
-		for _, l := range w.lines() {
+		copies := w.copies(t.Context())
+		if len(copies) != 1 {
+			t.Fatalf("%d copies without replicas", len(copies))
+		}
+		for _, l := range copies[0] {
 			for rest := l.pieces; len(rest) > 0; {
 				count, err := w.chunkLen(n, n.session, rest)
 				if err != nil || count < 1 {
@@ -407,5 +411,39 @@ func TestErrorsSayThingsOnce(t *testing.T) {
 	if err := hideLink(inWords(errLinkLost, "local session has ended: reset")); !errors.Is(err, ErrUnsupported) || errors.Is(err, errLinkLost) ||
 		err.Error() != "client: not supported: local session has ended: reset" {
 		t.Errorf("a lost link: %v", err)
+	}
+}
+
+// TestReaders: of the replicas of a sequence, the one in the client's zone is asked first, then the one
+// with the fewest calls. Without replicas the client's zone does not matter.
+func TestReaders(t *testing.T) {
+	s := bareStore("a", "b", "c")
+	tab := &table{nodes: s.all()}
+	for _, n := range tab.nodes {
+		tab.places = append(tab.places, kv.Place{Seed: kv.PlaceSeed(n.target), Capacity: 1 << 30, Zone: "zone " + n.target})
+	}
+	tab.overfull = kv.Overfull(tab.places)
+	s.table.Store(tab)
+	three, one := kv.Namespace{Index: kv.IndexTrie, Replicas: 3}, kv.Namespace{Index: kv.IndexTrie}
+	var id kv.BlockID
+	for i := range 32 {
+		id[0] = byte(i)
+		s.opts.Zone = ""
+		tab.nodes[0].calling.Store(2)
+		tab.nodes[1].calling.Store(1)
+		var order []string
+		for _, n := range s.readers(three, id) {
+			order = append(order, n.target)
+		}
+		if !slices.Equal(order, []string{"c", "b", "a"}) {
+			t.Fatalf("with 2, 1 and 0 calls the nodes are asked in the order %v", order)
+		}
+		s.opts.Zone = "zone a"
+		if n := s.readers(three, id)[0]; n.target != "a" {
+			t.Fatalf("%s is asked before the node of the client's zone", n.target)
+		}
+		if nodes := s.readers(one, id); len(nodes) != 1 || nodes[0] != s.owner(id) {
+			t.Fatal("without replicas another node than the owner is asked")
+		}
 	}
 }

@@ -115,7 +115,7 @@ func (s *Store) keys(ctx context.Context, what string, req *KeysRequest, split f
 // namespace.
 func (s *Store) onAllNodes(ns kv.Namespace, ids []kv.BlockID) []share {
 	if ns.Index == kv.IndexFlat {
-		return s.everywhere(ids)
+		return s.everywhere(ns, ids)
 	}
 	return wholeOn(s.all(), ids)
 }
@@ -129,8 +129,21 @@ func wholeOn(nodes []*node, ids []kv.BlockID) []share {
 	return out
 }
 
-// presence makes the call to one node and returns the result for each of its blocks.
+// presence makes the call to the node of the share, and to the others if the node does not have the
+// first block or does not answer. It returns the result for each block.
 func (sh *share) presence(ctx context.Context, what string, call func(*node, *session, []byte) ([]byte, error)) ([]Presence, error) {
+	first, err := sh.presenceHere(ctx, what, call)
+	for answer := first; err == nil && answer[0] != Present && len(sh.others) > 0; {
+		sh.node, sh.others = sh.others[0], sh.others[1:]
+		if answer, err = sh.presenceHere(ctx, what, call); err == nil && answer[0] == Present {
+			return answer, nil
+		}
+	}
+	return first, err
+}
+
+// presenceHere makes the call to one node and returns the result for each of its blocks.
+func (sh *share) presenceHere(ctx context.Context, what string, call func(*node, *session, []byte) ([]byte, error)) ([]Presence, error) {
 	var set []byte
 	err := sh.node.retry(ctx, sh.node.use, func(sess *session) (err error) {
 		set, err = call(sh.node, sess, api.AppendIDs(nil, sh.ids))

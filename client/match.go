@@ -32,6 +32,24 @@ func (s *Store) Match(ctx context.Context, req MatchRequest) (MatchResult, error
 	if len(ids) == 0 {
 		return MatchResult{Cut: CutComplete, Epoch: req.Epoch}, nil
 	}
+	again := 0
+	if req.Namespace.Index == kv.IndexFlat {
+		again = req.Namespace.Copies() - 1
+	}
+	for ; ; again-- {
+		r, err := s.matchOnce(ctx, req, ids)
+		// A node may end between the calls of holders and the match. The next turn has another replica.
+		if err != nil || again == 0 || r.Cut != CutNodeDown {
+			return r, err
+		}
+		if r.Lease != nil {
+			r.Lease.releaseQuietly(ctx)
+		}
+	}
+}
+
+// matchOnce makes one match call to each node that holders chooses.
+func (s *Store) matchOnce(ctx context.Context, req MatchRequest, ids []kv.BlockID) (MatchResult, error) {
 	shares := s.shares(req.Namespace, ids, s.holders(ctx, req, ids))
 	matches := make([]shareMatch, len(shares))
 	if len(shares) == 1 {
@@ -85,7 +103,26 @@ type shareMatch struct {
 	err    error
 }
 
+// match finds the blocks of the share on its node, and on the others if the node has none of them or
+// does not answer. node is then the one with the match. If none has a match, the result is that of the
+// first node.
 func (sh *share) match(ctx context.Context, req MatchRequest) shareMatch {
+	first := sh.matchHere(ctx, req)
+	for m := first; ; m = sh.matchHere(ctx, req) {
+		if m.err != nil || m.blocks > 0 {
+			return m
+		}
+		if len(sh.others) == 0 {
+			return first
+		}
+		sh.node, sh.others = sh.others[0], sh.others[1:]
+	}
+}
+
+// matchHere finds the blocks of the share on its node.
+func (sh *share) matchHere(ctx context.Context, req MatchRequest) shareMatch {
+	sh.node.calling.Add(1)
+	defer sh.node.calling.Add(-1)
 	m := shareMatch{}
 	call := func(sess *session) error {
 		msg := &pb.MatchRequest{
@@ -272,9 +309,9 @@ func (s *Store) Delivered(ctx context.Context, ns kv.Namespace, ids []kv.BlockID
 	}
 	dropped := 0
 	var errs []error
-	shares := s.everywhere(ids)
+	shares := s.everywhere(ns, ids)
 	if ns.Index != kv.IndexFlat {
-		shares = wholeOn(s.candidates(ids[0]), ids)
+		shares = wholeOn(s.candidates(ns, ids[0]), ids)
 	}
 	for _, sh := range shares {
 		sess, err := sh.node.use(ctx)

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/zeebo/xxh3"
@@ -44,6 +45,7 @@ type session struct {
 	localSocket string
 	localMatch  bool // the socket takes Match calls
 	existsCalls bool // Exists may be a call on the socket, or a message
+	cluster     bool // the node has a cluster
 	// stagingBytes is the size of the staging memory that the node lends for the bytes of a write
 	// over the socket; 0 if the node takes no writes over the socket.
 	stagingBytes int64
@@ -64,6 +66,8 @@ type node struct {
 	seed uint64
 	// local are the connections to the node's unix socket, if the node is on this host.
 	local localConns
+	// calling is the number of the Store's Match and Read calls that the node is serving.
+	calling atomic.Int64
 
 	mu      sync.Mutex
 	session *session
@@ -125,11 +129,14 @@ func (n *node) connect(attempt chan struct{}) {
 		n.deadUntil = time.Now().Add(n.store.opts.DeadFor)
 	}
 	n.mu.Unlock()
+	log := n.store.opts.Logger
 	if err == nil {
 		n.store.stats.connects.Add(1) // before close wakes the waiting calls, because they may read the counter
 	}
+	if err == nil && sess.cluster && !n.store.opts.Discover {
+		n.store.apart.Do(func() { log.Warn(apartText, "server", n.target) })
+	}
 	close(attempt)
-	log := n.store.opts.Logger
 	switch {
 	case err == nil:
 		log.Info("storage node connected", "server", n.target, "node", sess.name, "version", sess.version)
@@ -137,6 +144,9 @@ func (n *node) connect(attempt chan struct{}) {
 		log.Warn("storage node is a miss until it answers", "server", n.target, "err", err)
 	}
 }
+
+// apartText is the warning of a Store without Options.Discover that has a node of a cluster.
+const apartText = "the storage node has a cluster, and this client has a fixed list of nodes: clients that discover the members of the cluster store sequences on other nodes, and neither finds the blocks of the other; set discover in all clients of the cluster"
 
 // open connects over gRPC, calls Describe, and opens the data plane.
 func (n *node) open(ctx context.Context) (*session, error) {
@@ -173,7 +183,7 @@ func (n *node) describe(ctx context.Context, sess *session) error {
 	sess.fragments, sess.suffixes = d.GetFragments(), d.GetSuffixes()
 	copy(sess.localID[:], d.GetLocalId())
 	sess.localSocket, sess.localMatch, sess.stagingBytes = d.GetLocalSocket(), d.GetLocalMatch(), d.GetStagingBytes()
-	sess.existsCalls = d.GetExistsCalls()
+	sess.existsCalls, sess.cluster = d.GetExistsCalls(), d.GetCluster()
 	var addr rdma.Addr
 	err = addr.UnmarshalBinary(d.GetDataAddress())
 	if err == nil {
@@ -373,6 +383,9 @@ type NodeStatus struct {
 	// node returned; empty if the node is down.
 	Up            bool
 	Node, Version string
+	// Cluster reports whether the node has a cluster. Without Options.Discover, such a Store does not
+	// find the blocks of clients that discover the members, and logs one warning.
+	Cluster bool
 	// Err is the reason why the node is down, if there is one.
 	Err error
 }
@@ -386,7 +399,7 @@ func (s *Store) Nodes() []NodeStatus {
 		n.mu.Lock()
 		out[i] = NodeStatus{Server: n.target, Up: n.session != nil, Err: hideInternal(n.err)}
 		if n.session != nil {
-			out[i].Node, out[i].Version = n.session.name, n.session.version
+			out[i].Node, out[i].Version, out[i].Cluster = n.session.name, n.session.version, n.session.cluster
 		}
 		n.mu.Unlock()
 	}

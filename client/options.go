@@ -32,6 +32,9 @@ type Options struct {
 	// the members that get new sequences. For programs that copy the blocks of a draining member. It
 	// has no effect without Discover.
 	SkipDraining bool
+	// Zone is the zone of the client's host, as in the nodes' setting cluster.zone. Sequences with
+	// replicas are read from a node of the same zone if there is one.
+	Zone string
 	// Engine moves the bytes. The caller owns it and closes it after the Store. Use one Store for
 	// each engine: Stores would share the engine's immediates, and the engine's receive buffers can
 	// be posted only once. If another user of the engine has posted them, every call goes over

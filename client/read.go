@@ -23,6 +23,11 @@ type reading struct {
 	digest kv.GeometryDigest
 	pieces []Piece
 	tasks  []readTask
+	// nodesOf returns the nodes that may have a block, in the order in which they are asked.
+	nodesOf func(block int) []*node
+	// several is set if a block has more than one such node. No task is skipped then, because a later
+	// turn may deliver the block before it, and does not ask this node again.
+	several bool
 	// targets are the memories that the Read writes to. fragments[i] are the destinations of piece
 	// i in the targets. If fragments is nil, there is one target, and each piece goes to its Offset
 	// there.
@@ -76,14 +81,47 @@ func (r *reading) run(ctx context.Context) (ReadResult, error) {
 		}
 		return res, nil
 	}
-	if err := r.plan(ctx); err != nil {
+	if err := r.plan(ctx, 0); err != nil {
 		return ReadResult{}, err
 	}
 	err := r.runTasks(ctx)
+	// Pieces can be borrowed only from the node of this host.
+	for turn := 1; err == nil && ctx.Err() == nil && r.local == nil && !r.complete(); turn++ {
+		if err = r.plan(ctx, turn); err != nil || len(r.tasks) == 0 {
+			break
+		}
+		err = r.runAgain(ctx)
+	}
 	if ctx.Err() != nil {
 		err = fmt.Errorf("client: read: %w", ctx.Err())
 	}
 	return r.result(), err
+}
+
+// complete reports whether all pieces have arrived. No task is running.
+func (r *reading) complete() bool {
+	return !slices.ContainsFunc(r.states, func(s pieceState) bool { return !s.delivered })
+}
+
+// runAgain performs the tasks for pieces that another node did not deliver. The reasons of that node
+// stay those of the pieces that do not arrive now either.
+func (r *reading) runAgain(ctx context.Context) error {
+	before := slices.Clone(r.states)
+	for i := range r.states {
+		if !r.states[i].delivered {
+			r.states[i] = pieceState{}
+		}
+	}
+	broken, brokenAbsent := r.broken, r.brokenAbsent
+	r.broken, r.brokenAbsent = math.MaxInt, false
+	err := r.runTasks(ctx)
+	for i := range r.states {
+		if !r.states[i].delivered {
+			r.states[i] = before[i]
+		}
+	}
+	r.broken, r.brokenAbsent = broken, brokenAbsent
+	return err
 }
 
 // runTasks performs the tasks, at most ReadParallel at a time.
@@ -284,8 +322,12 @@ func (r *reading) matching() MatchRequest {
 	return m
 }
 
-// plan divides the pieces into tasks, in the order given.
-func (r *reading) plan(ctx context.Context) error {
+// plan divides the pieces that have not arrived into tasks, in the order given. turn is the index, in the
+// list of a block's nodes, of the node that is asked.
+func (r *reading) plan(ctx context.Context, turn int) error {
+	if r.tasks = nil; turn == 0 {
+		r.nodesOf = r.store.routes(ctx, r.matching(), r.ids)
+	}
 	g := r.req.Namespace.Geometry
 	flat := r.req.Namespace.Index == kv.IndexFlat
 	limits := make(map[*node]readLimits)
@@ -298,9 +340,16 @@ func (r *reading) plan(ctx context.Context) error {
 		open[n], bytes[n], whole[n] = nil, 0, 0
 	}
 	var order []*node
-	nodeOf := r.store.holders(ctx, r.matching(), r.ids)
 	for i, p := range r.pieces {
-		n := nodeOf(p.Block)
+		if r.states[i].delivered {
+			continue
+		}
+		nodes := r.nodesOf(p.Block)
+		if turn >= len(nodes) {
+			continue
+		}
+		n := nodes[turn]
+		r.several = r.several || len(nodes) > 1
 		if _, ok := limits[n]; !ok {
 			limit, err := r.store.readLimit(ctx, n)
 			if err != nil {

@@ -108,6 +108,8 @@ func (r *reading) runTask(ctx context.Context, t *readTask) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	t.node.calling.Add(1)
+	defer t.node.calling.Add(-1)
 	err := t.node.retry(ctx, t.node.live, func(sess *session) error {
 		if r.local != nil {
 			return r.borrow(ctx, t, sess)
@@ -131,6 +133,9 @@ func (r *reading) runTask(ctx context.Context, t *readTask) error {
 
 // skip reports whether the task lies wholly behind a block that will not arrive.
 func (r *reading) skip(t *readTask) bool {
+	if r.several {
+		return false
+	}
 	first := math.MaxInt
 	for _, i := range t.pieces {
 		first = min(first, r.pieces[i].Block)

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -13,7 +14,9 @@ import (
 // share is the part of a chain that one node holds.
 type share struct {
 	node *node
-	ids  []kv.BlockID
+	// others are asked one after the other if node does not have the first block.
+	others []*node
+	ids    []kv.BlockID
 	// index maps positions in ids to positions in the whole chain; nil if they are equal.
 	index []int
 }
@@ -48,14 +51,74 @@ func (s *Store) owner(id kv.BlockID) *node {
 	return best
 }
 
-// candidates returns the nodes that may have the block or the sequence id: its owner, and then the
-// draining members that stored it before they began to drain.
-func (s *Store) candidates(id kv.BlockID) []*node {
+// homes returns the n nodes that store the sequence, or the block of a flat namespace, id. Without
+// Options.Discover there is only the owner.
+func (s *Store) homes(t *table, id kv.BlockID, n int) []*node {
+	if t.places == nil {
+		return []*node{s.owner(id)}
+	}
+	var nodes []*node
+	for _, i := range kv.Homes(nil, t.places, id, n) {
+		nodes = append(nodes, t.nodes[i])
+	}
+	return nodes
+}
+
+// spareOf reports whether a sequence whose homes are at the indexes homes may be on the next node of
+// kv.Homes, because a new sequence may pass a home over (writing.homes). The blocks of a flat namespace
+// never pass a node over.
+func (t *table) spareOf(ns kv.Namespace, homes []int) bool {
+	return ns.Index != kv.IndexFlat && slices.ContainsFunc(homes, func(i int) bool { return t.places[i].Filling() })
+}
+
+// readers returns the nodes that may have the sequence, or the block of a flat namespace, id, in the
+// order in which they are asked: its homes, those of the client's zone first and among them those
+// with the fewest calls of the Store, and then the node that has the sequence if it had to pass a home
+// over. Draining members are not among them.
+func (s *Store) readers(ns kv.Namespace, id kv.BlockID) []*node {
 	t := s.table.Load()
 	if t.places == nil {
 		return []*node{s.owner(id)}
 	}
-	nodes := []*node{t.nodes[kv.Home(t.places, id)]}
+	copies := ns.Copies()
+	var room [kv.MaxReplicas + 1]int
+	homes := kv.Homes(room[:0], t.places, id, copies)
+	if copies == 1 && !t.spareOf(ns, homes) {
+		return t.nodes[homes[0] : homes[0]+1 : homes[0]+1]
+	}
+	type rank struct {
+		far, calling int64
+		node         *node
+	}
+	ranks := make([]rank, len(homes))
+	for i, k := range homes {
+		ranks[i] = rank{calling: t.nodes[k].calling.Load(), node: t.nodes[k]}
+		if t.places[k].Zone != s.opts.Zone {
+			ranks[i].far = 1
+		}
+	}
+	slices.SortStableFunc(ranks, func(a, b rank) int { return cmp.Or(cmp.Compare(a.far, b.far), cmp.Compare(a.calling, b.calling)) })
+	nodes := make([]*node, 0, copies+1)
+	for _, r := range ranks {
+		nodes = append(nodes, r.node)
+	}
+	if !t.spareOf(ns, homes) {
+		return nodes
+	}
+	if more := kv.Homes(nil, t.places, id, copies+1); len(more) > len(homes) {
+		nodes = append(nodes, t.nodes[more[copies]])
+	}
+	return nodes
+}
+
+// candidates returns all nodes that may have the block or the sequence id: its readers, and then the
+// draining members that stored it before they began to drain.
+func (s *Store) candidates(ns kv.Namespace, id kv.BlockID) []*node {
+	nodes := slices.Clone(s.readers(ns, id))
+	t := s.table.Load()
+	if t.places == nil {
+		return nodes
+	}
 	for _, i := range kv.Former(nil, t.places, id) {
 		nodes = append(nodes, t.nodes[i])
 	}
@@ -67,24 +130,45 @@ func (s *Store) anyDraining() bool {
 	return slices.ContainsFunc(s.table.Load().places, func(p kv.Place) bool { return p.Draining })
 }
 
-// holders returns a function from the index of a block to the node from which it is read. That is the
-// owner or, while a draining member has more of the sequence, that member. This costs one call to
-// each of the candidates; without a draining member it costs none. req has the epochs.
-func (s *Store) holders(ctx context.Context, req MatchRequest, ids []kv.BlockID) func(int) *node {
-	if !s.anyDraining() {
-		return s.ownerOf(req.Namespace, ids)
+// routes returns a function from the index of a block to the nodes from which it is read, one after the
+// other until one has it. These are its readers or, while a member drains, first the node that has most
+// of the sequence. That costs one call to each of the candidates; without a draining member it costs
+// none. req has the epochs.
+func (s *Store) routes(ctx context.Context, req MatchRequest, ids []kv.BlockID) func(int) []*node {
+	if s.anyDraining() {
+		return s.probed(ctx, req, ids)
 	}
+	if req.Namespace.Index == kv.IndexFlat {
+		return func(i int) []*node { return s.readers(req.Namespace, ids[i]) }
+	}
+	nodes := s.readers(req.Namespace, ids[0])
+	return func(int) []*node { return nodes }
+}
+
+// holders is routes for a match: a block of a flat namespace with replicas has one node, which has the
+// block if any node has it, because a match of many keys makes one call to each node.
+func (s *Store) holders(ctx context.Context, req MatchRequest, ids []kv.BlockID) func(int) []*node {
+	if req.Namespace.Index == kv.IndexFlat && req.Namespace.Copies() > 1 {
+		return s.probed(ctx, req, ids)
+	}
+	return s.routes(ctx, req, ids)
+}
+
+// probed asks all candidates which of the blocks they have, and returns for each block a node that has
+// it. For a sequence that is the node with the longest part of it.
+func (s *Store) probed(ctx context.Context, req MatchRequest, ids []kv.BlockID) func(int) []*node {
 	if req.Namespace.Index != kv.IndexFlat {
-		n := longest(ctx, req, s.candidates(ids[0]), ids)
-		return func(int) *node { return n }
+		n := longest(ctx, req, s.candidates(req.Namespace, ids[0]), ids)
+		return func(int) []*node { return []*node{n} }
 	}
-	nodes := make([]*node, len(ids))
-	open := make(map[*node][]int) // blocks that a draining member may have
+	candidates := make([][]*node, len(ids))
+	open := make(map[*node][]int) // blocks that more than one node may have
 	for i, id := range ids {
-		c := s.candidates(id)
-		nodes[i] = c[0]
-		for _, n := range c[1:] {
-			open[c[0]] = append(open[c[0]], i)
+		candidates[i] = s.candidates(req.Namespace, id)
+		if len(candidates[i]) == 1 {
+			continue
+		}
+		for _, n := range candidates[i] {
 			open[n] = append(open[n], i)
 		}
 	}
@@ -100,24 +184,12 @@ func (s *Store) holders(ctx context.Context, req MatchRequest, ids []kv.BlockID)
 		})
 	}
 	wg.Wait()
-	for i, id := range ids {
-		for _, n := range s.candidates(id) {
-			if has[n][i] {
-				nodes[i] = n
-				break
-			}
+	for i, nodes := range candidates {
+		if k := slices.IndexFunc(nodes, func(n *node) bool { return has[n][i] }); k > 0 {
+			nodes[0], nodes[k] = nodes[k], nodes[0]
 		}
 	}
-	return func(i int) *node { return nodes[i] }
-}
-
-// ownerOf returns the function from the index of a block to its owner.
-func (s *Store) ownerOf(ns kv.Namespace, ids []kv.BlockID) func(int) *node {
-	if ns.Index == kv.IndexFlat {
-		return func(i int) *node { return s.owner(ids[i]) }
-	}
-	n := s.owner(ids[0])
-	return func(int) *node { return n }
+	return func(i int) []*node { return candidates[i] }
 }
 
 // longest returns the node with the longest match of a chain; among equal lengths, the first.
@@ -164,25 +236,26 @@ func (n *node) present(ctx context.Context, req MatchRequest, ids []kv.BlockID, 
 	return found
 }
 
-// shares splits a chain that is not empty over the nodes that nodeOf returns for its blocks. A chain
-// of a trie goes whole to one node. In a flat namespace each key goes to its own node.
-func (s *Store) shares(ns kv.Namespace, ids []kv.BlockID, nodeOf func(int) *node) []share {
+// shares divides a chain that is not empty among the nodes that nodesOf returns for its blocks. A chain
+// of a trie goes whole to one node. In a flat namespace each key goes to the first of its own nodes.
+func (s *Store) shares(ns kv.Namespace, ids []kv.BlockID, nodesOf func(int) []*node) []share {
 	if ns.Index != kv.IndexFlat || len(s.all()) == 1 {
-		return []share{{node: nodeOf(0), ids: ids}}
+		nodes := nodesOf(0)
+		return []share{{node: nodes[0], others: nodes[1:], ids: ids}}
 	}
 	var out split
 	for i, id := range ids {
-		out.add(nodeOf(i), i, id)
+		out.add(nodesOf(i)[0], i, id)
 	}
 	return out.shares
 }
 
 // everywhere splits the keys of a flat namespace over all nodes that may have them. A key may be in
 // several shares.
-func (s *Store) everywhere(ids []kv.BlockID) []share {
+func (s *Store) everywhere(ns kv.Namespace, ids []kv.BlockID) []share {
 	var out split
 	for i, id := range ids {
-		for _, n := range s.candidates(id) {
+		for _, n := range s.candidates(ns, id) {
 			out.add(n, i, id)
 		}
 	}

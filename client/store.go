@@ -26,6 +26,8 @@ type Store struct {
 	stats      counters
 	local      localSocket
 	calls      calls
+	// apart makes the Store log apartText once.
+	apart sync.Once
 	// hashers limits the number of goroutines that help to verify large pieces.
 	hashers hashers
 
@@ -68,8 +70,10 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 // table is a list of nodes. It does not change.
 type table struct {
 	nodes []*node
-	// places are those of nodes, in the same order. Without Options.Discover there are none.
-	places []kv.Place
+	// places are those of nodes, in the same order. Without Options.Discover there are none. overfull is
+	// kv.Overfull of places.
+	places   []kv.Place
+	overfull []bool
 	// hidden are members that drain, with Options.SkipDraining.
 	hidden []*node
 }

@@ -52,12 +52,34 @@ func (s *Store) Write(ctx context.Context, req WriteRequest) (WriteResult, error
 	if err != nil {
 		return WriteResult{}, err
 	}
-	lines := w.lines()
+	if len(w.pieces) == 0 {
+		return w.result(), nil
+	}
+	copies := w.copies(ctx)
+	if len(copies) == 1 {
+		err := w.runCopy(ctx, copies[0])
+		return w.result(), err
+	}
+	errs := make([]error, len(copies))
+	written := make([]*writing, len(copies))
+	var wg sync.WaitGroup
+	for k, lines := range copies {
+		written[k] = w.another()
+		wg.Go(func() { errs[k] = written[k].runCopy(ctx, lines) })
+	}
+	wg.Wait()
+	for _, c := range written {
+		w.merge(c)
+	}
+	return w.result(), firstCause(errs)
+}
+
+// runCopy writes one copy of the pieces.
+func (w *writing) runCopy(ctx context.Context, lines []line) error {
 	if len(lines) == 1 {
 		// The calling goroutine itself does the work, so that a chunk over a unix socket wakes no
 		// other thread.
-		err := w.runLine(ctx, lines[0])
-		return w.result(), err
+		return w.runLine(ctx, lines[0])
 	}
 	errs := make([]error, len(lines))
 	ctx, cancel := context.WithCancel(ctx)
@@ -71,7 +93,26 @@ func (s *Store) Write(ctx context.Context, req WriteRequest) (WriteResult, error
 		})
 	}
 	wg.Wait()
-	return w.result(), firstCause(errs)
+	return firstCause(errs)
+}
+
+// another returns a writing for another copy of the same pieces.
+func (w *writing) another() *writing {
+	return &writing{
+		store: w.store, req: w.req, ids: w.ids, digest: w.digest, pieces: w.pieces, given: w.given, fragments: w.fragments,
+		existedAt: w.existedAt, states: make([]writeState, len(w.pieces)),
+	}
+}
+
+// merge adds the results of a copy. A piece is stored if one copy of it is, by this call or before.
+func (w *writing) merge(copied *writing) {
+	for i, s := range copied.states {
+		switch have := &w.states[i]; {
+		case s.stored, s.existed && !have.stored, *have == (writeState{}):
+			*have = s
+		}
+	}
+	w.busy = cmp.Or(w.busy, copied.busy)
 }
 
 // firstCause returns the error that made the Write cancel its other lines (a line is the part of a
@@ -214,45 +255,85 @@ func (w *writing) takeExisted() error {
 
 // line is the part of a Write that goes to one node. Its pieces are written in order.
 type line struct {
-	node   *node
+	node *node
+	// others may have the beginning of the sequence if node does not.
+	others []*node
 	pieces []int
 }
 
-// lines assigns the pieces to nodes: a whole chain to its owner, and each key of a flat namespace
-// to its own owner.
-func (w *writing) lines() []line {
-	var out []line
-	at := make(map[*node]int)
+// copies assigns the pieces of each copy to nodes: a whole chain to one of its homes, and each key of a
+// flat namespace to one of its own homes.
+func (w *writing) copies(ctx context.Context) [][]line {
+	t := w.store.table.Load()
+	if !w.flat() {
+		homes := w.homes(ctx, t)
+		pieces := make([]int, len(w.pieces))
+		for i := range pieces {
+			pieces[i] = i
+		}
+		out := make([][]line, len(homes))
+		for k, n := range homes {
+			out[k] = []line{{node: n, pieces: pieces}}
+		}
+		out[0][0].others = slices.DeleteFunc(w.store.candidates(w.req.Namespace, w.ids[0]), func(n *node) bool { return slices.Contains(homes, n) })
+		return out
+	}
+	var out [][]line
+	var at []map[*node]int
 	for i, p := range w.pieces {
-		root := w.ids[0]
-		if w.flat() {
-			root = w.ids[p.Block]
+		for k, n := range w.store.homes(t, w.ids[p.Block], w.req.Namespace.Copies()) {
+			if k == len(out) {
+				out, at = append(out, nil), append(at, make(map[*node]int))
+			}
+			l, ok := at[k][n]
+			if !ok {
+				l = len(out[k])
+				at[k][n] = l
+				out[k] = append(out[k], line{node: n})
+			}
+			out[k][l].pieces = append(out[k][l].pieces, i)
 		}
-		n := w.store.owner(root)
-		k, ok := at[n]
-		if !ok {
-			k = len(out)
-			at[n] = k
-			out = append(out, line{node: n})
-		}
-		out[k].pieces = append(out[k].pieces, i)
 	}
 	return out
 }
 
+// homes returns the nodes that store the sequence. A new sequence passes over one home that is overfull
+// and goes to the next node of kv.Homes instead, unless that is overfull too.
+func (w *writing) homes(ctx context.Context, t *table) []*node {
+	root, copies := w.ids[0], w.req.Namespace.Copies()
+	nodes := w.store.homes(t, root, copies)
+	if t.places == nil || w.req.First > 0 {
+		return nodes
+	}
+	at := kv.Homes(nil, t.places, root, copies+1)
+	if len(at) == len(nodes) || t.overfull[at[copies]] {
+		return nodes
+	}
+	for i, n := range nodes {
+		if t.overfull[at[i]] && !w.begunOn(ctx, n) {
+			nodes[i] = t.nodes[at[copies]]
+			break
+		}
+	}
+	return nodes
+}
+
+// begunOn reports whether the node has the first block of the sequence.
+func (w *writing) begunOn(ctx context.Context, n *node) bool {
+	sh := share{node: n, ids: w.ids[:1]}
+	return sh.matchHere(ctx, MatchRequest{Namespace: w.req.Namespace, Epoch: w.req.Epoch}).blocks > 0
+}
+
 func (w *writing) flat() bool { return w.req.Namespace.Index == kv.IndexFlat }
 
-// runLine writes the pieces of a line (the part of the Write for one node) chunk by chunk. If the
+// runLine writes the pieces of a line (the part of a copy for one node) chunk by chunk. If the
 // ids are chained (a trie), the first refusal ends the line, because a block cannot be stored
 // without its parent.
 //
-// If the node lacks the parent of the first chunk, and a draining member has it, the line goes on
-// there: otherwise no block of the sequence could be stored until its beginning has been moved.
+// If the node lacks the parent of the first chunk, and one of the others has it, the line goes on
+// there: the sequence has passed the node over, or its beginning has not been moved from a draining
+// member yet.
 func (w *writing) runLine(ctx context.Context, l line) error {
-	var former []*node
-	if w.store.anyDraining() {
-		former = w.store.candidates(w.ids[0])[1:]
-	}
 	for pieces := l.pieces; len(pieces) > 0; {
 		sess, err := l.node.live(ctx)
 		if errors.Is(err, errDown) {
@@ -281,13 +362,13 @@ func (w *writing) runLine(ctx context.Context, l line) error {
 			return err
 		}
 		if w.flat() || !w.anyRefused(chunk.pieces) {
-			former = nil // the line stays on this node
+			l.others = nil // the line stays on this node
 			continue
 		}
-		if len(former) == 0 || !w.takeBack(chunk.pieces, "parent_absent") {
+		if len(l.others) == 0 || !w.takeBack(chunk.pieces, "parent_absent") {
 			return nil
 		}
-		l.node, former, pieces = former[0], former[1:], l.pieces
+		l.node, l.others, pieces = l.others[0], l.others[1:], l.pieces
 	}
 	return nil
 }

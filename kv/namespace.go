@@ -93,7 +93,15 @@ type Namespace struct {
 	// QuotaBytes is the maximum size of the slots of the namespace, in bytes; 0 means that only the
 	// size of the store limits it.
 	QuotaBytes int64
+	// Replicas is the number of nodes of a cluster that store each sequence; 0 means 1.
+	Replicas int `json:",omitempty"`
 }
+
+// MaxReplicas is the largest Namespace.Replicas.
+const MaxReplicas = 4
+
+// Copies returns the number of nodes that store each sequence.
+func (n Namespace) Copies() int { return max(1, n.Replicas) }
 
 const (
 	maxNameLen = 128
@@ -180,6 +188,8 @@ func (n Namespace) Validate() error {
 		return fmt.Errorf("kv: namespace %q: older epochs %d of epoch %d; want at most %d, descending: %w", n.Name, n.Older, n.Epoch, MaxLive-1, ErrNamespace)
 	case n.QuotaBytes < 0:
 		return fmt.Errorf("kv: namespace %q: quota of %d bytes: %w", n.Name, n.QuotaBytes, ErrNamespace)
+	case n.Replicas < 0 || n.Replicas > MaxReplicas:
+		return fmt.Errorf("kv: namespace %q: %d replicas; want at most %d: %w", n.Name, n.Replicas, MaxReplicas, ErrNamespace)
 	case n.Index == IndexFlat && len(n.Geometry.Groups) > 1:
 		return fmt.Errorf("kv: namespace %q: a flat index takes one layer group, not %d: %w", n.Name, len(n.Geometry.Groups), ErrNamespace)
 	}

@@ -2,6 +2,7 @@ package kv
 
 import (
 	"math"
+	"slices"
 
 	"github.com/zeebo/xxh3"
 )
@@ -14,6 +15,9 @@ type Place struct {
 	Capacity int64
 	// Draining: the node gets no new sequences.
 	Draining bool
+	// Zone is the failure domain of the node. Used is the part of Capacity that is in use, in bytes.
+	Zone string
+	Used int64
 }
 
 // PlaceSeed returns Place.Seed of a node's name.
@@ -67,4 +71,69 @@ func Former(dst []int, places []Place, root BlockID) []int {
 		}
 	}
 	return dst
+}
+
+// Homes appends to dst the indexes of the n places at which a sequence is stored n times; fewer if there
+// are fewer places. The first is Home. Each other one is the place with the best score in a zone that
+// has none yet or, if all zones have one, the best of the remaining places. Homes of n places are the
+// first of those of more places. Draining places count only if all places drain.
+//
+// When a place is added or removed, at most one of the homes of a sequence changes.
+func Homes(dst []int, places []Place, root BlockID, n int) []int {
+	home := Home(places, root)
+	from := len(dst)
+	dst = append(dst, home)
+	if n == 1 {
+		return dst
+	}
+	allDrain := places[home].Draining
+	scores := make([]float64, len(places))
+	for i, p := range places {
+		scores[i] = p.score(root)
+	}
+	for len(dst)-from < n {
+		best, bestNew := -1, false
+		for i, p := range places {
+			chosen := dst[from:]
+			if p.Draining && !allDrain || slices.Contains(chosen, i) {
+				continue
+			}
+			isNew := !slices.ContainsFunc(chosen, func(k int) bool { return places[k].Zone == p.Zone })
+			if best < 0 || isNew && !bestNew || isNew == bestNew && scores[i] < scores[best] {
+				best, bestNew = i, isNew
+			}
+		}
+		if best < 0 {
+			break
+		}
+		dst = append(dst, best)
+	}
+	return dst
+}
+
+const (
+	// loadSlack is the factor by which the fill of a place may exceed the mean of all places before new
+	// sequences pass it over: 1+ε of consistent hashing with bounded loads (Mirrokni, Thorup and
+	// Zadimoghaddam, SODA 2018), with the same value as the gateway's load_factor.
+	loadSlack = 1.25
+	// looseFill is the fill up to which a place is never passed over, because it evicts nothing.
+	looseFill = 0.5
+)
+
+// Filling reports whether the fill of the place is in the range in which new sequences may pass it
+// over. Then a sequence whose home it is may be at the next of its Homes.
+func (p Place) Filling() bool { return float64(p.Used) > looseFill*float64(p.Capacity) }
+
+// Overfull returns which places new sequences pass over: those that are Filling and whose fill exceeds
+// loadSlack times the fill of all places together.
+func Overfull(places []Place) []bool {
+	var used, capacity float64
+	for _, p := range places {
+		used, capacity = used+float64(p.Used), capacity+float64(p.Capacity)
+	}
+	over := make([]bool, len(places))
+	for i, p := range places {
+		over[i] = p.Filling() && float64(p.Used)*capacity > loadSlack*used*float64(p.Capacity)
+	}
+	return over
 }

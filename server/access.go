@@ -128,6 +128,7 @@ var rules = map[string]rule{
 	pb.Admin_BumpEpoch_FullMethodName:       on(access.Admin),
 	pb.Admin_RetireEpoch_FullMethodName:     on(access.Admin),
 	pb.Admin_SetQuota_FullMethodName:        on(access.Admin),
+	pb.Admin_SetReplicas_FullMethodName:     on(access.Admin),
 	pb.Admin_DeleteBlocks_FullMethodName:    on(access.Admin),
 	pb.Admin_Evict_FullMethodName:           {roles: access.Admin | access.Operate, where: ofEvict},
 	pb.Admin_Status_FullMethodName:          anywhere(access.Operate),

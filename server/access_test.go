@@ -215,6 +215,7 @@ func (h *host) rows(t *testing.T, ids []byte, digest []byte) []row {
 		h.unary(pb.Admin_BumpEpoch_FullMethodName, "its namespace", fixed(&pb.BumpEpochRequest{Name: "m", To: 1})),
 		h.unary(pb.Admin_RetireEpoch_FullMethodName, "its namespace", fixed(&pb.RetireEpochRequest{Name: "m", Epoch: 1, DryRun: true})),
 		h.unary(pb.Admin_SetQuota_FullMethodName, "its namespace", fixed(&pb.SetQuotaRequest{Name: "m"})),
+		h.unary(pb.Admin_SetReplicas_FullMethodName, "its namespace", fixed(&pb.SetReplicasRequest{Name: "m"})),
 		h.unary(pb.Admin_DeleteBlocks_FullMethodName, "its namespace", fixed(&pb.DeleteBlocksRequest{Namespace: "m", BlockId: ids[:16], DryRun: true})),
 		h.unary(pb.Admin_Evict_FullMethodName, "its namespace", fixed(&pb.EvictRequest{Namespace: "m", Bytes: 1, DryRun: true})),
 		h.unary(pb.Admin_Evict_FullMethodName, "all namespaces", fixed(&pb.EvictRequest{Bytes: 1, DryRun: true})),

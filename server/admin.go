@@ -120,6 +120,14 @@ func (s *adminService) SetQuota(ctx context.Context, req *pb.SetQuotaRequest) (*
 	return s.describe(ns), nil
 }
 
+func (s *adminService) SetReplicas(ctx context.Context, req *pb.SetReplicasRequest) (*pb.Namespace, error) {
+	ns, err := s.namespaces.SetReplicas(ctx, req.GetName(), int(min(req.GetReplicas(), kv.MaxReplicas+1)))
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return s.describe(ns), nil
+}
+
 func (s *adminService) DeleteBlocks(_ context.Context, req *pb.DeleteBlocksRequest) (*pb.DeleteBlocksResponse, error) {
 	id, err := kv.BlockIDFromBytes(req.GetBlockId())
 	if err != nil {

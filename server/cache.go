@@ -52,6 +52,7 @@ func (s *cacheService) Describe(ctx context.Context, _ *pb.DescribeRequest) (*pb
 		resp.CallVersion, resp.CallBytes = api.CallVersion, callBytes
 	}
 	resp.ExistsCalls = true
+	resp.Cluster = s.opts.Cluster != nil
 	if s.opts.Local != nil {
 		id := s.opts.Local.ID()
 		resp.LocalId, resp.LocalSocket, resp.LocalMatch = id[:], s.opts.Local.Path(), true

@@ -23,6 +23,7 @@ type Namespaces interface {
 	BumpEpoch(ctx context.Context, name string, to kv.Epoch, keep int) (storage.Bumped, error)
 	RetireEpoch(ctx context.Context, name string, epoch kv.Epoch, force, dryRun bool) (storage.Removed, error)
 	SetQuota(ctx context.Context, name string, quotaBytes int64) (kv.Namespace, error)
+	SetReplicas(ctx context.Context, name string, replicas int) (kv.Namespace, error)
 }
 
 // cachePrefix begins the full name of each method of the Cache service.

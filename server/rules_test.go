@@ -42,7 +42,7 @@ func TestNamedRequests(t *testing.T) {
 		&pb.MatchRequest{Namespace: "m"}, &pb.ReadRequest{Namespace: "m"}, &pb.ReserveRequest{Namespace: "m"}, &pb.PinEpochRequest{Namespace: "m"},
 		&pb.DeliveredRequest{Namespace: "m"}, &pb.ExistsRequest{Namespace: "m"}, &pb.DeleteRequest{Namespace: "m"}, &pb.EventsRequest{Namespace: "m"},
 		&pb.GetNamespaceRequest{Name: "m"}, &pb.DeleteNamespaceRequest{Name: "m"}, &pb.BumpEpochRequest{Name: "m"}, &pb.RetireEpochRequest{Name: "m"},
-		&pb.SetQuotaRequest{Name: "m"}, &pb.DeleteBlocksRequest{Namespace: "m"}, &pb.StatBlockRequest{Namespace: "m"}, &pb.ListBlocksRequest{Namespace: "m"},
+		&pb.SetQuotaRequest{Name: "m"}, &pb.SetReplicasRequest{Name: "m"}, &pb.DeleteBlocksRequest{Namespace: "m"}, &pb.StatBlockRequest{Namespace: "m"}, &pb.ListBlocksRequest{Namespace: "m"},
 		&pb.VerifyBlocksRequest{Namespace: "m"}, &pb.ListPinsRequest{Namespace: "m"}, &pb.SubmitRequest{Namespace: "m"}, &pb.BumpWeightsRequest{Namespace: "m"},
 	} {
 		if got := namespaceOf(req); got != "m" {

@@ -409,6 +409,22 @@ func (t *Trie) SetQuota(name string, bytes int64) error {
 	return t.writeDefinition(ns, def, false)
 }
 
+// SetReplicas changes Namespace.Replicas durably.
+func (t *Trie) SetReplicas(name string, replicas int) error {
+	t.defMu.Lock()
+	defer t.defMu.Unlock()
+	ns, err := t.byNameOrErr(name)
+	if err != nil {
+		return err
+	}
+	def := ns.def
+	def.Replicas = replicas
+	if err := def.Validate(); err != nil {
+		return fmt.Errorf("trie: set replicas: %w", err)
+	}
+	return t.writeDefinition(ns, def, false)
+}
+
 // Room returns how many bytes of slots the namespace may still take before its quota is reached:
 // math.MaxInt64 without a quota, 0 above the quota.
 func (t *Trie) Room(id kv.NamespaceID) (int64, error) {

@@ -164,6 +164,7 @@ type namespaceRecord struct {
 	Serial      uint64         `json:"space"`
 	Older       []epochRecord  `json:"older,omitempty"`
 	Keep        int            `json:"keep,omitempty"`
+	Replicas    int            `json:"replicas,omitempty"`
 }
 
 // epochRecord is an older live epoch. Serial is the number that the block records of this epoch
@@ -197,6 +198,7 @@ func encodeNamespace(def kv.Namespace, live []*space) ([]byte, error) {
 		ID: def.ID, Name: def.Name, Tenant: def.Tenant, Salt: def.Salt,
 		BlockTokens: def.Geometry.BlockTokens, DType: def.Geometry.DType, Layout: def.Geometry.Layout,
 		Index: def.Index.String(), Epoch: def.Epoch, QuotaBytes: def.QuotaBytes, Serial: live[0].serial, Keep: def.Keep,
+		Replicas: def.Replicas,
 	}
 	for _, sp := range live[1:] {
 		r.Older = append(r.Older, epochRecord{sp.epoch, sp.serial})
@@ -215,7 +217,7 @@ func decodeNamespace(b []byte) (def kv.Namespace, live []*space, err error) {
 		return def, nil, fmt.Errorf("%w: namespace: %w", errRecord, err)
 	}
 	def = kv.Namespace{
-		ID: r.ID, Name: r.Name, Tenant: r.Tenant, Salt: r.Salt, Epoch: r.Epoch, Keep: r.Keep, QuotaBytes: r.QuotaBytes,
+		ID: r.ID, Name: r.Name, Tenant: r.Tenant, Salt: r.Salt, Epoch: r.Epoch, Keep: r.Keep, QuotaBytes: r.QuotaBytes, Replicas: r.Replicas,
 		Geometry: kv.Geometry{BlockTokens: r.BlockTokens, DType: r.DType, Layout: r.Layout},
 	}
 	if def.Index, err = kv.ParseIndexKind(r.Index); err != nil {

@@ -44,7 +44,7 @@ func FuzzRecord(f *testing.F) {
 
 func FuzzNamespaceRecord(f *testing.F) {
 	def := kv.Namespace{
-		ID: 7, Name: "glm", Tenant: "t", Salt: []byte{1}, Index: kv.IndexTrie, Epoch: 3, Older: []kv.Epoch{1}, Keep: 2, QuotaBytes: 9,
+		ID: 7, Name: "glm", Tenant: "t", Salt: []byte{1}, Index: kv.IndexTrie, Epoch: 3, Older: []kv.Epoch{1}, Keep: 2, QuotaBytes: 9, Replicas: 2,
 		Geometry: kv.Geometry{BlockTokens: 64, DType: "fp8", Layout: "tp1", Groups: []kv.Group{
 			{Kind: kv.Full, Layers: 2, TokenBytes: 3}, {Kind: kv.Window, Layers: 1, TokenBytes: 1, WindowTokens: 100},
 		}},
@@ -52,6 +52,9 @@ func FuzzNamespaceRecord(f *testing.F) {
 	b, err := encodeNamespace(def, []*space{{epoch: 3, serial: 12}, {epoch: 1, serial: 4}})
 	if err != nil {
 		f.Fatal(err)
+	}
+	if got, _, err := decodeNamespace(b); err != nil || got.Replicas != def.Replicas || got.QuotaBytes != def.QuotaBytes {
+		f.Errorf("%+v came back as %+v: %v", def, got, err)
 	}
 	f.Add(b)
 	f.Add([]byte(`{"id":1}`))

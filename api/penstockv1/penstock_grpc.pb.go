@@ -678,6 +678,7 @@ const (
 	Admin_BumpEpoch_FullMethodName       = "/penstock.v1.Admin/BumpEpoch"
 	Admin_RetireEpoch_FullMethodName     = "/penstock.v1.Admin/RetireEpoch"
 	Admin_SetQuota_FullMethodName        = "/penstock.v1.Admin/SetQuota"
+	Admin_SetReplicas_FullMethodName     = "/penstock.v1.Admin/SetReplicas"
 	Admin_DeleteBlocks_FullMethodName    = "/penstock.v1.Admin/DeleteBlocks"
 	Admin_Evict_FullMethodName           = "/penstock.v1.Admin/Evict"
 	Admin_Status_FullMethodName          = "/penstock.v1.Admin/Status"
@@ -712,6 +713,8 @@ type AdminClient interface {
 	// RetireEpoch makes every block of one older live epoch unmatchable at once.
 	RetireEpoch(ctx context.Context, in *RetireEpochRequest, opts ...grpc.CallOption) (*RetireEpochResponse, error)
 	SetQuota(ctx context.Context, in *SetQuotaRequest, opts ...grpc.CallOption) (*Namespace, error)
+	// SetReplicas sets the number of nodes of the cluster that store each sequence. It moves no blocks.
+	SetReplicas(ctx context.Context, in *SetReplicasRequest, opts ...grpc.CallOption) (*Namespace, error)
 	// DeleteBlocks removes a block and its descendants.
 	DeleteBlocks(ctx context.Context, in *DeleteBlocksRequest, opts ...grpc.CallOption) (*DeleteBlocksResponse, error)
 	// Evict frees at least the given number of bytes, in the eviction policy's order.
@@ -825,6 +828,16 @@ func (c *adminClient) SetQuota(ctx context.Context, in *SetQuotaRequest, opts ..
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Namespace)
 	err := c.cc.Invoke(ctx, Admin_SetQuota_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) SetReplicas(ctx context.Context, in *SetReplicasRequest, opts ...grpc.CallOption) (*Namespace, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Namespace)
+	err := c.cc.Invoke(ctx, Admin_SetReplicas_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -1016,6 +1029,8 @@ type AdminServer interface {
 	// RetireEpoch makes every block of one older live epoch unmatchable at once.
 	RetireEpoch(context.Context, *RetireEpochRequest) (*RetireEpochResponse, error)
 	SetQuota(context.Context, *SetQuotaRequest) (*Namespace, error)
+	// SetReplicas sets the number of nodes of the cluster that store each sequence. It moves no blocks.
+	SetReplicas(context.Context, *SetReplicasRequest) (*Namespace, error)
 	// DeleteBlocks removes a block and its descendants.
 	DeleteBlocks(context.Context, *DeleteBlocksRequest) (*DeleteBlocksResponse, error)
 	// Evict frees at least the given number of bytes, in the eviction policy's order.
@@ -1085,6 +1100,9 @@ func (UnimplementedAdminServer) RetireEpoch(context.Context, *RetireEpochRequest
 }
 func (UnimplementedAdminServer) SetQuota(context.Context, *SetQuotaRequest) (*Namespace, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetQuota not implemented")
+}
+func (UnimplementedAdminServer) SetReplicas(context.Context, *SetReplicasRequest) (*Namespace, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetReplicas not implemented")
 }
 func (UnimplementedAdminServer) DeleteBlocks(context.Context, *DeleteBlocksRequest) (*DeleteBlocksResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteBlocks not implemented")
@@ -1277,6 +1295,24 @@ func _Admin_SetQuota_Handler(srv interface{}, ctx context.Context, dec func(inte
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(AdminServer).SetQuota(ctx, req.(*SetQuotaRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_SetReplicas_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetReplicasRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).SetReplicas(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_SetReplicas_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).SetReplicas(ctx, req.(*SetReplicasRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1596,6 +1632,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "SetQuota",
 			Handler:    _Admin_SetQuota_Handler,
+		},
+		{
+			MethodName: "SetReplicas",
+			Handler:    _Admin_SetReplicas_Handler,
 		},
 		{
 			MethodName: "DeleteBlocks",

@@ -142,11 +142,13 @@ func open(o *C.penstock_options, store *handle) (binding.Handle, error) {
 	if o == nil || store == nil {
 		return 0, invalid("penstock_open: options or store is NULL")
 	}
-	if err := sized("penstock_options", o.size, unsafe.Sizeof(*o)); err != nil {
+	whole, err := grown("penstock_options", o, o.size, unsafe.Offsetof(o.discover)) // version 1.7 ends before discover
+	if err != nil {
 		return 0, err
 	}
+	o = &whole
 	options := binding.Options{
-		Servers: text(o.servers),
+		Servers: text(o.servers), Discover: o.discover != 0, Zone: text(o.zone),
 		Credentials: binding.Credentials{
 			Token: text(o.token), TokenFile: text(o.token_file),
 			CAFile: text(o.ca_file), CertFile: text(o.cert_file), KeyFile: text(o.key_file), Insecure: o.insecure != 0,

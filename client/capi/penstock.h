@@ -63,7 +63,7 @@ extern "C" {
 #endif
 
 /* The version of this interface: the major version in the upper 16 bits, the minor version in the lower. */
-#define PENSTOCK_ABI_VERSION 0x00010007u
+#define PENSTOCK_ABI_VERSION 0x00010008u
 
 /* The length of the longest key, in bytes. */
 #define PENSTOCK_KEY_MAX 256
@@ -138,7 +138,7 @@ typedef void (*penstock_log)(void *arg, int32_t level, const char *line);
 /* Options of a store. Only size and servers are required. */
 typedef struct penstock_options {
 	uint64_t size;          /* sizeof(penstock_options) */
-	const char *servers;    /* host:port of each node's gRPC, separated by commas; all clients must spell the addresses alike */
+	const char *servers;    /* host:port of each node's gRPC, separated by commas; without discover all clients must spell the addresses alike */
 	const char *token;      /* bearer token; NULL: none */
 	const char *token_file; /* file with the bearer token; only if token is NULL */
 	const char *ca_file;    /* TLS: certificate authority of the nodes (PEM). If ca_file and cert_file are NULL: plaintext */
@@ -154,6 +154,9 @@ typedef struct penstock_options {
 	uint32_t jobs_max;      /* greatest number of jobs that are running or not drained; default 1024 */
 	uint32_t jobs_parallel; /* greatest number of jobs that run at the same time; the others wait and start in the order of their submission; default 16 */
 	uint32_t connections;   /* TCP connections for payload to each node; default 4 */
+	uint32_t discover;      /* 1: servers are some members of a cluster; the store follows the list of all members, and keys are distributed by the members' capacities. All clients of a cluster must set it alike. Since version 1.8 */
+	uint32_t reserved;      /* 0 */
+	const char *zone;       /* zone of this host, as in the nodes' cluster.zone: of the replicas of a block, one in this zone is read first. NULL: none. Since version 1.8 */
 } penstock_options;
 
 /* Returns the version of the library, PENSTOCK_ABI_VERSION at build time. A forked child may call it too. */

@@ -124,6 +124,7 @@ one content.`,
 		Args:              args(cobra.ExactArgs(1)),
 		ValidArgsFunction: c.completeNamespaces,
 	}
+	c.addDiscoverFlag(cmd, w)
 	p.chain = addChainFlags(cmd)
 	cmd.Flags().StringVar(&p.dataFile, "data-file", "", "file with the Full Blocks (- reads standard input)")
 	cmd.Flags().IntVar(&p.first, "first-block", 0, "the data file starts with this block of the prompt; those before it are stored already")
@@ -347,6 +348,7 @@ rename: if nothing is cached, or the command fails, it does not change.`,
 		Args:              args(cobra.ExactArgs(1)),
 		ValidArgsFunction: c.completeNamespaces,
 	}
+	c.addDiscoverFlag(cmd, w)
 	g.chain = addChainFlags(cmd)
 	cmd.Flags().StringVar(&g.out, "out", "", "file to write the Full Blocks to (- writes standard output, and the summary to standard error)")
 	cmd.Flags().Uint64Var(&g.epoch, "epoch", 0, "version of the weights; 0: the newest")

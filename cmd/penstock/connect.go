@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -33,6 +35,13 @@ type connection struct {
 	tls       bool
 	insecure  bool
 	timeout   time.Duration
+	// zone is client.Options.Zone.
+	zone string
+	// discover makes servers the addresses of some members of a cluster. placesBlocks is set for
+	// commands with the flag --discover; invalidDiscover is the error of the flag's variable.
+	discover        bool
+	placesBlocks    bool
+	invalidDiscover error
 	// startWithin is world.startWithin.
 	startWithin time.Duration
 }
@@ -69,6 +78,20 @@ func addEndpointFlags(cmd *cobra.Command, w world, e endpoint) *connection {
 	f.BoolVar(&c.insecure, "insecure", false, "send the bearer token in plain text to a node on another machine")
 	f.DurationVar(&c.timeout, "timeout", 30*time.Second, "time limit of the command; 0: none. Commands that move blocks have a limit only if the flag is given")
 	return c
+}
+
+// addDiscoverFlag adds --discover to a command that chooses the node of each sequence.
+func (c *connection) addDiscoverFlag(cmd *cobra.Command, w world) {
+	const variable = "PENSTOCK_DISCOVER"
+	c.placesBlocks = true
+	def := false
+	if v := w.env(variable); v != "" {
+		var err error
+		if def, err = strconv.ParseBool(v); err != nil {
+			c.invalidDiscover = usagef("%s is %q; want true or false", variable, v)
+		}
+	}
+	cmd.Flags().BoolVar(&c.discover, "discover", def, "--"+c.endpoint.flag+" has some members of a cluster: use all its members. All clients of a cluster must do the same (environment: "+variable+")")
 }
 
 // waitForever makes --timeout default to no limit.
@@ -288,13 +311,18 @@ func (c *connection) data(cmd *cobra.Command, f func(ctx context.Context, s *cli
 		}
 	}()
 	// The command prints its errors, so the client need not log them.
-	return c.store(ctx, slog.New(slog.DiscardHandler), func(s *client.Store) error { return f(ctx, s) })
+	return c.store(ctx, slog.New(slog.DiscardHandler), func(s *client.Store) error {
+		if c.placesBlocks && !c.discover && slices.ContainsFunc(s.Nodes(), func(n client.NodeStatus) bool { return n.Cluster }) {
+			fmt.Fprintf(cmd.ErrOrStderr(), "warning: the node has a cluster, and this command uses only --%s %s: clients that discover the members store sequences on other nodes (--discover does the same)\n", c.endpoint.flag, c.servers)
+		}
+		return f(ctx, s)
+	})
 }
 
 // store calls f with an open Store, without a time limit, and closes the Store and its transfer
 // engine afterwards. The client logs to log.
 func (c *connection) store(ctx context.Context, log *slog.Logger, f func(s *client.Store) error) (err error) {
-	if err := c.checkServers(); err != nil {
+	if err := errors.Join(c.invalidDiscover, c.checkServers()); err != nil {
 		return err
 	}
 	token, err := readToken(c.tokenFile)
@@ -317,7 +345,7 @@ func (c *connection) store(ctx context.Context, log *slog.Logger, f func(s *clie
 	if err := c.awaitListening(ctx); err != nil {
 		return err
 	}
-	s, err := client.Open(ctx, client.Options{Servers: c.list(), Engine: engine, BearerToken: token, TLS: t, Insecure: c.insecure, Logger: log})
+	s, err := client.Open(ctx, client.Options{Servers: c.list(), Discover: c.discover, Zone: c.zone, Engine: engine, BearerToken: token, TLS: t, Insecure: c.insecure, Logger: log})
 	if err != nil {
 		return err
 	}

@@ -79,16 +79,16 @@ certificates are also applied when their files change.`,
 
 // storageOf returns a connection to storage nodes with the credentials of a gateway. flag is the
 // flag that names the nodes.
-func storageOf(cfg *config.Gateway, flag string, servers []string, startWithin time.Duration) *connection {
+func storageOf(cfg *config.Gateway, flag string, servers []string, discover bool, startWithin time.Duration) *connection {
 	return &connection{
-		endpoint: endpoint{flag: flag}, servers: strings.Join(servers, ","), tokenFile: cfg.TokenFile, ca: cfg.CA, cert: cfg.Cert, key: cfg.CertKey,
+		endpoint: endpoint{flag: flag}, servers: strings.Join(servers, ","), discover: discover, zone: cfg.Zone, tokenFile: cfg.TokenFile, ca: cfg.CA, cert: cfg.Cert, key: cfg.CertKey,
 		tls: cfg.TLS, insecure: cfg.PlainToken, startWithin: startWithin,
 	}
 }
 
 // withCluster calls run with a client of the planner and the storage nodes.
 func withCluster(ctx context.Context, cfg config.Gateway, startWithin time.Duration, registry *prometheus.Registry, log *slog.Logger, run func(front.Planner) error) error {
-	c := storageOf(&cfg, "servers", cfg.Servers, startWithin)
+	c := storageOf(&cfg, "servers", cfg.Servers, cfg.Discover, startWithin)
 	return c.store(ctx, log, func(store *client.Store) error {
 		ns, err := store.Namespace(ctx, cfg.Namespace)
 		if err != nil {
@@ -109,7 +109,7 @@ func withCluster(ctx context.Context, cfg config.Gateway, startWithin time.Durat
 		if cfg.Offload.URL == "" {
 			return run(session)
 		}
-		there := storageOf(&cfg, "offload-servers", cfg.Offload.Servers, startWithin)
+		there := storageOf(&cfg, "offload-servers", cfg.Offload.Servers, cfg.Offload.Discover, startWithin)
 		return there.store(ctx, log, func(far *client.Store) error {
 			return withOffload(ctx, &cfg, session, ns, store, far, registry, log, run)
 		})

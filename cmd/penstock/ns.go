@@ -29,7 +29,7 @@ a new epoch and makes every block of the old weights unmatchable at once, unless
 keeps older epochs live. A block of one epoch is never served as one of another.`,
 	}
 	c := addConnectionFlags(cmd, w)
-	return noun(cmd, newNamespaceCreate(c), newNamespaceList(c), newNamespaceShow(c), newNamespaceDelete(c), newNamespaceBump(c), newNamespaceRetire(c), newNamespacePin(c), newNamespaceQuota(c), newNamespaceTop(c, w))
+	return noun(cmd, newNamespaceCreate(c), newNamespaceList(c), newNamespaceShow(c), newNamespaceDelete(c), newNamespaceBump(c), newNamespaceRetire(c), newNamespacePin(c), newNamespaceQuota(c), newNamespaceReplicas(c), newNamespaceTop(c, w))
 }
 
 // geometryFlags are the flags of ns create.
@@ -39,6 +39,7 @@ type geometryFlags struct {
 	dtype, layout, index            string
 	tenant, salt, saltFile          string
 	quota                           int64
+	replicas                        int
 }
 
 func newNamespaceCreate(c *connection) *cobra.Command {
@@ -73,6 +74,8 @@ The full group, if there is one, comes first.`,
 	f.StringVar(&g.saltFile, "salt-file", "", "file with the secret of --salt; a line end after it does not count")
 	cmd.MarkFlagsMutuallyExclusive("salt", "salt-file")
 	f.Var(sizeFlag{&g.quota}, "quota", "cap on the storage of this namespace, e.g. 500GiB; 0: none")
+	f.IntVar(&g.replicas, "replicas", 1, "nodes of a cluster that store each sequence; clients need --discover or its equivalent for more than one")
+	annotate(cmd, "replicas", ownRange)      // kv.Namespace.Validate checks it
 	_ = cmd.MarkFlagRequired("block-tokens") // the flag was defined above
 	for _, name := range []string{"layers", "token-bytes", "block-tokens"} {
 		annotate(cmd, name, ownRange) // kv.Geometry.Validate checks them
@@ -91,6 +94,9 @@ The full group, if there is one, comes first.`,
 			// The node cannot distinguish --quota 0 from no flag.
 			if cmd.Flags().Changed("quota") && ns.GetQuotaBytes() != g.quota {
 				return fmt.Errorf("namespace %q already exists with a quota of %s; to remove the quota: penstock ns quota %s 0", ns.GetName(), size(ns.GetQuotaBytes()), ns.GetName())
+			}
+			if cmd.Flags().Changed("replicas") && int(ns.GetReplicas()) != def.Replicas {
+				return fmt.Errorf("namespace %q already exists with %d replicas; to change that: penstock ns replicas %s %d", ns.GetName(), max(1, ns.GetReplicas()), ns.GetName(), g.replicas)
 			}
 			return emitNamespace(cmd, ns)
 		})
@@ -121,7 +127,7 @@ func (g *geometryFlags) namespace(name string) (kv.Namespace, error) {
 		return kv.Namespace{}, err
 	}
 	ns := kv.Namespace{
-		Name: name, Tenant: g.tenant, Salt: salt, Index: index, QuotaBytes: g.quota,
+		Name: name, Tenant: g.tenant, Salt: salt, Index: index, QuotaBytes: g.quota, Replicas: replicasOf(g.replicas),
 		Geometry: kv.Geometry{BlockTokens: g.blockTokens, DType: g.dtype, Layout: g.layout},
 	}
 	switch {
@@ -203,6 +209,9 @@ func printNamespace(t *table, ns *pb.Namespace) {
 		t.pair("epoch since", time.UnixMilli(ms).UTC().Format("2006-01-02T15:04:05.000Z"))
 	}
 	t.pair("quota", quotaWord(ns.GetQuotaBytes()))
+	if k := ns.GetReplicas(); k > 1 {
+		t.pair("replicas", k)
+	}
 	t.pair("used", size(ns.GetUsedBytes()))
 	t.pair("blocks", count(ns.GetBlocks()))
 	t.pair("leases", count(ns.GetLeases()))
@@ -488,6 +497,40 @@ func newNamespaceQuota(c *connection) *cobra.Command {
 			}
 			return c.admin(cmd, func(ctx context.Context, a admin) error {
 				ns, err := a.SetQuota(ctx, &pb.SetQuotaRequest{Name: given[0], QuotaBytes: int64(quota)})
+				if err != nil {
+					return err
+				}
+				return emitNamespace(cmd, ns)
+			})
+		},
+	}
+}
+
+// replicasOf returns kv.Namespace.Replicas for a number of replicas. The default has one form, 0.
+func replicasOf(n int) int {
+	if n == 1 {
+		return 0
+	}
+	return n
+}
+
+func newNamespaceReplicas(c *connection) *cobra.Command {
+	return &cobra.Command{
+		Use:   "replicas NAME N",
+		Short: "Set the number of nodes that store each sequence of a namespace",
+		Long: `Set the number of nodes of a cluster that store each sequence of a namespace, 1 to 4.
+Clients that discover the members use it when they open the namespace again; until then
+they store as before. No block is copied or deleted: a sequence has the new number of
+copies when it is stored again.`,
+		Args:              args(cobra.ExactArgs(2)),
+		ValidArgsFunction: c.completeNamespaces,
+		RunE: func(cmd *cobra.Command, given []string) error {
+			n, err := strconv.ParseUint(given[1], 10, 8)
+			if err != nil || n < 1 || n > kv.MaxReplicas {
+				return usagef("%q: want a number from 1 to %d", given[1], kv.MaxReplicas)
+			}
+			return c.admin(cmd, func(ctx context.Context, a admin) error {
+				ns, err := a.SetReplicas(ctx, &pb.SetReplicasRequest{Name: given[0], Replicas: uint32(replicasOf(int(n)))})
 				if err != nil {
 					return err
 				}

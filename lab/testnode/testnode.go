@@ -30,6 +30,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 	"github.com/penstock-kv/penstock/server"
+	"github.com/penstock-kv/penstock/server/membership"
 	"github.com/penstock-kv/penstock/server/metrics"
 	"github.com/penstock-kv/penstock/server/storage"
 	"github.com/penstock-kv/penstock/trie"
@@ -53,6 +54,9 @@ type Options struct {
 	EventHistory int
 	// BearerToken, if not empty, is the node's only bearer token.
 	BearerToken string
+	// Etcd, if set, are the endpoints of etcd, which makes the node a member of a cluster. Each member
+	// needs a Name of its own.
+	Etcd []string
 	// OtherVersion makes the node's data plane speak another version of its protocol.
 	OtherVersion bool
 	// Web makes the node serve HTTP, at Node.Web. ConsoleInterval is that of server.Options.
@@ -82,7 +86,7 @@ func Start(t testing.TB, o Options) *Node {
 	t.Cleanup(func() {
 		within, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		if err := n.close(within); err != nil {
+		if err := n.Stop(within); err != nil {
 			t.Errorf("storage node: %v", err)
 		}
 	})
@@ -116,19 +120,24 @@ func (n *Node) open(ctx context.Context, o Options) error {
 	for i, d := range engine.devices {
 		volumes[i] = server.Volume{Device: d, Reason: "a test"}
 	}
+	control, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return errors.Join(err, data.Close())
+	}
+	member, err := n.join(engine, o, control.Addr().String())
+	if err != nil {
+		return errors.Join(err, control.Close(), data.Close())
+	}
 	s, err := server.New(server.Options{
-		Node: cmp.Or(o.Name, "test"), Version: "v0", Storage: engine.Node, Arena: engine.memory, Data: data, Sessions: sessions, Tokens: o.tokens,
+		Cluster: member,
+		Node:    cmp.Or(o.Name, "test"), Version: "v0", Storage: engine.Node, Arena: engine.memory, Data: data, Sessions: sessions, Tokens: o.tokens,
 		Limits:  server.Limits{ReadBytes: 4 << 20, WriteBytes: 4 << 20, ChainBlocks: 131072, LandWithin: time.Minute},
 		Volumes: volumes, Durability: o.Durability.String(), CapacityBytes: engine.capacityBytes,
 		Roles: o.Roles, ConsoleInterval: o.ConsoleInterval,
 		Metrics: engine.counters, Registry: engine.registry, Logger: engine.log,
 	})
 	if err != nil {
-		return errors.Join(err, data.Close())
-	}
-	control, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return errors.Join(err, s.Shutdown(ctx))
+		return errors.Join(err, control.Close(), data.Close())
 	}
 	var web net.Listener
 	if o.Web {
@@ -141,12 +150,48 @@ func (n *Node) open(ctx context.Context, o Options) error {
 	go func() { served <- s.Serve(control, web) }()
 	n.closers = append(n.closers, func(ctx context.Context) error { return errors.Join(s.Shutdown(ctx), <-served) })
 	n.Addr = control.Addr().String()
-	return nil
+	if member == nil {
+		return nil
+	}
+	within, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	select {
+	case <-member.Joined():
+		return nil
+	case <-within.Done():
+		return errors.New("the node has not joined its cluster within a minute")
+	}
 }
 
-func (n *Node) close(ctx context.Context) error {
+// join begins to make the node a member of a cluster. It returns nil if the node stands alone.
+func (n *Node) join(engine *Engine, o Options, addr string) (*membership.Cluster, error) {
+	if len(o.Etcd) == 0 {
+		return nil, nil
+	}
+	member, err := membership.Join(membership.Options{
+		Endpoints: o.Etcd, Node: engine.Node, Logger: engine.log,
+		Member: membership.Member{Name: o.Name, Addr: addr, Store: addr, Version: "v0"},
+		Usage: func() (int64, int64) {
+			st := engine.Stats()
+			return engine.capacityBytes, st.Store.Slots.UsedBytes() + st.Index.DiskBytes
+		},
+	})
+	if err == nil {
+		n.closers = append(n.closers, member.Close)
+	}
+	return member, err
+}
+
+// Stop stops the node before the test ends. A member of a cluster leaves it.
+func (n *Node) Stop(ctx context.Context) error {
+	closers := n.closers
+	n.closers = nil
+	return closeAll(ctx, closers)
+}
+
+func closeAll(ctx context.Context, closers []func(context.Context) error) error {
 	var errs []error
-	for _, c := range slices.Backward(n.closers) {
+	for _, c := range slices.Backward(closers) {
 		errs = append(errs, c(ctx))
 	}
 	return errors.Join(errs...)

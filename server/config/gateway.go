@@ -33,6 +33,8 @@ type Gateway struct {
 	Planner      string   `yaml:"planner" doc:"address of the planner of a prefill/decode cluster, host:port; it then chooses the engines of completions. Empty: the gateway chooses one by prefix and load" restart:"the connections are open"`
 	Namespace    string   `yaml:"namespace" doc:"namespace of the cluster's KV at the storage nodes; needed with a planner" restart:"the connections are open"`
 	Servers      []string `yaml:"servers" doc:"gRPC addresses of the storage nodes, host:port with commas between; needed with a planner" restart:"the connections are open"`
+	Discover     bool     `yaml:"discover" doc:"servers are some members of a cluster: follow the list of all members, and choose the node of a prefix among them. All clients of a cluster must set it alike" restart:"the connections are open"`
+	Zone         string   `yaml:"zone" doc:"zone of this host, as in the nodes' cluster.zone: of the replicas of a block, one in this zone is asked first" restart:"the connections are open"`
 	OutputTokens int      `yaml:"output_tokens" doc:"tokens that the planner reserves for the output of a request that does not limit it" restart:"the front is made with it"`
 	TenantHeader string   `yaml:"tenant_header" doc:"header of a request that names its tenant, at most 256 bytes; the planner has the tenants' weights (schedule.weights). Empty: requests have no tenant" restart:"the front is made with it"`
 	FirstToken   Duration `yaml:"first_token" doc:"deadline of the first token after the arrival of a request: the planner refuses requests that it cannot start in time, with 429. 0: no limit" restart:"the front is made with it"`
@@ -56,6 +58,7 @@ type Gateway struct {
 type Offload struct {
 	URL       string   `yaml:"url" doc:"base URL of an OpenAI-compatible API in another datacenter, e.g. another gateway's, whose engines prefill long prompts and store their KV in offload.servers. Empty: none"`
 	Servers   []string `yaml:"servers" doc:"gRPC addresses of the remote storage nodes, host:port with commas between, with the credentials of servers"`
+	Discover  bool     `yaml:"discover" doc:"offload.servers are some members of a cluster, as with discover"`
 	Threshold int      `yaml:"threshold" doc:"uncached tokens of a prompt above which it is prefilled remotely (PrfaaS, section 3.4; penstock plan advise computes the best one)"`
 	LinkRate  Size     `yaml:"link_rate" doc:"maximum bytes of KV per second on the link between the storages"`
 	Abundant  bool     `yaml:"abundant" doc:"the link has spare bandwidth: a prefix that only remote storage has is copied too, instead of a prefill"`

@@ -99,6 +99,22 @@ func (c *Cluster) SetQuota(ctx context.Context, name string, quotaBytes int64) (
 	return c.here(after, err)
 }
 
+// SetReplicas sets the number of nodes that store each sequence of a namespace.
+func (c *Cluster) SetReplicas(ctx context.Context, name string, replicas int) (kv.Namespace, error) {
+	after, err := c.change(ctx, name, func(r *record) (record, error) {
+		if err := r.known(name); err != nil {
+			return record{}, err
+		}
+		next := *r
+		next.Namespace.Replicas = replicas
+		if err := next.Namespace.Validate(); err != nil {
+			return record{}, fmt.Errorf("%w: %w", storage.ErrRequest, err)
+		}
+		return next, nil
+	})
+	return c.here(after, err)
+}
+
 // DeleteNamespace deletes a namespace on all nodes. The sizes in the result are those of this node.
 func (c *Cluster) DeleteNamespace(ctx context.Context, name string, dryRun bool) (storage.Removed, error) {
 	if err := c.Admit(""); err != nil {

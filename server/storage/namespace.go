@@ -183,7 +183,7 @@ func (n *Node) CheckNamespace(def kv.Namespace) error {
 }
 
 // SameDefinition reports whether blocks of one namespace have the same ids and bytes in the other.
-// Epochs and quotas may differ.
+// Epochs, quotas and replicas may differ.
 func SameDefinition(a, b kv.Namespace) bool {
 	return a.Geometry.Equal(b.Geometry) && a.Tenant == b.Tenant && string(a.Salt) == string(b.Salt) && a.Index == b.Index
 }
@@ -480,8 +480,34 @@ func (n *Node) setQuota(ctx context.Context, name string, quotaBytes int64) erro
 	return n.writeCatalogue(ctx, n.index.Namespaces())
 }
 
+// SetReplicas sets the number of nodes that store each sequence of the namespace.
+func (n *Node) SetReplicas(ctx context.Context, name string, replicas int) (kv.Namespace, error) {
+	n.nsMu.Lock()
+	defer n.nsMu.Unlock()
+	ns, err := n.Namespace(name)
+	if err != nil {
+		return kv.Namespace{}, err
+	}
+	ns.Replicas = replicas
+	if err := ns.Validate(); err != nil {
+		return kv.Namespace{}, fmt.Errorf("%w: %w", ErrRequest, err)
+	}
+	if err := n.setReplicas(ctx, name, replicas); err != nil {
+		return kv.Namespace{}, err
+	}
+	return n.Namespace(name)
+}
+
+// setReplicas sets a checked number of replicas. The caller holds nsMu.
+func (n *Node) setReplicas(ctx context.Context, name string, replicas int) error {
+	if err := n.index.SetReplicas(name, replicas); err != nil {
+		return err
+	}
+	return n.writeCatalogue(ctx, n.index.Namespaces())
+}
+
 // Follow makes a namespace equal to the definition that a cluster has of it: it creates the
-// namespace, or sets its epochs and quota. An older epoch that is pinned here stays live, except the
+// namespace, or sets its epochs, quota and replicas. An older epoch that is pinned here stays live, except the
 // epochs in revoked; an older epoch of def that is not live here does not become live. If the
 // namespace has another definition here, or a newer epoch than def, its blocks are not KV of the
 // cluster's weights: Follow deletes the namespace and creates it again. After an error the namespace
@@ -519,7 +545,12 @@ func (n *Node) Follow(ctx context.Context, def kv.Namespace, revoked []kv.Epoch)
 		}
 	}
 	if ns.QuotaBytes != def.QuotaBytes {
-		return n.setQuota(ctx, def.Name, def.QuotaBytes)
+		if err := n.setQuota(ctx, def.Name, def.QuotaBytes); err != nil {
+			return err
+		}
+	}
+	if ns.Replicas != def.Replicas {
+		return n.setReplicas(ctx, def.Name, def.Replicas)
 	}
 	return nil
 }

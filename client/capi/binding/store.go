@@ -26,8 +26,11 @@ import (
 // Options are the options of a Store. Servers and Engine are required. Zero in another
 // field selects the default.
 type Options struct {
-	// Servers are the nodes' addresses, separated by commas.
-	Servers string
+	// Servers are the nodes' addresses, separated by commas. Discover is client.Options.Discover.
+	Servers  string
+	Discover bool
+	// Zone is client.Options.Zone.
+	Zone string
 	Credentials
 	// Log, if not nil, is called with each log line of LogLevel and above, one at a time.
 	Log      func(level slog.Level, line string)
@@ -109,7 +112,7 @@ func (l *Library) Open(ctx context.Context, o Options) (Handle, error) {
 		return 0, errors.Join(err, s.free())
 	}
 	s.client, err = client.Open(ctx, client.Options{
-		Servers: splitList(o.Servers), Engine: s.engine, BearerToken: token, TLS: t, Insecure: o.Insecure,
+		Servers: splitList(o.Servers), Discover: o.Discover, Zone: o.Zone, Engine: s.engine, BearerToken: token, TLS: t, Insecure: o.Insecure,
 		Logger: s.logs.logger(), DialTimeout: o.DialTimeout, DeadFor: o.DeadFor,
 	})
 	if err != nil {
@@ -381,7 +384,7 @@ type storeStatus struct {
 
 type nodeStatus struct {
 	Server, Node, Version, Error string
-	Up                           bool
+	Up, Cluster                  bool
 }
 
 // Status returns the store's counters and the state of its nodes as JSON.
@@ -392,7 +395,7 @@ func (s *Store) Status() ([]byte, error) {
 	defer s.calls.Done()
 	out := storeStatus{Stats: s.client.Stats(), LogsDropped: s.logs.dropped.Load()}
 	for _, n := range s.client.Nodes() {
-		ns := nodeStatus{Server: n.Server, Node: n.Node, Version: n.Version, Up: n.Up}
+		ns := nodeStatus{Server: n.Server, Node: n.Node, Version: n.Version, Up: n.Up, Cluster: n.Cluster}
 		if n.Err != nil {
 			ns.Error = n.Err.Error()
 		}

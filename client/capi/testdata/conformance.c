@@ -109,8 +109,19 @@ static void test_arguments(const char *server) {
 	CHECK(penstock_open(NULL, &store, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
 	CHECK(penstock_open(&o, NULL, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
 	CHECK(penstock_open(NULL, NULL, NULL) == PENSTOCK_ERR_INVALID, "store and error are NULL");
-	o.size--;
-	CHECK(penstock_open(&o, &store, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "size") != NULL, "%s", e.message);
+	const uint64_t wrong[] = {0, offsetof(penstock_options, discover) - 1, sizeof o + 1};
+	for (int i = 0; i < 3; i++) {
+		o.size = wrong[i];
+		CHECK(penstock_open(&o, &store, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "size") != NULL, "%s", e.message);
+	}
+	// The structure of version 1.7 has no discover. What lies after it in memory does not count.
+	o = patient(server);
+	o.size = offsetof(penstock_options, discover);
+	o.discover = 1;
+	CHECK(penstock_open(&o, &store, &e) == PENSTOCK_OK && penstock_close(store, &e) == PENSTOCK_OK, "%s", e.message);
+	o.size = sizeof o;
+	store = 0;
+	CHECK(penstock_open(&o, &store, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "cluster") != NULL, "discover at a node that stands alone: %s", e.message);
 	o = (penstock_options){.size = sizeof o};
 	CHECK(penstock_open(&o, &store, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "server") != NULL, "%s", e.message);
 	o.servers = "no port";

@@ -65,6 +65,7 @@ leases       0
   ],
   "name": "m",
   "quota_bytes": 1073741824,
+  "replicas": 0,
   "salt_bytes": 0,
   "tenant": "acme",
   "used_bytes": 0

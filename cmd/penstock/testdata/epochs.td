@@ -154,6 +154,7 @@ would be retired: 5 blocks, 60 KiB
   ],
   "name": "m",
   "quota_bytes": 0,
+  "replicas": 0,
   "salt_bytes": 0,
   "tenant": "",
   "used_bytes": 61440

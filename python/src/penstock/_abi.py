@@ -70,6 +70,9 @@ class COptions(Structure):
         ("jobs_max", c_uint32),
         ("jobs_parallel", c_uint32),
         ("connections", c_uint32),
+        ("discover", c_uint32),
+        ("reserved", c_uint32),
+        ("zone", c_char_p),
     ]
 
 

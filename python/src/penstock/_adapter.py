@@ -36,6 +36,10 @@ class Connection:
 
     servers: str = ""
     """``host:port`` of each node, separated by commas or as a list; spelled the same in every engine."""
+    discover: bool = False
+    """The servers are some members of a cluster, whose other members the adapter finds. The same in every engine."""
+    zone: str | None = None
+    """The zone of this host. Of the replicas of a block, one in the same zone is read first."""
     token: str | None = None
     token_file: str | None = None
     ca_file: str | None = None
@@ -57,7 +61,8 @@ class Connection:
             self.servers, token=self.token, token_file=self.token_file, ca_file=self.ca_file, cert_file=self.cert_file,
             key_file=self.key_file, insecure=self.insecure, timeout=timeout, any_memory=any_memory, jobs_max=jobs_max,
             jobs_parallel=jobs_parallel,
-            dial_timeout=self.connect_timeout, dead_for=self.retry_interval,
+            dial_timeout=self.connect_timeout, dead_for=self.retry_interval, discover=self.discover,
+            zone=self.zone,
         )  # fmt: skip
 
 

@@ -343,9 +343,11 @@ class Store:
     """A connection to one or several storage nodes.
 
     ``servers`` are the ``host:port`` of the nodes, as a list or separated by commas. All clients must use the same spelling
-    of the addresses. Times are in seconds; None selects the library's default. By default the library registers the memory
-    of values for each call. With ``any_memory=False`` it refuses values outside of memory that was registered with
-    ``register``, which is cheaper.
+    of the addresses. With ``discover`` they are some members of a cluster, in any spelling: the store gets the list of all
+    members from them and follows the list. All clients of a cluster must set ``discover`` alike. ``zone`` is the zone of this
+    host: of the replicas of a block, one in the same zone is read first. Times are in seconds; None
+    selects the library's default. By default the library registers the memory of values for each call. With
+    ``any_memory=False`` it refuses values outside of memory that was registered with ``register``, which is cheaper.
 
     A node that does not answer is not an error: its keys are misses until it answers. Any thread may call any method. The
     library logs to the logger ``penstock``, at the level that the logger has when the store is opened.
@@ -368,6 +370,8 @@ class Store:
         jobs_max: int = 0,
         jobs_parallel: int = 0,
         connections: int = 0,
+        discover: bool = False,
+        zone: str | None = None,
     ) -> None:
         if not isinstance(servers, str):
             servers = ",".join(servers)
@@ -392,6 +396,8 @@ class Store:
             jobs_max=_count("jobs_max", jobs_max),
             jobs_parallel=_count("jobs_parallel", jobs_parallel),
             connections=_count("connections", connections),
+            discover=bool(discover),
+            zone=_text("zone", zone),
         )
         core = _Core(_abi.load(), logs, log)
         core.flags = _abi.ANY_MEMORY if any_memory else 0

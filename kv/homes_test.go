@@ -1,0 +1,141 @@
+package kv
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// drawPlaces returns places with names of their own, in up to four zones.
+func drawPlaces(t *rapid.T, atLeast int) []Place {
+	n := rapid.IntRange(atLeast, 12).Draw(t, "places")
+	out := make([]Place, n)
+	for i := range out {
+		capacity := rapid.Int64Range(1, 1<<40).Draw(t, "capacity")
+		out[i] = Place{
+			Seed: PlaceSeed(fmt.Sprint("node", i)), Capacity: capacity, Zone: fmt.Sprint(rapid.IntRange(0, 3).Draw(t, "zone")),
+			Used: rapid.Int64Range(0, capacity).Draw(t, "used"), Draining: rapid.IntRange(0, 4).Draw(t, "drains") == 0,
+		}
+	}
+	return out
+}
+
+func drawRoot(t *rapid.T) (id BlockID) {
+	copy(id[:], rapid.SliceOfN(rapid.Byte(), BlockIDSize, BlockIDSize).Draw(t, "root"))
+	return id
+}
+
+// seedsOf returns the identities of the homes of a sequence.
+func seedsOf(places []Place, root BlockID, n int) (seeds []uint64) {
+	for _, i := range Homes(nil, places, root, n) {
+		seeds = append(seeds, places[i].Seed)
+	}
+	return seeds
+}
+
+// TestHomes: the homes of a sequence are different places that do not drain, the first is Home, and as
+// many as possible are in different zones. Those of fewer copies are the first of those of more. The
+// order of the list does not matter.
+func TestHomes(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		all, root := drawPlaces(t, 1), drawRoot(t)
+		n := rapid.IntRange(1, MaxReplicas+1).Draw(t, "copies")
+		homes := Homes(nil, all, root, n)
+		if homes[0] != Home(all, root) {
+			t.Fatalf("the homes are %d; Home is %d", homes, Home(all, root))
+		}
+		if more := Homes(nil, all, root, n+1); !slices.Equal(more[:len(homes)], homes) {
+			t.Fatalf("%d of %d copies, %d of one more", homes, n, more)
+		}
+		serving, zones := 0, make(map[string]bool)
+		for _, p := range all {
+			if !p.Draining {
+				serving++
+				zones[p.Zone] = true
+			}
+		}
+		if serving == 0 {
+			return
+		}
+		if len(homes) != min(n, serving) {
+			t.Fatalf("%d homes of %d copies on %d places", len(homes), n, serving)
+		}
+		used, seen := make(map[string]bool), make(map[int]bool)
+		for _, i := range homes {
+			if all[i].Draining || seen[i] {
+				t.Fatalf("place %d drains or occurs twice in %d", i, homes)
+			}
+			used[all[i].Zone], seen[i] = true, true
+		}
+		if len(used) != min(len(homes), len(zones)) {
+			t.Fatalf("%d copies are in %d of %d zones", len(homes), len(used), len(zones))
+		}
+		turned := slices.Clone(all)
+		rand.New(rand.NewPCG(1, uint64(n))).Shuffle(len(turned), func(i, j int) { turned[i], turned[j] = turned[j], turned[i] })
+		if was, is := seedsOf(all, root, n), seedsOf(turned, root, n); !slices.Equal(was, is) {
+			t.Fatalf("the homes depend on the order of the places: %x and %x", was, is)
+		}
+	})
+}
+
+// TestHomesStable: a place that joins replaces at most one home of a sequence, and only by itself. So a
+// place that leaves is replaced by at most one other.
+func TestHomesStable(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		after := drawPlaces(t, 2)
+		for i := range after {
+			after[i].Draining = false
+		}
+		before, root := after[:len(after)-1], drawRoot(t)
+		n := rapid.IntRange(1, MaxReplicas).Draw(t, "copies")
+		was, is := seedsOf(before, root, n), seedsOf(after, root, n)
+		joined := after[len(after)-1].Seed
+		gained := slices.DeleteFunc(slices.Clone(is), func(s uint64) bool { return slices.Contains(was, s) })
+		lost := slices.DeleteFunc(slices.Clone(was), func(s uint64) bool { return slices.Contains(is, s) })
+		if len(gained) > 1 || len(gained) == 1 && gained[0] != joined || len(lost) > 1 {
+			t.Fatalf("the homes %x became %x when %x joined", was, is, joined)
+		}
+	})
+}
+
+// TestHomesShare: a place gets its share of second copies: a place of equal capacity that joins two
+// others becomes one of the two homes of two thirds of the sequences.
+func TestHomesShare(t *testing.T) {
+	all, count := places(1<<40, 1<<40, 1<<40), make([]int, 3)
+	const sequences = 30_000
+	for _, id := range roots(sequences) {
+		for _, i := range Homes(nil, all, id, 2) {
+			count[i]++
+		}
+	}
+	for i, n := range count {
+		if n < sequences*64/100 || n > sequences*69/100 {
+			t.Errorf("place %d has %d copies of %d sequences", i, n, sequences)
+		}
+	}
+}
+
+// TestOverfull: a place is passed over only if it is more than half full and fuller than 1.25 times the
+// mean. One place at least is not passed over.
+func TestOverfull(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		all := drawPlaces(t, 1)
+		over := Overfull(all)
+		var used, capacity float64
+		for _, p := range all {
+			used, capacity = used+float64(p.Used), capacity+float64(p.Capacity)
+		}
+		for i, p := range all {
+			fill := float64(p.Used) / float64(p.Capacity)
+			if bound := max(0.5, 1.25*used/capacity); over[i] != (fill > bound) && (fill < bound*0.999 || fill > bound*1.001) {
+				t.Fatalf("place %d with fill %.3f, bound %.3f: %t", i, fill, bound, over[i])
+			}
+		}
+		if !slices.Contains(over, false) {
+			t.Fatal("all places are passed over")
+		}
+	})
+}
