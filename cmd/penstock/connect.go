@@ -347,7 +347,7 @@ func (c *connection) store(ctx context.Context, log *slog.Logger, f func(s *clie
 	}
 	o := client.Options{Servers: c.list(), Discover: c.discover, Zone: c.zone, Engine: engine, BearerToken: token, TLS: t, Insecure: c.insecure, Logger: log}
 	if len(o.Servers) == 1 {
-		o.DialTimeout = c.timeout // a busy node may take long to accept a connection, and no other node could be used meanwhile
+		o.DialTimeout = max(0, c.timeout) // a busy node may take long to accept a connection, and no other node could be used meanwhile
 	}
 	s, err := client.Open(ctx, o)
 	if err != nil {
