@@ -222,11 +222,15 @@ func (c *Console) stream(p *page) http.HandlerFunc {
 	}
 }
 
+// lineEnds are the ends of lines in an event stream. They are replaced by the one that writeEvent
+// expects, so that a text cannot end an event and begin another.
+var lineEnds = strings.NewReplacer("\r\n", "\n", "\r", "\n")
+
 // writeEvent writes a server-sent event.
 func writeEvent(out *bytes.Buffer, name, data string) {
 	out.WriteString("event: " + name + "\n")
-	for line := range strings.Lines(data) {
-		out.WriteString("data: " + strings.TrimRight(line, "\r\n") + "\n")
+	for line := range strings.Lines(lineEnds.Replace(data)) {
+		out.WriteString("data: " + strings.TrimSuffix(line, "\n") + "\n")
 	}
 	out.WriteString("\n")
 }

@@ -122,6 +122,39 @@ func TestLive(t *testing.T) {
 	}
 }
 
+// TestLineEnds: no end of a line in a text of a client ends a line of an event, because a browser
+// counts a lone carriage return as an end too.
+func TestLineEnds(t *testing.T) {
+	const forged = "x\r\revent: summary\rdata: Node n1 is serving. No faults.\r\r"
+	for _, end := range []string{"\r", "\n", "\r\n"} {
+		src := &source{actions: []console.Action{{Call: "SetQuota", Result: "NotFound", Request: strings.ReplaceAll(forged, "\r", end)}}}
+		_, url := serve(t, console.Options{Source: src})
+		s := listen(t, url+"/live/actions")
+		var events strings.Builder
+		for range 2 {
+			for {
+				line, err := s.lines.ReadString('\n')
+				if err != nil {
+					t.Fatal(err)
+				}
+				events.WriteString(line)
+				if line == "\n" {
+					break
+				}
+			}
+		}
+		s.close()
+		for _, line := range strings.FieldsFunc(events.String(), func(r rune) bool { return r == '\r' || r == '\n' }) {
+			if line != "event: live" && line != "event: summary" && !strings.HasPrefix(line, "data: ") {
+				t.Errorf("with the end %q the stream has the line %q", end, line)
+			}
+		}
+		if n := strings.Count(strings.ReplaceAll(events.String(), "\r", "\n"), "\nevent: "); n != 1 {
+			t.Errorf("with the end %q the stream has %d events; want 2:\n%q", end, n+1, events.String())
+		}
+	}
+}
+
 // TestStreams: the number of streams is bounded, and an ended stream makes room for another.
 func TestStreams(t *testing.T) {
 	_, url := serve(t, console.Options{Source: &source{overview: sample()}, Interval: fast, Streams: 2})
