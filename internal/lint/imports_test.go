@@ -145,7 +145,7 @@ var testEdges = []struct {
 	{"client/leader", []string{"dualpath", "lab/testplanner"}, "the tests run a planner in their process"},
 	{"client/traffic", []string{"rdma/group", "rdma/shm", "rdma/rdmatest/simrdma"}, "copies by a NIC are tested over a provider whose NIC is a goroutine, and waiting in virtual time over a simulated one"},
 	{"server/front", []string{"api/...", "client", "client/leader", "client/traffic", "dualpath", "server/planner", "lab/testnode", "lab/testplanner"}, "the tests run a planner, a storage node and leaders in their process"},
-	{"server/console", []string{"kv", "client", "server/access", "lab/testnode"}, "the tests show a storage node in their process to a browser"},
+	{"server/console", []string{"kv", "client", "server/access", "lab/testetcd", "lab/testnode"}, "the tests show a storage node in their process to a browser; members of a cluster have etcd"},
 	{"server/membership", []string{"lab/testetcd", "lab/testnode"}, "the tests run storage nodes in their process, and etcd beside it"},
 	{"server/move", []string{"lab/testnode"}, "the tests copy between two storage nodes in their process"},
 	{"server/offload", []string{"api/...", "dualpath", "server/planner", "lab/content", "lab/testnode", "lab/testplanner"}, "the tests run a planner and the storage nodes of two datacenters in their process"},

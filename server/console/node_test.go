@@ -1,6 +1,7 @@
 package console_test
 
 import (
+	"context"
 	"crypto/sha256"
 	"fmt"
 	"net/http"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/lab/testetcd"
 	"github.com/penstock-kv/penstock/lab/testnode"
 	"github.com/penstock-kv/penstock/server/access"
 )
@@ -171,4 +173,82 @@ func TestNode(t *testing.T) {
 	bump()
 	b.await(fmt.Sprintf(`document.querySelector("tbody td:nth-child(3)").textContent.startsWith("%d")`, ns.Epoch))
 	policy.Store(policyOf(t))
+}
+
+// members returns the texts of the rows of the members of a cluster on the overview.
+func members(page string) (rows []string) {
+	_, cluster, _ := strings.Cut(page, `id="cluster-title"`)
+	cluster, _, _ = strings.Cut(cluster, "</section>")
+	for i, r := range strings.Split(cluster, `<tr><th scope="row">`) {
+		if i > 0 {
+			rows = append(rows, text(r))
+		}
+	}
+	return rows
+}
+
+// TestCluster shows a cluster of two nodes with etcd: its members in the order of their names, the
+// revision up to which each has applied the changes of namespaces, a member that leaves, and the end
+// and the return of the lease while etcd is down and after its start.
+func TestCluster(t *testing.T) {
+	etcd := testetcd.Start(t, 1)
+	n1 := testnode.Start(t, testnode.Options{Name: "n1", Web: true, Etcd: etcd.Endpoints, ConsoleInterval: 20 * time.Millisecond})
+	n2 := testnode.Start(t, testnode.Options{Name: "n2", Etcd: etcd.Endpoints, CapacityBytes: 32 << 20})
+	await := func(what string, found func(page string) bool) string {
+		t.Helper()
+		for limit := time.Now().Add(patience); ; {
+			_, page := get(t, n1.Web+"/")
+			if found(page) {
+				return page
+			}
+			if time.Now().After(limit) {
+				t.Fatalf("%s: the page is\n%s", what, text(page))
+			}
+		}
+	}
+	page := await("two members", func(page string) bool {
+		return len(members(page)) == 2 && strings.Contains(text(page), "Node n1 is serving. 0 faults. 2 members.")
+	})
+	wants(t, text(page), "No faults.", "Lease of this node: valid")
+	for i, want := range []struct{ begin, end string }{
+		{"n1 (this node) none serving 64 MiB", "v0 " + n1.Addr},
+		{"n2 none serving 32 MiB", "v0 " + n2.Addr},
+	} {
+		if r := members(page)[i]; !strings.HasPrefix(r, want.begin+" ") || !strings.HasSuffix(r, want.end) || !strings.Contains(r, " %") {
+			t.Errorf("the row %d is %q; want %q … %q with its fill", i, r, want.begin, want.end)
+		}
+	}
+
+	// A change of namespaces has a revision of etcd, and both members apply it.
+	applied := func(row string) string {
+		words := strings.Fields(row)
+		return words[len(words)-3]
+	}
+	before := applied(members(page)[0])
+	n1.Namespace(t, "m", kv.SingleGroup(4, 4, 512))
+	page = await("the revision of a new namespace at both members", func(page string) bool {
+		m := members(page)
+		return len(m) == 2 && applied(m[0]) != before && applied(m[0]) == applied(m[1])
+	})
+	wants(t, text(page), "Namespaces 1 ")
+
+	stop, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := n2.Stop(stop); err != nil {
+		t.Fatal(err)
+	}
+	page = await("one member", func(page string) bool { return len(members(page)) == 1 })
+	wants(t, text(page), "1 member.")
+
+	etcd.Kill(0)
+	page = await("an invalid lease", func(page string) bool { return strings.Contains(text(page), "lease in etcd not valid") })
+	wants(t, text(page), "list of members not read", "The list of members was not read:", "Lease of this node: not valid this node has no lease in etcd")
+	if m := members(page); len(m) != 0 || strings.Contains(text(page), " member.") {
+		t.Errorf("without etcd the page has the members %q", m)
+	}
+	etcd.Run(0)
+	page = await("the lease after the start of etcd", func(page string) bool {
+		return strings.Contains(text(page), "No faults.") && len(members(page)) == 1
+	})
+	wants(t, text(page), "1 member.", "Lease of this node: valid")
 }
