@@ -29,6 +29,7 @@ import (
 	"helm.sh/helm/v3/pkg/engine"
 	"helm.sh/helm/v3/pkg/lint"
 	"helm.sh/helm/v3/pkg/lint/support"
+	networking "k8s.io/api/networking/v1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -202,6 +203,10 @@ func TestMutants(t *testing.T) {
 		{"a capability", all, "drop: [ALL]", "drop: [CHOWN]", "unrestricted capabilities"},
 		{"a process of root", all, "runAsNonRoot: true", "runAsNonRoot: false", "runAsNonRoot"},
 		{"too little time for the drain", all, "terminationGracePeriodSeconds: 240", "terminationGracePeriodSeconds: 120", "terminationGracePeriodSeconds"},
+		{"too little time for the start", all, "failureThreshold: 2880", "failureThreshold: 180", "its start may take 15m0s"},
+		{"a policy without the data plane", all, "- ports: [{port: grpc}, {port: data}]", "- ports: [{port: grpc}]", "NetworkPolicy kv-node: the pods of kv-node do not reach the port data"},
+		{"a policy without the other nodes", all, "    - ports: [{port: grpc}, {port: data}]\n      from:\n        - podSelector:\n            matchLabels:\n              app.kubernetes.io/name: penstock\n              app.kubernetes.io/instance: kv-cache\n              app.kubernetes.io/component: node\n", "    - ports: [{port: grpc}, {port: data}]\n      from:\n", "the pods of kv-node do not reach the port grpc"},
+		{"a policy for outgoing connections", all, "  policyTypes: [Ingress]", "  policyTypes: [Ingress, Egress]", "want Ingress only"},
 		{"another domain of the pods", all, "serviceName: kv-node", "serviceName: kv-nodes", "no headless Service kv-nodes"},
 		{"an address that is no node", all, "- kv-node-1.kv-node.inference.svc.k8s.example:7420", "- kv-node-9.kv-node.inference.svc.k8s.example:7420", "kv-node-9.kv-node.inference.svc.k8s.example:7420 is the address of nothing"},
 		{"an advertised name without DNS", all, "$(PENSTOCK_NODE).kv-node.", "$(PENSTOCK_NODE).kv-nods.", "advertises"},
@@ -329,4 +334,41 @@ func documents(text string) (docs []string) {
 		}
 	}
 	return docs
+}
+
+// TestPolicyPeers: the peers of each list of networkPolicy reach the ports that docs/kubernetes.md and
+// values.yaml name, and no others.
+func TestPolicyPeers(t *testing.T) {
+	lists := map[string]any{"enabled": true}
+	for _, list := range []string{"engines", "callers", "monitoring"} {
+		lists[list] = []any{map[string]any{"podSelector": map[string]any{"matchLabels": map[string]any{"list": list}}}}
+	}
+	v := values(t)["testdata/everything.yaml"]
+	v["networkPolicy"] = lists
+	objects, problems := decode(must(t, v).manifests)
+	got := make(map[string][]string)
+	for _, o := range objects {
+		p, ok := o.(*networking.NetworkPolicy)
+		if !ok {
+			continue
+		}
+		for _, rule := range p.Spec.Ingress {
+			for _, peer := range rule.From {
+				list := peer.PodSelector.MatchLabels["list"]
+				for _, port := range rule.Ports {
+					if list != "" {
+						got[list] = append(got[list], p.Name+" "+port.Port.String())
+					}
+				}
+			}
+		}
+	}
+	want := map[string][]string{
+		"engines":    {"kv-node grpc", "kv-node data", "kv-planner grpc"},
+		"callers":    {"kv-gateway api"},
+		"monitoring": {"kv-node http", "kv-planner http", "kv-gateway http"},
+	}
+	if !maps.EqualFunc(got, want, slices.Equal) || len(problems) > 0 {
+		t.Errorf("the lists reach %v; want %v; %v", got, want, problems)
+	}
 }
