@@ -430,6 +430,18 @@ func TestRunbooks(t *testing.T) {
 			}
 			o.run(steps[back:])
 		},
+		"Move to shared storage": func(t *testing.T, steps []step) {
+			o := started(t, steps, memberOfCluster, testetcd.Start(t, 1))
+			if out, code := o.do("n1", "penstock status --wait && mkdir /mnt/shared && "+makeNamespace); code != 0 {
+				t.Fatal(out)
+			}
+			// The process on n2 uses the paths of n1: the file system is mounted on both hosts.
+			o.hosts["n2"].toReal = strings.NewReplacer("/mnt/shared/", o.hosts["n1"].dir+"/mnt/shared/")
+			l := startLoad(t, o.hosts["n1"])
+			l.stop()
+			o.run(steps)
+			l.all()
+		},
 		"Lose etcd": func(t *testing.T, steps []step) {
 			o := started(t, steps, memberOfCluster, testetcd.Start(t, 1), testetcd.Start(t, 1))
 			if out, code := o.do("n1", "penstock status --wait && "+makeNamespace+" && penstock ns bump-epoch m --to 3"); code != 0 {

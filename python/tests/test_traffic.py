@@ -257,7 +257,7 @@ def test_tls_refuses(ns: Namespace, tmp_path: Path) -> None:
     for prefill, decode, error, text in (
         (good, None, AuthError, "requires TLS"),
         (None, good, AuthError, "has no TLS"),
-        (good, other, UnavailableError, "certificate required"),
+        (good, other, UnavailableError, "unknown certificate authority"),
         (other, good, AuthError, "unknown authority"),
     ):
         pair = Pair(ns, prefill, decode)
