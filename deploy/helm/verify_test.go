@@ -480,6 +480,9 @@ func (v *verifier) files(o meta.Object, w workload) {
 			v.bad(o, "the port %s is %d; the settings have %s", name, n, port)
 		}
 	}
+	if cluster, ok := parsed["cluster"].(map[string]any); ok && strings.Contains(fmt.Sprint(parsed["auth"]), "tls_cert") && setting(cluster, "peer_ca", "") != "/etc/penstock/tls/ca.crt" {
+		v.bad(o, "cluster.peer_ca is %q, so a node that drains does not trust the other nodes", setting(cluster, "peer_ca", ""))
+	}
 	drain := drains[c.Args[0]]
 	timeout, err := time.ParseDuration(setting(parsed, "drain_timeout", drain.timeout.String()))
 	grace := time.Duration(*w.pod.Spec.TerminationGracePeriodSeconds) * time.Second

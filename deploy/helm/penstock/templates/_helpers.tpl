@@ -57,9 +57,13 @@ http: ":7422"
 {{ include "penstock.auth" . }}
 log:
   format: json
+{{- $tls := .Values.tls.enabled }}
 {{- with .Values.etcd }}
 {{- if .endpoints }}
 cluster:
+  {{- if $tls }}
+  peer_ca: /etc/penstock/tls/ca.crt
+  {{- end }}
   etcd: {{ toJson .endpoints }}
   prefix: {{ .prefix }}
   {{- if .tlsSecret }}
