@@ -79,17 +79,13 @@ func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *me
 	if err != nil {
 		return err
 	}
-	advertise, err := advertised(n.cfg)
-	if err != nil {
-		return err
-	}
 	dataTLS := tlsConfig
 	if !n.cfg.Encrypted() {
 		dataTLS = nil
 	}
 	n.data, err = n.plane.open(ctx, planeOptions{
 		listen:     n.cfg.DataListen,
-		advertise:  advertise,
+		advertise:  n.cfg.DataAddr(),
 		admission:  sessions.Admission(),
 		tls:        dataTLS,
 		congestion: congestion(n.cfg.DataPlane.Congestion),
@@ -175,18 +171,6 @@ func congestion(name string) string {
 		return "system"
 	}
 	return name
-}
-
-// advertised returns the data plane's address that peers dial.
-func advertised(cfg config.Config) (string, error) {
-	if cfg.Advertise == "" {
-		return "", nil
-	}
-	_, port, err := net.SplitHostPort(cfg.DataListen)
-	if err != nil || port == "0" {
-		return "", fmt.Errorf("config: advertise: %q needs a data_listen with a fixed port, not %s: %w", cfg.Advertise, cfg.DataListen, config.ErrConfig)
-	}
-	return net.JoinHostPort(cfg.Advertise, port), nil
 }
 
 func portOf(addr string) int {

@@ -136,6 +136,16 @@ func (c *Config) ControlAddr() string {
 	return net.JoinHostPort(c.Advertise, port)
 }
 
+// DataAddr returns the address at which clients reach the data plane, "" if Advertise is empty or
+// DataListen has no port.
+func (c *Config) DataAddr() string {
+	_, port, err := net.SplitHostPort(c.DataListen)
+	if c.Advertise == "" || err != nil {
+		return ""
+	}
+	return net.JoinHostPort(c.Advertise, port)
+}
+
 // Limits bounds every queue. The doc tag of each field states the behaviour when the queue is full.
 type Limits struct {
 	Reads        int      `yaml:"reads" doc:"concurrent Read calls for each volume; further calls wait in a queue of the same length, and calls beyond that get Busy" reload:"live"`
@@ -330,6 +340,9 @@ func (c *Config) checkDataPlane(bad complaint) {
 	}
 	if len(p.NICs) > 0 && c.Advertise != "" {
 		bad("advertise", "%q can't be given with data_plane.nics, each of which clients reach by its own address", c.Advertise)
+	}
+	if addr := c.DataAddr(); c.Advertise != "" && (addr == "" && p.Provider == ProviderSHM || strings.HasSuffix(addr, ":0")) {
+		bad("advertise", "%q needs a data_listen with a fixed port, not %s", c.Advertise, c.DataListen)
 	}
 	if p.Provider != ProviderSHM {
 		checkAddresses(bad, map[string]string{"data_listen": c.DataListen})

@@ -131,6 +131,13 @@ func TestOneComplaintForOneMistake(t *testing.T) {
 			c.Limits.HungAfter = config.Duration(500 * time.Millisecond)
 		},
 		`config: arena: 1.0 KiB is outside 8.0 MiB to 1.0 TiB: bad configuration`: func(c *config.Config) { c.Arena = 1 << 10 },
+		`config: data_listen: "foo" is not host:port: bad configuration`:          func(c *config.Config) { c.Advertise, c.DataListen = "n1.example", "foo" },
+		`config: advertise: "n1.example" needs a data_listen with a fixed port, not 127.0.0.1:0: bad configuration`: func(c *config.Config) {
+			c.Advertise, c.DataListen = "n1.example", "127.0.0.1:0"
+		},
+		`config: advertise: "n1.example" needs a data_listen with a fixed port, not /run/penstock/data: bad configuration`: func(c *config.Config) {
+			c.Advertise, c.DataListen, c.DataPlane.Provider, c.DataPlane.QoS = "n1.example", "/run/penstock/data", config.ProviderSHM, "off"
+		},
 	} {
 		c := config.Default()
 		c.Data = []string{"/x"}
