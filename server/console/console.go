@@ -180,6 +180,7 @@ func (c *Console) stream(p *page) http.HandlerFunc {
 		}
 		defer c.end()
 		setHeaders(w, "text/event-stream")
+		w.Header().Set("Connection", "close") // the deadline of the last event stays on the connection
 		control := http.NewResponseController(w)
 		ticks := time.NewTicker(c.opts.Interval)
 		defer ticks.Stop()
@@ -285,7 +286,8 @@ type feed[T any] struct {
 func (f *feed[T]) get(ctx context.Context, now time.Time, interval time.Duration) T {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.at.IsZero() || now.Sub(f.at) >= interval/2 || now.Before(f.at) {
+	// The state may be a little younger than now, if another caller has loaded it since.
+	if f.at.IsZero() || now.Sub(f.at).Abs() >= interval/2 {
 		f.state = f.load(context.WithoutCancel(ctx))
 		f.at = now
 	}

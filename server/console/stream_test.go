@@ -240,13 +240,17 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// TestLostRole: a stream ends when its caller may not make the request any longer.
+// TestLostRole: a stream ends when its caller may not make the request any longer. Its connection, which
+// has the deadline of the last event, serves no further request.
 func TestLostRole(t *testing.T) {
 	access := &caller{}
 	_, url := serve(t, console.Options{Source: &source{overview: sample()}, Interval: fast, Access: access})
 	s := listen(t, url+"/live/overview")
 	defer s.close()
 	s.event()
+	if !s.resp.Close {
+		t.Error("the connection of the stream is kept for other requests")
+	}
 	access.refused.Store(true)
 	s.ends()
 }
@@ -272,5 +276,22 @@ func TestSharedLoads(t *testing.T) {
 	c.Close()
 	if n := src.loads.Load(); n != 1 {
 		t.Errorf("the state was loaded %d times", n)
+	}
+	// A caller that took the time before another caller and loads after it gets the state of the other.
+	src = &source{overview: sample()}
+	times := make(chan time.Time, 2)
+	_, url = serve(t, console.Options{Source: src, Interval: time.Second, Now: func() time.Time { return <-times }})
+	for _, at := range []time.Duration{time.Millisecond, 0} {
+		times <- start.Add(at)
+		get(t, url+"/")
+	}
+	if n := src.loads.Load(); n != 1 {
+		t.Errorf("2 callers at one moment loaded the state %d times", n)
+	}
+	// After a step of the clock back the state is loaded again.
+	times <- start.Add(-time.Hour)
+	get(t, url+"/")
+	if n := src.loads.Load(); n != 2 {
+		t.Errorf("%d loads after a step of the clock; want 2", n)
 	}
 }
