@@ -105,6 +105,10 @@ func TestUnitsRunTheProgram(t *testing.T) {
 		if file := command.Flag("config").Value.String(); command.Name() != s.command || file != "/etc/penstock/"+s.file {
 			t.Errorf("%s runs %q; want %s with %s", s.unit, words, s.command, s.file)
 		}
+		// A node whose index is lost reads its volumes before it is ready, and after a restart begins anew.
+		if within := directives(unit, "TimeoutStartSec"); s.command == "serve" && !slices.Equal(within, []string{"4h"}) {
+			t.Errorf("%s: the start may take %q; want 4h", s.unit, within)
+		}
 		if degraded := command.Flag("degraded"); s.command == "serve" && degraded.Value.String() != "true" {
 			t.Errorf("%s runs %q, which does not serve degraded", s.unit, words)
 		}
