@@ -214,6 +214,29 @@ func TestOverview(t *testing.T) {
 		"The list of members was not read: etcd does not answer")
 }
 
+// TestRowsOfActivity: of many pins the page shows the 100 oldest, and of many epochs the 100 in which most
+// blocks were found.
+func TestRowsOfActivity(t *testing.T) {
+	src := &source{}
+	for i := range 150 {
+		k := (7*i + 3) % 150 // each number once, in another order
+		src.pins.Pins = append(src.pins.Pins, console.Pin{Lease: uint64(k), Namespace: fmt.Sprintf("pin-%03d", k), Since: start.Add(time.Duration(k) * time.Second)})
+		src.prefixes.Epochs = append(src.prefixes.Epochs, console.Epoch{Namespace: fmt.Sprintf("epoch-%03d", k), Hits: int64(1000 - k)})
+	}
+	_, url := serve(t, console.Options{Source: src})
+	for path, of := range map[string]struct{ name, summary string }{"/pins": {"pin", "150 pins."}, "/prefixes": {"epoch", "150 live epochs."}} {
+		_, page := get(t, url+path)
+		wants(t, text(page), of.summary, "The page shows 100 of 150")
+		_, rest, found := strings.Cut(page, of.name+"-000")
+		for i := 1; i < 100 && found; i++ {
+			_, rest, found = strings.Cut(rest, fmt.Sprintf("%s-%03d", of.name, i))
+		}
+		if !found || strings.Contains(page, of.name+"-100") {
+			t.Errorf("%s does not have the first 100 in their order:\n%s", path, text(page))
+		}
+	}
+}
+
 // TestStaticFiles: the layout refers only to files that the console serves, and to no other host.
 func TestStaticFiles(t *testing.T) {
 	_, url := serve(t, console.Options{Source: &source{overview: sample()}})

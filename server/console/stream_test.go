@@ -182,6 +182,22 @@ func TestStreams(t *testing.T) {
 	}
 }
 
+// TestMostStreams: without another limit there are at most 32 streams.
+func TestMostStreams(t *testing.T) {
+	_, url := serve(t, console.Options{Source: &source{overview: sample()}})
+	for range 32 {
+		defer listen(t, url+"/live/overview").close()
+	}
+	resp, err := http.Get(url + "/live/overview")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = resp.Body.Close() // a stream goes on until it is closed
+	if resp.StatusCode != http.StatusServiceUnavailable {
+		t.Errorf("the stream 33: %s", resp.Status)
+	}
+}
+
 // TestSlowReader: a client that does not read is disconnected, and another one gets all events
 // meanwhile.
 func TestSlowReader(t *testing.T) {
