@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"syscall"
 	"testing"
 
 	"github.com/penstock-kv/penstock/rdma"
@@ -149,6 +150,27 @@ func TestLeft(t *testing.T) {
 			t.Errorf("after %d bytes: %v; want %v", n, err, want)
 		}
 	}
+	// A dialer that leaves before it has received the verdict does not hide its guess.
+	for _, end := range []error{io.ErrClosedPipe, syscall.EPIPE, syscall.ECONNRESET} {
+		c := &leaver{Reader: bytes.NewReader(whole), end: end}
+		if _, _, err := proto.Accept(c, bob, []rdma.Token{good}); !errors.Is(err, rdma.ErrAuth) || errors.Is(err, ErrLeft) {
+			t.Errorf("a wrong proof, and %v for the verdict: %v; want %v", end, err, rdma.ErrAuth)
+		}
+	}
+}
+
+// leaver reads the given data, accepts the challenge, and refuses later writes with end.
+type leaver struct {
+	io.Reader
+	end    error
+	writes int
+}
+
+func (l *leaver) Write(b []byte) (int, error) {
+	if l.writes++; l.writes > 1 {
+		return 0, l.end
+	}
+	return len(b), nil
 }
 
 // readWriter reads the given data and discards writes.
