@@ -120,7 +120,7 @@ func newClusterCommand(w world) *cobra.Command {
 are a cluster: a namespace that is created, bumped or deleted on one of them changes on all.`,
 	}
 	c := addConnectionFlags(cmd, w)
-	return noun(cmd, newClusterMembers(c), newClusterDrain(w, c), newClusterUndrain(c))
+	return noun(cmd, newClusterMembers(c), newClusterStatus(c), newClusterDrain(w, c), newClusterUndrain(c), newClusterRestartPlan(c))
 }
 
 func newClusterMembers(c *connection) *cobra.Command {

@@ -1,0 +1,135 @@
+package main
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/lab/testetcd"
+)
+
+// threeMembers returns members without faults, of which two are in the zone a.
+func threeMembers() []*pb.Member {
+	var all []*pb.Member
+	for i, zone := range []string{"b", "a", "a"} {
+		all = append(all, &pb.Member{
+			Name: fmt.Sprintf("n%d", i), Addr: fmt.Sprintf("host%d:7420", i), Zone: zone, State: "serving", CapacityBytes: 1 << 40, UsedBytes: 1 << 38,
+			Version: "v1", SinceUnixMs: int64(1000 * (i + 1)),
+		})
+	}
+	return all
+}
+
+// TestClusterState: a sound cluster has no faults, and each fault of a member is one line.
+func TestClusterState(t *testing.T) {
+	s := clusterStateOf(threeMembers(), 3)
+	if len(s.Faults)+len(s.Notes)+len(s.Moves) > 0 || s.Serving != 3 || len(s.Zones) != 2 || s.Zones[0] != (zoneState{"a", 2, 2, 2 << 40, 1 << 39}) {
+		t.Errorf("a sound cluster: %+v", s)
+	}
+	for name, c := range map[string]struct {
+		change      func(m []*pb.Member)
+		expect      int
+		fault, note string
+	}{
+		"a node is missing": {func([]*pb.Member) {}, 4, "^3 nodes serve; --expect has 4$", ""},
+		"a node joins":      {func(m []*pb.Member) { m[1].State = "joining" }, 0, "^node n1 is joining since 1970-01-01T00:00:02Z: it serves nothing$", ""},
+		"a node stops":      {func(m []*pb.Member) { m[1].State = "stopping" }, 0, "^node n1 is stopping", ""},
+		"a drain":           {func(m []*pb.Member) { m[0].State, m[0].Move = "draining", &pb.MoveStatus{Phase: "copying"} }, 3, "", ""},
+		"a drain that is stuck": {func(m []*pb.Member) {
+			m[0].State, m[0].Move = "draining", &pb.MoveStatus{LeftBlocks: 2, Reason: "n1 is full"}
+		}, 0, "^the draining of node n0 does not advance: n1 is full$", ""},
+		"a node is overfull":     {func(m []*pb.Member) { m[0].UsedBytes = 1 << 40 }, 0, "", "^node n0 is 100.* full: new sequences pass it over$"},
+		"two versions":           {func(m []*pb.Member) { m[1].Version = "v2" }, 0, "", "^the nodes have different versions: v1 on n0, n2; v2 on n1$"},
+		"a record without sizes": {func(m []*pb.Member) { m[0].CapacityBytes, m[0].UsedBytes = 0, 0 }, 0, "", ""},
+	} {
+		m := threeMembers()
+		c.change(m)
+		s := clusterStateOf(m, c.expect)
+		for what, is := range map[string]struct {
+			lines []string
+			want  string
+		}{"faults": {s.Faults, c.fault}, "notes": {s.Notes, c.note}} {
+			if is.want == "" && len(is.lines) > 0 || is.want != "" && (len(is.lines) != 1 || !regexp.MustCompile(is.want).MatchString(is.lines[0])) {
+				t.Errorf("%s: %s %q; want %q", name, what, is.lines, is.want)
+			}
+		}
+	}
+	if s := clusterStateOf(nil, 1); len(s.Faults) != 1 {
+		t.Errorf("without members: %+v", s)
+	}
+}
+
+// TestRestartPlan: the nodes of a zone follow each other, nodes that have started since the restart
+// began are done, and a fault blocks the next step.
+func TestRestartPlan(t *testing.T) {
+	order := func(p restartPlan) string {
+		var names []string
+		for _, s := range p.Steps {
+			names = append(names, s.Node)
+		}
+		return strings.Join(names, " ")
+	}
+	p := restartPlanOf(threeMembers(), time.Time{}, 0)
+	if order(p) != "n1 n2 n0" || len(p.Blocked)+len(p.Done) > 0 || p.Steps[0].Share < 0.33 || p.Steps[0].Share > 0.34 {
+		t.Errorf("%+v", p)
+	}
+	want := []string{"ssh host1 systemctl restart penstock", "penstock --server host1:7420 status --wait", "penstock --server host1:7420 cluster status --wait --expect 3"}
+	if !slices.Equal(p.Steps[0].Commands, want) {
+		t.Errorf("commands %q; want %q", p.Steps[0].Commands, want)
+	}
+	if p := restartPlanOf(threeMembers(), time.UnixMilli(1500), 3); order(p) != "n0" || !slices.Equal(p.Done, []string{"n1", "n2"}) || len(p.Blocked) > 0 {
+		t.Errorf("after two restarts: %+v", p)
+	}
+	if p := restartPlanOf(threeMembers()[:2], time.Time{}, 3); len(p.Blocked) != 1 || !strings.Contains(p.Blocked[0], "2 nodes serve") {
+		t.Errorf("while a node is down: %+v", p)
+	}
+	m := threeMembers()
+	m[0].State = "draining"
+	if p := restartPlanOf(m, time.Time{}, 0); len(p.Blocked) != 1 || !strings.Contains(p.Blocked[0], "penstock cluster undrain n0") {
+		t.Errorf("while a node drains: %+v", p)
+	}
+}
+
+// TestClusterStatus follows the plan of a restart on a cluster of two nodes.
+func TestClusterStatus(t *testing.T) {
+	testkit.VerifyNone(t)
+	etcd, dir := testetcd.Start(t, 1), t.TempDir()
+	a := startServed(t, dir+"/a", clusterOf(etcd, "a")...)
+	c := startProcess(t, dir+"/c", clusterOf(etcd, "c")...)
+	out := a.run("cluster", "status", "--wait", "--expect", "2", "--timeout", "2m").must(t)
+	for _, want := range []string{"2 of 2 nodes serve", "rack-a", "rack-c", "no faults"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+	if r := a.run("cluster", "status", "--expect", "3"); r.code != exitFailed || !strings.Contains(r.out, "fault: 2 nodes serve; --expect has 3") {
+		t.Errorf("with a missing node: exit %d\n%s%s", r.code, r.out, r.err)
+	}
+	if r := a.run("cluster", "restart-plan", "--since", "yesterday"); r.code != exitUsage || !strings.Contains(r.err, `--since "yesterday"`) {
+		t.Errorf("a bad time: exit %d\n%s", r.code, r.err)
+	}
+	out = a.run("cluster", "restart-plan").must(t)
+	if first, second := strings.Index(out, "1. node a, zone rack-a: 50 % of"), strings.Index(out, "2. node c, zone rack-c"); first < 0 || second < first {
+		t.Errorf("the plan is\n%s", out)
+	}
+	began := time.Now().Add(time.Second).UTC().Truncate(time.Second)
+	awaitTrue(t, "the next second begins", func() bool { return time.Now().After(began.Add(time.Millisecond)) })
+	if err := c.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	awaitTrue(t, "the killed node leaves the list", func() bool { return states(t, a) == "a:serving" })
+	if r := a.run("cluster", "restart-plan", "--since", began.Format(time.RFC3339), "--expect", "2"); r.code != exitFailed || !strings.Contains(r.out, "not now: 1 nodes serve") {
+		t.Errorf("while a node is down: exit %d\n%s%s", r.code, r.out, r.err)
+	}
+	again := alone(t, dir+"/c", clusterOf(etcd, "c")...)
+	again.run("cluster", "status", "--wait", "--expect", "2", "--timeout", "2m").must(t)
+	out = a.run("cluster", "restart-plan", "--since", began.Format(time.RFC3339), "--expect", "2").must(t)
+	if !strings.HasPrefix(out, "done: c\n1. node a") {
+		t.Errorf("after the restart of c the plan is\n%s", out)
+	}
+}
