@@ -192,8 +192,9 @@ func (h *host) start() {
 		return opts.Roles()
 	})
 	h.must(err)
-	data, err := tcp.New(ctx, tcp.Options{Listen: h.data, Admission: sessions.Admission()})
-	h.must(err)
+	data := testkit.Listen(h.t, func() (*tcp.Engine, error) {
+		return tcp.New(ctx, tcp.Options{Listen: h.data, Admission: sessions.Admission()})
+	})
 	opts = server.Options{
 		Node: "test", Version: "v0", Arena: h.arena, Data: data, Sessions: sessions,
 		Limits:  server.Limits{ReadBytes: 1 << 20, WriteBytes: 1 << 20, ChainBlocks: 1024, LandWithin: time.Minute},
@@ -208,8 +209,7 @@ func (h *host) start() {
 	opts.Storage, opts.Metrics = h.node, so.Metrics
 	h.server, err = server.New(opts)
 	h.must(err)
-	control, err := net.Listen("tcp", h.control)
-	h.must(err)
+	control := testkit.Listen(h.t, func() (net.Listener, error) { return net.Listen("tcp", h.control) })
 	h.served = make(chan error, 1)
 	served, s := h.served, h.server
 	go func() { served <- s.Serve(control, nil) }()

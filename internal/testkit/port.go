@@ -1,11 +1,13 @@
 package testkit
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"strconv"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // Port returns an address "127.0.0.1:PORT" on which the test may listen, stop, and listen again.
@@ -34,4 +36,21 @@ func Port(t testing.TB) string {
 		t.Fatalf("testkit: getsockname: %v", err)
 	}
 	return net.JoinHostPort(loopback.String(), strconv.Itoa(bound.(*syscall.SockaddrInet4).Port))
+}
+
+// Listen returns the result of listen. It repeats listen while the address is in use: after the end
+// of an earlier listener of the test, a process that another goroutine is starting may have that
+// listener's descriptor until its exec.
+func Listen[L any](t testing.TB, listen func() (L, error)) L {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; {
+		l, err := listen()
+		if err == nil {
+			return l
+		}
+		if !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+		<-time.After(time.Millisecond)
+	}
 }

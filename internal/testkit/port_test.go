@@ -42,3 +42,24 @@ func TestPort(t *testing.T) {
 		}
 	}
 }
+
+// TestListen: Listen waits until the address is free.
+func TestListen(t *testing.T) {
+	addr := Port(t)
+	first, err := net.Listen("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tries := 0
+	second := Listen(t, func() (net.Listener, error) {
+		tries++
+		if tries == 3 {
+			_ = first.Close()
+		}
+		return net.Listen("tcp", addr)
+	})
+	if tries < 3 {
+		t.Errorf("%d tries", tries)
+	}
+	_ = second.Close()
+}
