@@ -33,3 +33,13 @@ func (s *Store) Overfull() (n int) {
 	}
 	return n
 }
+
+// Draining returns the number of members that drain.
+func (s *Store) Draining() (n int) {
+	for _, p := range s.table.Load().places {
+		if p.Draining {
+			n++
+		}
+	}
+	return n
+}

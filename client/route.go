@@ -119,7 +119,7 @@ func (s *Store) candidates(ns kv.Namespace, id kv.BlockID) []*node {
 	if t.places == nil {
 		return nodes
 	}
-	for _, i := range kv.Former(nil, t.places, id) {
+	for _, i := range kv.Former(nil, t.places, id, ns.Copies(), ns.Index != kv.IndexFlat) {
 		nodes = append(nodes, t.nodes[i])
 	}
 	return nodes
