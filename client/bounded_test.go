@@ -148,6 +148,9 @@ func TestOverfullIsPassedOver(t *testing.T) {
 			if err != nil || present[1] != client.Present {
 				t.Errorf("%s: sequence %d: %v, %v", when, i, present, err)
 			}
+			if got := c.exists(i, true); got != client.Present && c.Draining() == 0 {
+				t.Errorf("%s: sequence %d is not on the node that has to store it: %v", when, i, got)
+			}
 		}
 	}
 	allFound("the writer", c)

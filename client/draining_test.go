@@ -52,6 +52,23 @@ func TestDrainingReplica(t *testing.T) {
 		c.write(i, 0, 2)
 	}
 	drainMember(t, nodes["a"], "b", c)
+	inBoth := 0 // sequences that the nodes a and c have
+	for i := range sequences {
+		if c.exists(i, true) == client.Present {
+			inBoth++
+		}
+		if got := c.exists(i, false); got != client.Present {
+			t.Errorf("sequence %d: %v", i, got)
+		}
+	}
+	if inBoth == 0 || inBoth == sequences {
+		t.Errorf("%d of %d sequences are in all their new nodes; none was copied", inBoth, sequences)
+	}
+	c.write(sequences, 0, 2)
+	if got := c.exists(sequences, true); got != client.Present {
+		t.Errorf("a new sequence is not in all its nodes: %v", got)
+	}
+
 	if err := nodes["a"].Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -60,4 +77,26 @@ func TestDrainingReplica(t *testing.T) {
 			t.Errorf("%d blocks of sequence %d are found", n, i)
 		}
 	}
+	const late = sequences + 1
+	c.write(late, 0, 2)
+	w, err := c.Write(t.Context(), client.WriteRequest{Namespace: c.ns, IDs: sequenceIDs(late), From: c.memory, AllCopies: true})
+	if err != nil || w.Blocks != 0 || len(w.Refused) == 0 || w.Refused[0].Reason != "node_down" {
+		t.Errorf("a write to all nodes, of which one is down: %+v, %v", w, err)
+	}
+	if one, all := c.exists(late, false), c.exists(late, true); one != client.Present || all != client.Unknown {
+		t.Errorf("a block that one of two nodes has, and the other is down: %v, %v in all", one, all)
+	}
+	if got := c.exists(late+1, true); got != client.Absent {
+		t.Errorf("a block that the node lacks that is up: %v", got)
+	}
+}
+
+// exists returns whether the last block of a sequence is stored on one of its nodes, or on all of them.
+func (c *memberClient) exists(sequence int, all bool) client.Presence {
+	c.Helper()
+	present, err := c.Exists(c.Context(), client.KeysRequest{Namespace: c.ns, IDs: sequenceIDs(sequence), AllCopies: all}, false)
+	if err != nil {
+		c.Fatal(err)
+	}
+	return present[1]
 }

@@ -68,6 +68,7 @@ func (s *Store) Write(ctx context.Context, req WriteRequest) (WriteResult, error
 		wg.Go(func() { errs[k] = written[k].runCopy(ctx, lines) })
 	}
 	wg.Wait()
+	w.states = slices.Clone(written[0].states)
 	for _, c := range written {
 		w.merge(c)
 	}
@@ -104,11 +105,16 @@ func (w *writing) another() *writing {
 	}
 }
 
-// merge adds the results of a copy. A piece is stored if one copy of it is, by this call or before.
+// merge adds the results of a copy. A piece is stored if one copy of it is, by this call or before; with
+// WriteRequest.AllCopies, if all copies are.
 func (w *writing) merge(copied *writing) {
 	for i, s := range copied.states {
-		switch have := &w.states[i]; {
-		case s.stored, s.existed && !have.stored, *have == (writeState{}):
+		have := &w.states[i]
+		take := s.stored || s.existed && !have.stored || *have == (writeState{})
+		if w.req.AllCopies {
+			take = (have.stored || have.existed) && !(s.existed && have.stored)
+		}
+		if take {
 			*have = s
 		}
 	}
