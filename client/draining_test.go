@@ -52,6 +52,11 @@ func TestDrainingReplica(t *testing.T) {
 		c.write(i, 0, 2)
 	}
 	drainMember(t, nodes["a"], "b", c)
+	for i := range sequences {
+		if asked := c.Asked(t.Context(), c.ns, sequenceIDs(i)); len(asked) != 2 {
+			t.Errorf("a read of sequence %d asks %v; two nodes have it", i, asked)
+		}
+	}
 	inBoth := 0 // sequences that the nodes a and c have
 	for i := range sequences {
 		if c.exists(i, true) == client.Present {
