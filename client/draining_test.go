@@ -49,13 +49,29 @@ func TestDrainingReplica(t *testing.T) {
 	}
 	const sequences = 24
 	for i := range sequences {
-		c.write(i, 0, 2)
+		c.write(i, 0, 1+i%2)
 	}
 	drainMember(t, nodes["a"], "b", c)
+	for i := range sequences {
+		c.write(i, 1, 2)
+	}
 	for i := range sequences {
 		if asked := c.Asked(t.Context(), c.ns, sequenceIDs(i)); len(asked) != 2 {
 			t.Errorf("a read of sequence %d asks %v; two nodes have it", i, asked)
 		}
+	}
+	copies := 0
+	for _, n := range nodes {
+		only := openMember(t, client.Options{Servers: []string{n.Addr}})
+		only.ns = c.ns
+		for i := range sequences {
+			if only.blocks(i) == 2 {
+				copies++
+			}
+		}
+	}
+	if copies != 2*sequences {
+		t.Errorf("two nodes each store %d sequences, which were continued while one drains; there are %d whole copies", sequences, copies)
 	}
 	inBoth := 0 // sequences that the nodes a and c have
 	for i := range sequences {
