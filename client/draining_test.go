@@ -1,6 +1,9 @@
 package client_test
 
 import (
+	"bytes"
+	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -9,6 +12,7 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/lab/testetcd"
 	"github.com/penstock-kv/penstock/lab/testnode"
+	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 
 // drainMember orders by a call to via that a member be drained, and waits until c has it as draining. The
@@ -120,4 +124,28 @@ func (c *memberClient) exists(sequence int, all bool) client.Presence {
 		c.Fatal(err)
 	}
 	return present[1]
+}
+
+// TestNoMembers: a list without members is no list. The warning has the node that returned it, and all blocks
+// are misses.
+func TestNoMembers(t *testing.T) {
+	f := newFake(t)
+	engine, err := tcp.New(t.Context(), tcp.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = engine.Close() })
+	var log bytes.Buffer
+	s, err := client.Open(t.Context(), client.Options{
+		Servers: []string{f.addr}, Discover: true, MembersEvery: time.Hour, Engine: engine, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if text := log.String(); !strings.Contains(text, f.addr+" returned a list without members") || strings.Contains(text, "%!") {
+		t.Errorf("the log is %s", text)
+	}
 }
