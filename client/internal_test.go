@@ -487,3 +487,46 @@ func TestPlacements(t *testing.T) {
 		}
 	}
 }
+
+// TestKeysAndLists: keys of flat namespaces pass over no member, and a Store with a list of nodes stores one
+// copy, whatever the number of replicas.
+func TestKeysAndLists(t *testing.T) {
+	s := bareStore("a", "b", "c")
+	tab := &table{nodes: s.all()}
+	for _, n := range tab.nodes {
+		tab.places = append(tab.places, kv.Place{Seed: kv.PlaceSeed(n.target), Capacity: 100})
+	}
+	tab.places[0].Used = 90
+	if tab.overfull = kv.Overfull(tab.places); !tab.overfull[0] {
+		t.Fatal("no member is overfull")
+	}
+	ns := kv.Namespace{Name: "m", Index: kv.IndexFlat, Epoch: 1, Geometry: kv.SingleGroup(2, 4, 128)}
+	three := ns
+	three.Replicas = 3
+	ids := make([]kv.BlockID, 64)
+	for i := range ids {
+		ids[i][0] = byte(i + 1)
+	}
+	copies := func(ns kv.Namespace) [][]line {
+		w, err := s.newWriting(WriteRequest{Namespace: ns, IDs: ids, From: &Memory{region: memRegion(make([]byte, 1<<20))}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return w.copies(t.Context())
+	}
+	if n := len(copies(three)); n != 1 {
+		t.Errorf("a Store with a list of nodes stores %d copies", n)
+	}
+	s.table.Store(tab)
+	if n := len(copies(three)); n != 3 {
+		t.Errorf("%d copies of three", n)
+	}
+	for _, l := range copies(ns)[0] {
+		for _, i := range l.pieces {
+			id := ids[i]
+			if home := s.owner(id); l.node != home || !slices.Equal(s.readers(ns, id), []*node{home}) {
+				t.Errorf("key %d is written to %s; its home is %s", i, l.node.target, home.target)
+			}
+		}
+	}
+}
