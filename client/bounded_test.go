@@ -89,7 +89,7 @@ func (c *memberClient) blocks(sequence int) int {
 
 // TestOverfullIsPassedOver: a new sequence passes over a member that is much fuller than the others, and
 // a sequence that the member has already grows there. All clients find both, also one that starts
-// later.
+// later, and also while the member drains that has the sequences.
 func TestOverfullIsPassedOver(t *testing.T) {
 	etcd := testetcd.Start(t, 1)
 	small := testnode.Start(t, testnode.Options{Name: "small", Etcd: etcd.Endpoints, CapacityBytes: 8 << 20})
@@ -136,18 +136,25 @@ func TestOverfullIsPassedOver(t *testing.T) {
 		}
 	}
 	later := openMember(t, client.Options{Servers: []string{small.Addr}, Discover: true})
-	for _, c := range []*memberClient{c, later} {
+	allFound := func(when string, c *memberClient) {
 		for i := range end {
 			if i >= before && i < fill {
 				continue // stored on the small node only
 			}
 			if n := c.blocks(i); n != 2 {
-				t.Errorf("%d blocks of sequence %d are found", n, i)
+				t.Errorf("%s: %d blocks of sequence %d are found", when, n, i)
 			}
 			present, err := c.Exists(t.Context(), client.KeysRequest{Namespace: c.ns, IDs: sequenceIDs(i)}, false)
 			if err != nil || present[1] != client.Present {
-				t.Errorf("sequence %d: %v, %v", i, present, err)
+				t.Errorf("%s: sequence %d: %v, %v", when, i, present, err)
+			}
+			if got := c.exists(i, true); got != client.Present && c.Draining() == 0 {
+				t.Errorf("%s: sequence %d is not on the node that has to store it: %v", when, i, got)
 			}
 		}
 	}
+	allFound("the writer", c)
+	allFound("a later client", later)
+	drainMember(t, small, "large", later)
+	allFound("while the other node drains", later)
 }

@@ -74,7 +74,7 @@ func (d *directory) run() {
 func (d *directory) refresh(ctx context.Context) error {
 	var errs []error
 	take := func(list []*pb.Member, err error) bool {
-		if err == nil && len(list) > 0 {
+		if err == nil {
 			d.replace(list)
 			return true
 		}
@@ -112,13 +112,16 @@ func (s *Store) askSeed(ctx context.Context, target string) ([]*pb.Member, error
 	return s.listMembers(ctx, target, pb.NewAdminClient(conn))
 }
 
-// listMembers returns the members as one node has them from etcd.
+// listMembers returns the members as one node has them from etcd, at least one.
 func (s *Store) listMembers(ctx context.Context, target string, admin pb.AdminClient) ([]*pb.Member, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.opts.DialTimeout)
 	defer cancel()
 	resp, err := admin.ListMembers(ctx, &pb.ListMembersRequest{})
 	switch status.Code(err) {
 	case codes.OK:
+		if len(resp.GetMembers()) == 0 {
+			return nil, fmt.Errorf("client: %s returned a list without members", target)
+		}
 		return resp.GetMembers(), nil
 	case codes.FailedPrecondition, codes.Unimplemented:
 		return nil, fmt.Errorf("client: %w: Options.Discover: %s is not in a cluster: %w", ErrRequest, target, err)

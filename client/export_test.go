@@ -1,6 +1,10 @@
 package client
 
-import "context"
+import (
+	"context"
+
+	"github.com/penstock-kv/penstock/kv"
+)
 
 // ConnectLocal makes n connections to the unix socket of each node that reports one.
 func (s *Store) ConnectLocal(ctx context.Context, n int) error {
@@ -28,6 +32,24 @@ func (s *Store) ConnectLocal(ctx context.Context, n int) error {
 func (s *Store) Overfull() (n int) {
 	for _, over := range s.table.Load().overfull {
 		if over {
+			n++
+		}
+	}
+	return n
+}
+
+// Asked returns the addresses of the nodes that a read of a chain asks, one after the other.
+func (s *Store) Asked(ctx context.Context, ns kv.Namespace, ids []kv.BlockID) (targets []string) {
+	for _, n := range s.routes(ctx, MatchRequest{Namespace: ns, Epoch: ns.Epoch}, ids)(0) {
+		targets = append(targets, n.target)
+	}
+	return targets
+}
+
+// Draining returns the number of members that drain.
+func (s *Store) Draining() (n int) {
+	for _, p := range s.table.Load().places {
+		if p.Draining {
 			n++
 		}
 	}

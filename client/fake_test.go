@@ -41,6 +41,11 @@ type fake struct {
 	abort   func(*pb.AbortRequest)
 }
 
+// ListMembers returns a list without members.
+func (f *fake) ListMembers(context.Context, *pb.ListMembersRequest) (*pb.ListMembersResponse, error) {
+	return &pb.ListMembersResponse{}, nil
+}
+
 func newFake(t testing.TB) *fake {
 	t.Helper()
 	f := &fake{t: t, token: rdma.Token("a token of enough bytes"), mem: make([]byte, 1<<20)}

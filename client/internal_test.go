@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
 )
@@ -444,6 +445,88 @@ func TestReaders(t *testing.T) {
 		}
 		if nodes := s.readers(one, id); len(nodes) != 1 || nodes[0] != s.owner(id) {
 			t.Fatal("without replicas another node than the owner is asked")
+		}
+	}
+}
+
+// TestPlacements: a change of a member's usage is no change of the placements; a change of its capacity, zone
+// or state is one, as are members that come and go. A list without members changes nothing.
+func TestPlacements(t *testing.T) {
+	s := bareStore()
+	s.ctx = t.Context()
+	d := &directory{store: s, members: make(map[string]*member), nobody: newNode(s, "the cluster")}
+	list := []*pb.Member{{Name: "a", Addr: "a:1", CapacityBytes: 100}, {Name: "b", Addr: "b:1", CapacityBytes: 100}, {Name: "c", Addr: "c:1", CapacityBytes: 100}}
+	for _, step := range []struct {
+		name    string
+		change  func()
+		changes bool
+	}{
+		{"the first list", func() {}, true},
+		{"the same list", func() {}, false},
+		{"usage", func() { list[0].UsedBytes = 40 }, false},
+		{"a member is overfull", func() { list[0].UsedBytes = 90 }, false},
+		{"capacity", func() { list[1].CapacityBytes = 200 }, true},
+		{"zone", func() { list[1].Zone = "z" }, true},
+		{"a member drains", func() { list[1].State = stateDraining }, true},
+		{"it joins again, and drains", func() { list[1].State = stateJoining }, false},
+		{"it serves", func() { list[1].State = "serving" }, true},
+		{"another address", func() { list[2].Addr = "c:2" }, true},
+		{"a member leaves for a short time", func() { list = list[:2] }, false},
+		{"it is gone", func() { s.opts.GoneFor = 0 }, true},
+		{"a new member joins", func() { list = append(list, &pb.Member{Name: "d", Addr: "d:1", State: stateJoining}) }, false},
+		{"it serves", func() { list[2].State = "serving" }, true},
+	} {
+		step.change()
+		before := s.Placements()
+		d.replace(list)
+		if changed := s.Placements() != before; changed != step.changes {
+			t.Errorf("%s: the placements changed: %t", step.name, changed)
+		}
+		if over := s.Overfull() == 1; over != (list[0].UsedBytes == 90) {
+			t.Errorf("%s: a member is overfull: %t", step.name, over)
+		}
+	}
+}
+
+// TestKeysAndLists: keys of flat namespaces pass over no member, and a Store with a list of nodes stores one
+// copy, whatever the number of replicas.
+func TestKeysAndLists(t *testing.T) {
+	s := bareStore("a", "b", "c")
+	tab := &table{nodes: s.all()}
+	for _, n := range tab.nodes {
+		tab.places = append(tab.places, kv.Place{Seed: kv.PlaceSeed(n.target), Capacity: 100})
+	}
+	tab.places[0].Used = 90
+	if tab.overfull = kv.Overfull(tab.places); !tab.overfull[0] {
+		t.Fatal("no member is overfull")
+	}
+	ns := kv.Namespace{Name: "m", Index: kv.IndexFlat, Epoch: 1, Geometry: kv.SingleGroup(2, 4, 128)}
+	three := ns
+	three.Replicas = 3
+	ids := make([]kv.BlockID, 64)
+	for i := range ids {
+		ids[i][0] = byte(i + 1)
+	}
+	copies := func(ns kv.Namespace) [][]line {
+		w, err := s.newWriting(WriteRequest{Namespace: ns, IDs: ids, From: &Memory{region: memRegion(make([]byte, 1<<20))}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return w.copies(t.Context())
+	}
+	if n := len(copies(three)); n != 1 {
+		t.Errorf("a Store with a list of nodes stores %d copies", n)
+	}
+	s.table.Store(tab)
+	if n := len(copies(three)); n != 3 {
+		t.Errorf("%d copies of three", n)
+	}
+	for _, l := range copies(ns)[0] {
+		for _, i := range l.pieces {
+			id := ids[i]
+			if home := s.owner(id); l.node != home || !slices.Equal(s.readers(ns, id), []*node{home}) {
+				t.Errorf("key %d is written to %s; its home is %s", i, l.node.target, home.target)
+			}
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"google.golang.org/grpc/codes"
@@ -35,6 +36,10 @@ type KeysRequest struct {
 	IDs []kv.BlockID
 	// Epoch of the caller's weights; 0 means Namespace.Epoch.
 	Epoch kv.Epoch
+	// AllCopies makes a block of an Exists call count as stored only if all nodes that store it have it: as
+	// many as the namespace has replicas. A block is Unknown if such a node does not answer and all
+	// others have it.
+	AllCopies bool
 }
 
 // Exists returns for each block whether it is stored. With chained ids, a block counts as stored
@@ -45,6 +50,9 @@ type KeysRequest struct {
 func (s *Store) Exists(ctx context.Context, req KeysRequest, touch bool) ([]Presence, error) {
 	onHolders := func(ns kv.Namespace, ids []kv.BlockID) []share {
 		return s.shares(ns, ids, s.holders(ctx, MatchRequest{Namespace: ns, Epoch: req.Epoch}, ids))
+	}
+	if req.AllCopies {
+		onHolders = s.onReaders
 	}
 	return s.keys(ctx, "exists", &req, onHolders, existsCall(ctx, &req, touch))
 }
@@ -100,6 +108,10 @@ func (s *Store) keys(ctx context.Context, what string, req *KeysRequest, split f
 		}
 		wg.Wait()
 	}
+	if err := errors.Join(errs...); req.AllCopies && err == nil {
+		inAll(req.Namespace, shares, answers, out)
+		return out, nil
+	}
 	for i := range shares {
 		for k, p := range answers[i] {
 			if at := &out[shares[i].global(k)]; *at != Present && p != Absent {
@@ -118,6 +130,45 @@ func (s *Store) onAllNodes(ns kv.Namespace, ids []kv.BlockID) []share {
 		return s.everywhere(ns, ids)
 	}
 	return wholeOn(s.all(), ids)
+}
+
+// onReaders returns a share for each reader of the blocks: for a chain, in the order of Store.readers.
+func (s *Store) onReaders(ns kv.Namespace, ids []kv.BlockID) []share {
+	if ns.Index != kv.IndexFlat {
+		return wholeOn(s.readers(ns, ids[0]), ids)
+	}
+	var out split
+	for i, id := range ids {
+		for _, n := range s.readers(ns, id) {
+			out.add(n, i, id)
+		}
+	}
+	return out.shares
+}
+
+// inAll sets out to the answers that hold for all copies. shares are those of onReaders.
+func inAll(ns kv.Namespace, shares []share, answers [][]Presence, out []Presence) {
+	if last := len(answers) - 1; ns.Index != kv.IndexFlat && last == ns.Copies() {
+		// Readers ask the last node, to which the sequence may have passed a home over, instead of a home
+		// that does not have the first block.
+		instead := last
+		if answers[last][0] == Present {
+			if k := slices.IndexFunc(answers[:last], func(a []Presence) bool { return a[0] != Present }); k >= 0 {
+				instead = k
+			}
+		}
+		shares, answers = slices.Delete(shares, instead, instead+1), slices.Delete(answers, instead, instead+1)
+	}
+	for i := range out {
+		out[i] = Present
+	}
+	for i := range shares {
+		for k, p := range answers[i] {
+			if at := &out[shares[i].global(k)]; p == Absent || p == Unknown && *at == Present {
+				*at = p
+			}
+		}
+	}
 }
 
 // wholeOn returns a share with all blocks for each node.

@@ -183,6 +183,9 @@ type WriteRequest struct {
 	// if the piece was stored before the call.
 	Existed []bool
 	Class   Class
+	// AllCopies makes a piece count as stored only if all nodes that store it have it: as many as the
+	// namespace has replicas. Otherwise one of them is enough.
+	AllCopies bool
 }
 
 // WriteResult is the result of a Write.

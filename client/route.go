@@ -114,12 +114,16 @@ func (s *Store) readers(ns kv.Namespace, id kv.BlockID) []*node {
 // candidates returns all nodes that may have the block or the sequence id: its readers, and then the
 // draining members that stored it before they began to drain.
 func (s *Store) candidates(ns kv.Namespace, id kv.BlockID) []*node {
-	nodes := slices.Clone(s.readers(ns, id))
+	return slices.Concat(s.readers(ns, id), s.former(ns, id))
+}
+
+// former returns the draining members that stored the block or the sequence id before they began to drain.
+func (s *Store) former(ns kv.Namespace, id kv.BlockID) (nodes []*node) {
 	t := s.table.Load()
 	if t.places == nil {
-		return nodes
+		return nil
 	}
-	for _, i := range kv.Former(nil, t.places, id) {
+	for _, i := range kv.Former(nil, t.places, id, ns.Copies(), ns.Index != kv.IndexFlat) {
 		nodes = append(nodes, t.nodes[i])
 	}
 	return nodes
@@ -131,9 +135,9 @@ func (s *Store) anyDraining() bool {
 }
 
 // routes returns a function from the index of a block to the nodes from which it is read, one after the
-// other until one has it. These are its readers or, while a member drains, first the node that has most
-// of the sequence. That costs one call to each of the candidates; without a draining member it costs
-// none. req has the epochs.
+// other until one has it. These are its readers or, if a draining member stored the sequence, the
+// candidates that have its beginning, first the one that has most of it. That costs one call to each of
+// the candidates; without a draining member it costs none. req has the epochs.
 func (s *Store) routes(ctx context.Context, req MatchRequest, ids []kv.BlockID) func(int) []*node {
 	if s.anyDraining() {
 		return s.probed(ctx, req, ids)
@@ -155,11 +159,15 @@ func (s *Store) holders(ctx context.Context, req MatchRequest, ids []kv.BlockID)
 }
 
 // probed asks all candidates which of the blocks they have, and returns for each block a node that has
-// it. For a sequence that is the node with the longest part of it.
+// it. For a sequence that is the node with the longest part of it, and then the others that have a part. If
+// no draining member stored a sequence, it asks none, and returns the readers.
 func (s *Store) probed(ctx context.Context, req MatchRequest, ids []kv.BlockID) func(int) []*node {
 	if req.Namespace.Index != kv.IndexFlat {
-		n := longest(ctx, req, s.candidates(req.Namespace, ids[0]), ids)
-		return func(int) []*node { return []*node{n} }
+		nodes := s.readers(req.Namespace, ids[0])
+		if former := s.former(req.Namespace, ids[0]); len(former) > 0 {
+			nodes = longest(ctx, req, slices.Concat(nodes, former), ids)
+		}
+		return func(int) []*node { return nodes }
 	}
 	candidates := make([][]*node, len(ids))
 	open := make(map[*node][]int) // blocks that more than one node may have
@@ -192,30 +200,34 @@ func (s *Store) probed(ctx context.Context, req MatchRequest, ids []kv.BlockID) 
 	return func(i int) []*node { return candidates[i] }
 }
 
-// longest returns the node with the longest match of a chain; among equal lengths, the first.
-func longest(ctx context.Context, req MatchRequest, nodes []*node, ids []kv.BlockID) *node {
-	if len(nodes) == 1 {
-		return nodes[0]
-	}
+// longest returns the nodes with a match of a chain, the longest first and equal lengths in the given order;
+// if no node has one, the first node.
+func longest(ctx context.Context, req MatchRequest, nodes []*node, ids []kv.BlockID) []*node {
 	req.Lease, req.Pin = 0, false
-	blocks := make([]int, len(nodes))
+	type match struct {
+		node   *node
+		blocks int
+	}
+	matches := make([]match, len(nodes))
 	var wg sync.WaitGroup
 	for i, n := range nodes {
+		matches[i].node = n
 		wg.Go(func() {
 			sh := share{node: n, ids: ids}
 			if m := sh.match(ctx, req); m.err == nil {
-				blocks[i] = m.blocks
+				matches[i].blocks = m.blocks
 			}
 		})
 	}
 	wg.Wait()
-	best := 0
-	for i, n := range blocks {
-		if n > blocks[best] {
-			best = i
+	slices.SortStableFunc(matches, func(a, b match) int { return cmp.Compare(b.blocks, a.blocks) })
+	found := []*node{matches[0].node}
+	for _, m := range matches[1:] {
+		if m.blocks > 0 {
+			found = append(found, m.node)
 		}
 	}
-	return nodes[best]
+	return found
 }
 
 // present returns which of the blocks of a flat namespace, given by their indexes in ids, the node has.

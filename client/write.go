@@ -68,6 +68,7 @@ func (s *Store) Write(ctx context.Context, req WriteRequest) (WriteResult, error
 		wg.Go(func() { errs[k] = written[k].runCopy(ctx, lines) })
 	}
 	wg.Wait()
+	w.states = slices.Clone(written[0].states)
 	for _, c := range written {
 		w.merge(c)
 	}
@@ -104,11 +105,16 @@ func (w *writing) another() *writing {
 	}
 }
 
-// merge adds the results of a copy. A piece is stored if one copy of it is, by this call or before.
+// merge adds the results of a copy. A piece is stored if one copy of it is, by this call or before; with
+// WriteRequest.AllCopies, if all copies are.
 func (w *writing) merge(copied *writing) {
 	for i, s := range copied.states {
-		switch have := &w.states[i]; {
-		case s.stored, s.existed && !have.stored, *have == (writeState{}):
+		have := &w.states[i]
+		take := s.stored || s.existed && !have.stored || *have == (writeState{})
+		if w.req.AllCopies {
+			take = (have.stored || have.existed) && !(s.existed && have.stored)
+		}
+		if take {
 			*have = s
 		}
 	}
@@ -256,9 +262,31 @@ func (w *writing) takeExisted() error {
 // line is the part of a Write that goes to one node. Its pieces are written in order.
 type line struct {
 	node *node
-	// others may have the beginning of the sequence if node does not.
-	others []*node
+	// others may have the beginning of the sequence if node does not; nil in a flat namespace.
+	others *others
 	pieces []int
+}
+
+// others are nodes for the lines whose own nodes do not have the beginning of the sequence. Each is used
+// once, so two copies do not go to the same node.
+type others struct {
+	mu    sync.Mutex
+	nodes []*node
+}
+
+// next returns the next of the nodes, nil if there is none.
+func (o *others) next() *node {
+	if o == nil {
+		return nil
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.nodes) == 0 {
+		return nil
+	}
+	n := o.nodes[0]
+	o.nodes = o.nodes[1:]
+	return n
 }
 
 // copies assigns the pieces of each copy to nodes: a whole chain to one of its homes, and each key of a
@@ -271,11 +299,11 @@ func (w *writing) copies(ctx context.Context) [][]line {
 		for i := range pieces {
 			pieces[i] = i
 		}
-		out := make([][]line, len(homes))
+		rest := slices.DeleteFunc(w.store.candidates(w.req.Namespace, w.ids[0]), func(n *node) bool { return slices.Contains(homes, n) })
+		out, shared := make([][]line, len(homes)), &others{nodes: rest}
 		for k, n := range homes {
-			out[k] = []line{{node: n, pieces: pieces}}
+			out[k] = []line{{node: n, others: shared, pieces: pieces}}
 		}
-		out[0][0].others = slices.DeleteFunc(w.store.candidates(w.req.Namespace, w.ids[0]), func(n *node) bool { return slices.Contains(homes, n) })
 		return out
 	}
 	var out [][]line
@@ -365,28 +393,33 @@ func (w *writing) runLine(ctx context.Context, l line) error {
 			l.others = nil // the line stays on this node
 			continue
 		}
-		if len(l.others) == 0 || !w.takeBack(chunk.pieces, "parent_absent") {
+		if !w.allRefused(chunk.pieces, "parent_absent") {
 			return nil
 		}
-		l.node, l.others, pieces = l.others[0], l.others[1:], l.pieces
+		next := l.others.next()
+		if next == nil {
+			return nil
+		}
+		w.takeBack(chunk.pieces)
+		l.node, pieces = next, l.pieces
 	}
 	return nil
 }
 
-// takeBack forgets the refusals of the pieces if all of them were refused for the reason why. It
-// reports whether they were.
-func (w *writing) takeBack(pieces []int, why Reason) bool {
+// allRefused reports whether all of the pieces were refused for the reason why.
+func (w *writing) allRefused(pieces []int, why Reason) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return !slices.ContainsFunc(pieces, func(i int) bool { return w.states[i].refused != why })
+}
+
+// takeBack forgets the refusals of the pieces.
+func (w *writing) takeBack(pieces []int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, i := range pieces {
-		if w.states[i].refused != why {
-			return false
-		}
-	}
-	for _, i := range pieces {
 		w.states[i] = writeState{}
 	}
-	return true
 }
 
 // refuseAll records a refusal for the pieces that have no result yet.

@@ -101,6 +101,44 @@ func TestHomesStable(t *testing.T) {
 	})
 }
 
+// TestFormer: a draining place that was a home of a sequence is a home or a former one, whichever other
+// places drained then. So is one that had the sequence because it passed over a home that is more than
+// half full. Without replicas and fill, the former places are those with a better score than the home.
+func TestFormer(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		is, root := drawPlaces(t, 1), drawRoot(t)
+		was := slices.Clone(is)
+		for i := range was {
+			was[i].Draining = is[i].Draining && rapid.Bool().Draw(t, "drained")
+		}
+		n := rapid.IntRange(1, MaxReplicas).Draw(t, "copies")
+		now, keys, chains := Homes(nil, is, root, n), Former(nil, is, root, n, false), Former(nil, is, root, n, true)
+		before := Homes(nil, was, root, n+1)
+		copies := before[:min(n, len(before))]
+		for _, i := range copies {
+			if !slices.Contains(now, i) && (!slices.Contains(keys, i) || !slices.Contains(chains, i)) {
+				t.Fatalf("the homes %d became %d; the former ones of keys are %d, of chains %d", copies, now, keys, chains)
+			}
+		}
+		filling := slices.ContainsFunc(copies, func(i int) bool { return was[i].Filling() })
+		if i := before[len(before)-1]; len(before) > n && filling && is[i].Draining && !slices.Contains(now, i) && !slices.Contains(chains, i) {
+			t.Fatalf("a sequence that passed a home over is at %d; it is sought at %d and %d", i, now, chains)
+		}
+		for _, i := range chains {
+			if !is[i].Draining || slices.Contains(now, i) {
+				t.Fatalf("place %d is former; the homes are %d", i, now)
+			}
+		}
+		if serving := slices.ContainsFunc(is, func(p Place) bool { return !p.Draining }); n == 1 && serving {
+			for i, p := range is {
+				if better := p.Draining && p.score(root) < is[now[0]].score(root); slices.Contains(keys, i) != better {
+					t.Fatalf("place %d has a better score than the home: %t; former are %d", i, better, keys)
+				}
+			}
+		}
+	})
+}
+
 // TestHomesShare: a place gets its share of second copies: a place of equal capacity that joins two
 // others becomes one of the two homes of two thirds of the sequences.
 func TestHomesShare(t *testing.T) {

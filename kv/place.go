@@ -57,22 +57,6 @@ func Home(places []Place, root BlockID) int {
 	return home
 }
 
-// Former appends to dst the indexes of the draining places that stored the sequence before they began
-// to drain: those with a better score than its home.
-func Former(dst []int, places []Place, root BlockID) []int {
-	home := Home(places, root)
-	score := places[home].score(root)
-	for i, p := range places {
-		if i == home || !p.Draining {
-			continue
-		}
-		if s := p.score(root); s < score || s == score && i < home {
-			dst = append(dst, i)
-		}
-	}
-	return dst
-}
-
 // Homes appends to dst the indexes of the n places at which a sequence is stored n times; fewer if there
 // are fewer places. The first is Home. Each other one is the place with the best score in a zone that
 // has none yet or, if all zones have one, the best of the remaining places. Homes of n places are the
@@ -109,6 +93,43 @@ func Homes(dst []int, places []Place, root BlockID, n int) []int {
 		dst = append(dst, best)
 	}
 	return dst
+}
+
+// Former appends to dst the indexes of the draining places that may have a sequence that is stored n times,
+// because they were among its Homes before they began to drain, whichever other places drained then. With
+// spare, a place also counts if the sequence may have passed over one of its homes (Filling) to it.
+func Former(dst []int, places []Place, root BlockID, n int, spare bool) []int {
+	if !slices.ContainsFunc(places, func(p Place) bool { return p.Draining }) {
+		return dst
+	}
+	// A place keeps its rank, or gets a better one, when others are removed. So a place that was a home is
+	// one if it is the only draining place that counts.
+	homes, then := Homes(nil, places, root, n), slices.Clone(places)
+	for i, p := range places {
+		if !p.Draining || slices.Contains(homes, i) {
+			continue
+		}
+		then[i].Draining = false
+		order := Homes(nil, then, root, n+1)
+		then[i].Draining = true
+		rank := slices.Index(order, i)
+		if rank >= 0 && rank < n || rank == n && spare && passedOver(places, order) {
+			dst = append(dst, i)
+		}
+	}
+	return dst
+}
+
+// passedOver reports whether a sequence may have passed over a place before the last one of order: one of
+// the others in order, or a draining one.
+func passedOver(places []Place, order []int) bool {
+	last := len(order) - 1
+	for i, p := range places {
+		if p.Filling() && i != order[last] && (p.Draining || slices.Contains(order[:last], i)) {
+			return true
+		}
+	}
+	return false
 }
 
 const (

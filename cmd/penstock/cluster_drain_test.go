@@ -67,17 +67,26 @@ const (
 	sequenceBlocks = 4
 )
 
-// open opens a client of the cluster for a namespace.
+// open opens a client of the cluster for a namespace, and only one of a single node.
 func (r *movesRig) open(seed *served, namespace string, skipDraining bool) *sequences {
+	r.Helper()
+	return r.client(namespace, client.Options{Servers: []string{seed.ready.Listen}, Discover: true, SkipDraining: skipDraining})
+}
+
+func (r *movesRig) only(node *served, namespace string) *sequences {
+	r.Helper()
+	return r.client(namespace, client.Options{Servers: []string{node.ready.Listen}})
+}
+
+func (r *movesRig) client(namespace string, o client.Options) *sequences {
 	r.Helper()
 	engine, err := tcp.New(r.Context(), tcp.Options{})
 	if err != nil {
 		r.Fatal(err)
 	}
 	r.Cleanup(func() { _ = engine.Close() })
-	store, err := client.Open(r.Context(), client.Options{
-		Servers: []string{seed.ready.Listen}, Discover: true, SkipDraining: skipDraining, MembersEvery: 20 * time.Millisecond, DeadFor: 50 * time.Millisecond, Engine: engine,
-	})
+	o.MembersEvery, o.DeadFor, o.Engine = 20*time.Millisecond, 50*time.Millisecond, engine
+	store, err := client.Open(r.Context(), o)
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -256,6 +265,55 @@ func TestDrainMember(t *testing.T) {
 	}
 	if err := again.Stop(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestDrainReplicas: with two replicas the blocks of a draining node are copied until two other nodes have
+// them, chains and keys alike. A block that one of them has already is copied to the other.
+func TestDrainReplicas(t *testing.T) {
+	r := newMovesRig(t)
+	a := r.here("a")
+	r.here("b")
+	c := r.here("c")
+	geometry := []string{"--layers", "2", "--block-tokens", "4", "--token-bytes", "64", "--replicas", "2"}
+	a.run(append([]string{"ns", "create", "chains"}, geometry...)...).must(t)
+	a.run(append([]string{"ns", "create", "keys", "--index", "flat"}, geometry...)...).must(t)
+	request := func(s *sequences, i int) client.ReadRequest {
+		ids := make([]kv.BlockID, sequenceBlocks)
+		for k := range ids {
+			ids[k][0], ids[k][1] = byte(i+1), byte(k+1)
+		}
+		return client.ReadRequest{Namespace: s.ns, IDs: ids, Into: s.memory}
+	}
+	for _, name := range []string{"chains", "keys"} {
+		s := r.open(a, name, false)
+		for i := range sequenceCount {
+			copy(s.memory.Bytes(), bytesOf(byte(i), len(s.memory.Bytes())))
+			if w, err := s.Write(t.Context(), client.WriteRequest{Namespace: s.ns, IDs: request(s, i).IDs, From: s.memory}); err != nil || w.Stored != sequenceBlocks {
+				t.Fatalf("%s %d: %+v, %v", name, i, w, err)
+			}
+		}
+	}
+	a.run("cluster", "drain", "b", "--wait").must(t)
+	for _, node := range []*served{a, c} {
+		for _, name := range []string{"chains", "keys"} {
+			s := r.only(node, name)
+			found := 0
+			for i := range sequenceCount {
+				clear(s.memory.Bytes())
+				res, err := s.Read(t.Context(), request(s, i))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if n := res.Blocks * int(s.ns.Geometry.BlockBytes()); !bytes.Equal(s.memory.Bytes()[:n], bytesOf(byte(i), len(s.memory.Bytes()))[:n]) {
+					t.Errorf("%s %d has other bytes", name, i)
+				}
+				found += res.Blocks
+			}
+			if found != sequenceCount*sequenceBlocks {
+				t.Errorf("node %s has %d of %d blocks of %s", node.ready.Listen, found, sequenceCount*sequenceBlocks, name)
+			}
+		}
 	}
 }
 

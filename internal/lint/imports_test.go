@@ -147,7 +147,7 @@ var testEdges = []struct {
 	{"server/front", []string{"api/...", "client", "client/leader", "client/traffic", "dualpath", "server/planner", "lab/testnode", "lab/testplanner"}, "the tests run a planner, a storage node and leaders in their process"},
 	{"server/console", []string{"kv", "client", "server/access", "lab/testetcd", "lab/testnode"}, "the tests show a storage node in their process to a browser; members of a cluster have etcd"},
 	{"server/membership", []string{"lab/testetcd", "lab/testnode"}, "the tests run storage nodes in their process, and etcd beside it"},
-	{"server/move", []string{"lab/testnode"}, "the tests copy between two storage nodes in their process"},
+	{"server/move", []string{"api/penstockv1", "lab/testetcd", "lab/testnode"}, "the tests copy between storage nodes in their process, and etcd is beside the members of a cluster, of which one is drained by a call"},
 	{"server/offload", []string{"api/...", "dualpath", "server/planner", "lab/content", "lab/testnode", "lab/testplanner"}, "the tests run a planner and the storage nodes of two datacenters in their process"},
 	{"io/usrbio", []string{"io/usrbio/usrbiotest"}, "the tests load a library of their own in the place of 3FS's"},
 	{"rdma/group", []string{"rdma/rdmatest/simrdma"}, "the engine is tested on NICs whose failures follow a seed"},

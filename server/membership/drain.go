@@ -82,6 +82,28 @@ func (c *Cluster) DrainMember(ctx context.Context, name string, d Drain) error {
 	if d.BytesPerSecond < 0 {
 		return refusal{fmt.Errorf("a rate of %d bytes per second", d.BytesPerSecond), codes.InvalidArgument}
 	}
+	value, err := json.Marshal(drainRecord{Version: recordVersion, Drain: d})
+	if err != nil {
+		return fmt.Errorf("membership: %w", err)
+	}
+	for {
+		orders, err := c.get(ctx, c.drainsPrefix(), clientv3.WithPrefix(), clientv3.WithKeysOnly())
+		if err != nil {
+			return err
+		}
+		if err := c.mayDrain(ctx, name); err != nil {
+			return err
+		}
+		unchanged := clientv3.Compare(clientv3.ModRevision(c.drainsPrefix()), "<", orders.Header.Revision+1).WithPrefix()
+		resp, err := c.do(ctx, clientv3.OpTxn([]clientv3.Cmp{unchanged}, []clientv3.Op{clientv3.OpPut(c.drainsPrefix()+name, string(value))}, nil))
+		if err != nil || resp.Txn().Succeeded {
+			return err
+		}
+	}
+}
+
+// mayDrain returns an error if the member cannot be drained.
+func (c *Cluster) mayDrain(ctx context.Context, name string) error {
 	all, err := c.Members(ctx)
 	if err != nil {
 		return err
@@ -101,11 +123,7 @@ func (c *Cluster) DrainMember(ctx context.Context, name string, d Drain) error {
 	case others == 0:
 		return refusal{fmt.Errorf("node %q cannot be drained: no other node of the cluster serves and is not draining", name), codes.FailedPrecondition}
 	}
-	value, err := json.Marshal(drainRecord{Version: recordVersion, Drain: d})
-	if err != nil {
-		return fmt.Errorf("membership: %w", err)
-	}
-	return c.do(ctx, clientv3.OpPut(c.drainsPrefix()+name, string(value)))
+	return nil
 }
 
 // UndrainMember ends the order of DrainMember. Copied blocks stay where they are.
@@ -125,7 +143,8 @@ func (c *Cluster) UndrainMember(ctx context.Context, name string) error {
 	if !known && len(resp.Kvs) == 0 {
 		return unknownMember(name)
 	}
-	return c.do(ctx, clientv3.OpDelete(c.drainsPrefix()+name))
+	_, err = c.do(ctx, clientv3.OpDelete(c.drainsPrefix()+name))
+	return err
 }
 
 func unknownMember(name string) error {
@@ -133,17 +152,18 @@ func unknownMember(name string) error {
 }
 
 // do makes one change in etcd for an admin call.
-func (c *Cluster) do(ctx context.Context, op clientv3.Op) error {
+func (c *Cluster) do(ctx context.Context, op clientv3.Op) (clientv3.OpResponse, error) {
 	etcd := c.etcd.Load()
 	if etcd == nil {
-		return c.failed(errors.New("not connected yet"))
+		return clientv3.OpResponse{}, c.failed(errors.New("not connected yet"))
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.opts.TTL)
 	defer cancel()
-	if _, err := etcd.Do(ctx, op); err != nil {
-		return c.failed(err)
+	resp, err := etcd.Do(ctx, op)
+	if err != nil {
+		return resp, c.failed(err)
 	}
-	return nil
+	return resp, nil
 }
 
 // Draining returns the order to drain this node, nil if there is none, as of the last answer of etcd,

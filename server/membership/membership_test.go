@@ -726,6 +726,32 @@ func TestStop(t *testing.T) {
 	}
 }
 
+// TestDrainTogether: of two orders at the same time that would leave no member for new sequences, one is
+// refused.
+func TestDrainTogether(t *testing.T) {
+	r := newRig(t, 1)
+	a, b := r.join("a"), r.join("b")
+	for range 10 {
+		errs := make([]error, 2)
+		var wg sync.WaitGroup
+		wg.Go(func() { errs[0] = a.DrainMember(r.ctx, "b", membership.Drain{}) })
+		wg.Go(func() { errs[1] = b.DrainMember(r.ctx, "a", membership.Drain{}) })
+		wg.Wait()
+		taken := 0
+		for i, err := range errs {
+			if err == nil {
+				taken++
+				r.must(a.UndrainMember(r.ctx, []string{"b", "a"}[i]))
+			} else if status.Code(err) != codes.FailedPrecondition {
+				t.Error(err)
+			}
+		}
+		if taken != 1 {
+			t.Errorf("%d of two orders are taken", taken)
+		}
+	}
+}
+
 // TestDrainMember: an order to drain a member is in the list of members at once, reaches the member, and
 // holds for its next process, until it is taken back. The progress of an earlier order is not in the list.
 func TestDrainMember(t *testing.T) {

@@ -18,6 +18,8 @@
 //   - A sequence is copied from its first block on, so what is copied can be read at once.
 //   - A block that the other node has already is not sent. So a Run continues where an earlier Run, or
 //     an earlier process, has ended.
+//   - In a namespace with replicas a block is copied until as many other nodes have it, if there are as
+//     many.
 //   - A sequence whose node refuses it, is down or is full does not stop the others. It is tried
 //     again, and Progress has the reason.
 //   - Blocks that are stored on this node meanwhile are copied too. When nodes join or leave the cluster, all

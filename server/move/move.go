@@ -17,11 +17,21 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// Target is the part of the cluster that gets the blocks. *client.Store implements it.
+// Target is the part of the cluster that gets the blocks. *client.Store implements it. Its Write and Exists
+// are called with AllCopies.
 type Target interface {
 	relay.Store
 	Exists(ctx context.Context, r client.KeysRequest, touch bool) ([]client.Presence, error)
 	Placements() uint64
+}
+
+// inAll is a Target to which every replica is written.
+type inAll struct{ Target }
+
+// Write implements relay.Store.
+func (t inAll) Write(ctx context.Context, r client.WriteRequest) (client.WriteResult, error) {
+	r.AllCopies = true
+	return t.Target.Write(ctx, r)
 }
 
 // Options of a Mover. Node and To are required.
@@ -122,7 +132,7 @@ const busyTries = 5
 func (m *Mover) Run(ctx context.Context) (err error) {
 	// A slow copy takes its bytes in small chunks, and so about as evenly as a fast one.
 	chunk := max(chunkMin, min(m.opts.ChunkBytes, m.opts.BytesPerSecond/4))
-	link, err := relay.New(relay.Options{From: &local{node: m.node}, To: m.opts.To, BytesPerSecond: float64(m.opts.BytesPerSecond), ChunkBytes: chunk})
+	link, err := relay.New(relay.Options{From: &local{node: m.node}, To: inAll{m.opts.To}, BytesPerSecond: float64(m.opts.BytesPerSecond), ChunkBytes: chunk})
 	if err != nil {
 		return fmt.Errorf("move: %w", err)
 	}
@@ -284,10 +294,13 @@ func (p *pass) copy(ctx context.Context, w work) {
 		return
 	}
 	first := 0
-	for first < len(have) && have[first] {
+	for first < len(have) && have[first] != client.Absent {
 		first++
 	}
 	got := p.send(ctx, w, ids, first)
+	if down := slices.Index(have[:first], client.Unknown); down >= 0 {
+		got.Blocks, got.Reason = down, nodeDown
+	}
 	p.settle(ctx, w, nodes[:got.Blocks], nodes[got.Blocks:], got.Reason)
 	if got.Blocks == len(ids) {
 		p.finish(w, tip)
@@ -314,12 +327,15 @@ func (p *pass) copyKeys(ctx context.Context, w work) {
 	}
 	var send []int // positions in ids
 	for i := range ids {
-		if !have[i] {
+		switch have[i] {
+		case client.Absent:
 			send = append(send, i)
-			continue
+		case client.Unknown:
+			p.settle(ctx, w, nil, nodes[i:i+1], nodeDown)
+		case client.Present:
+			p.settle(ctx, w, nodes[i:i+1], nil, "")
+			p.finish(w, tips[i])
 		}
-		p.settle(ctx, w, nodes[i:i+1], nil, "")
-		p.finish(w, tips[i])
 	}
 	for len(send) > 0 && ctx.Err() == nil {
 		keys := make([]kv.BlockID, len(send))
@@ -338,21 +354,18 @@ func (p *pass) copyKeys(ctx context.Context, w work) {
 	}
 }
 
-// present returns which of the blocks their new node has, or the reason why that is unknown.
-func (p *pass) present(ctx context.Context, w work, ids []kv.BlockID) (have []bool, reason string) {
-	answer, err := p.opts.To.Exists(ctx, client.KeysRequest{Namespace: w.ns, IDs: ids, Epoch: w.epoch}, false)
+// nodeDown is the reason for blocks of which it is unknown whether a new node has them.
+const nodeDown = "node_down"
+
+// present returns which of the blocks all their new nodes have, or an error as the reason why that is
+// unknown. Blocks that are Unknown are on those of the nodes that answer.
+func (p *pass) present(ctx context.Context, w work, ids []kv.BlockID) (have []client.Presence, reason string) {
+	have, err := p.opts.To.Exists(ctx, client.KeysRequest{Namespace: w.ns, IDs: ids, Epoch: w.epoch, AllCopies: true}, false)
 	if errors.Is(err, client.ErrMismatch) {
-		return make([]bool, len(ids)), "" // the other node refuses the blocks if it does not have the epoch
+		return make([]client.Presence, len(ids)), "" // the other node refuses the blocks if it does not have the epoch
 	}
 	if err != nil {
 		return nil, err.Error()
-	}
-	have = make([]bool, len(ids))
-	for i, a := range answer {
-		if a == client.Unknown {
-			return nil, "node_down"
-		}
-		have[i] = a == client.Present
 	}
 	return have, ""
 }

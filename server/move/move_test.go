@@ -226,6 +226,35 @@ func TestFlat(t *testing.T) {
 	}
 }
 
+// someDown is a cluster of which a node is down that stores the keys with an odd last byte.
+type someDown struct{ *client.Store }
+
+func (d someDown) Exists(ctx context.Context, r client.KeysRequest, touch bool) ([]client.Presence, error) {
+	have, err := d.Store.Exists(ctx, r, touch)
+	for i := range have {
+		if r.IDs[i][7]%2 == 1 {
+			have[i] = client.Unknown
+		}
+	}
+	return have, err
+}
+
+// TestFlatNodeDown: keys of a node that is down do not stop those of other nodes.
+func TestFlatNodeDown(t *testing.T) {
+	from, to := newSite(t, kv.IndexFlat), newSite(t, kv.IndexFlat)
+	ids := from.ids(1, 16)
+	from.put(ids, 1)
+	p := run(t, Options{Node: from.node.Storage, To: someDown{to.Store}}, func(p Progress) bool { return p.Phase == Waiting })
+	if p.CopiedBlocks != 8 || p.Left != 8 || p.Reason != "node_down" {
+		t.Errorf("%+v", p)
+	}
+	for i, id := range ids {
+		if n := to.has([]kv.BlockID{id}, 1); n != i%2 {
+			t.Errorf("%d blocks of key %d are copied", n, i+1)
+		}
+	}
+}
+
 // TestEpochEnds: blocks of an epoch that ends on both nodes between the read and the write of a copy are
 // not stored under another epoch, and the copies end.
 func TestEpochEnds(t *testing.T) {

@@ -1,0 +1,140 @@
+package move
+
+import (
+	"bytes"
+	"context"
+	"testing"
+	"time"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/lab/testetcd"
+	"github.com/penstock-kv/penstock/lab/testnode"
+	"github.com/penstock-kv/penstock/rdma/tcp"
+)
+
+// seen is a client with memory for a sequence.
+type seen struct {
+	*testing.T
+	*client.Store
+	ns     kv.Namespace
+	memory *client.Memory
+}
+
+func see(t *testing.T, o client.Options) *seen {
+	t.Helper()
+	engine, err := tcp.New(t.Context(), tcp.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = engine.Close() })
+	o.Engine, o.MembersEvery = engine, 20*time.Millisecond
+	s := &seen{T: t}
+	if s.Store, err = client.Open(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	if s.ns, err = s.EnsureNamespace(t.Context(), kv.Namespace{Name: "m", Index: kv.IndexTrie, Geometry: kv.SingleGroup(2, 4, 8<<10)}); err != nil {
+		t.Fatal(err)
+	}
+	if s.memory, err = s.Register(make([]byte, 2*s.ns.Geometry.BlockBytes())); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.memory.Close(context.Background()) })
+	return s
+}
+
+func (s *seen) ids(sequence int) []kv.BlockID {
+	var first, second kv.BlockID
+	first[0], first[1], second[0], second[1] = 1, byte(sequence), 2, byte(sequence)
+	return []kv.BlockID{first, second}
+}
+
+func (s *seen) write(sequence int) {
+	s.Helper()
+	copy(s.memory.Bytes(), bytes.Repeat([]byte{byte(sequence)}, len(s.memory.Bytes())))
+	w, err := s.Write(s.Context(), client.WriteRequest{Namespace: s.ns, IDs: s.ids(sequence), From: s.memory})
+	if err != nil || w.Blocks != 2 {
+		s.Fatalf("sequence %d: %+v, %v", sequence, w, err)
+	}
+}
+
+// blocks returns the number of blocks of a sequence that are read with the right bytes.
+func (s *seen) blocks(sequence int) int {
+	s.Helper()
+	clear(s.memory.Bytes())
+	r, err := s.Read(s.Context(), client.ReadRequest{Namespace: s.ns, IDs: s.ids(sequence), Into: s.memory})
+	if err != nil {
+		s.Fatal(err)
+	}
+	if n := int64(r.Blocks) * s.ns.Geometry.BlockBytes(); !bytes.Equal(s.memory.Bytes()[:n], bytes.Repeat([]byte{byte(sequence)}, int(n))) {
+		s.Errorf("sequence %d has other bytes", sequence)
+	}
+	return r.Blocks
+}
+
+// TestOverfull: copies pass over a member that is overfull, as new sequences do. They count as copied, and
+// clients find them without the drained node.
+func TestOverfull(t *testing.T) {
+	etcd := testetcd.Start(t, 1)
+	start := func(name string, capacity int64) *testnode.Node {
+		return testnode.Start(t, testnode.Options{Name: name, Etcd: etcd.Endpoints, CapacityBytes: capacity})
+	}
+	from, small, large := start("from", 32<<20), start("small", 8<<20), start("large", 32<<20)
+	onFrom, onSmall := see(t, client.Options{Servers: []string{from.Addr}}), see(t, client.Options{Servers: []string{small.Addr}})
+	const sequences, fill = 48, 96
+	for i := range sequences {
+		onFrom.write(i)
+	}
+	for i := sequences; i < fill; i++ {
+		onSmall.write(i)
+	}
+	conn, err := client.Dial(large.Addr, client.DialOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	admin := pb.NewAdminClient(conn)
+	if _, err := admin.DrainMember(t.Context(), &pb.DrainMemberRequest{Name: "from"}); err != nil {
+		t.Fatal(err)
+	}
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for limit := time.After(time.Minute); ; {
+		list, err := admin.ListMembers(t.Context(), &pb.ListMembersRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m := list.GetMembers()[2]; m.GetName() == "small" && m.GetUsedBytes() > m.GetCapacityBytes()*5/8 {
+			break
+		}
+		select {
+		case <-tick.C:
+		case <-limit:
+			t.Fatalf("the small node is not full: %v", list)
+		}
+	}
+	to := see(t, client.Options{Servers: []string{large.Addr}, Discover: true, SkipDraining: true})
+	p := run(t, Options{Node: from.Storage, To: to.Store}, done)
+	if p.CopiedBlocks != 2*sequences {
+		t.Errorf("%+v", p)
+	}
+	if err := from.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c := see(t, client.Options{Servers: []string{large.Addr}, Discover: true})
+	onLarge, passed := see(t, client.Options{Servers: []string{large.Addr}}), 0
+	places := []kv.Place{{Seed: kv.PlaceSeed("large"), Capacity: 32 << 20}, {Seed: kv.PlaceSeed("small"), Capacity: 8 << 20}}
+	for i := range sequences {
+		if kv.Home(places, c.ids(i)[0]) == 1 && onLarge.blocks(i) == 2 {
+			passed++
+		}
+		if n := c.blocks(i); n != 2 {
+			t.Errorf("%d blocks of sequence %d are found", n, i)
+		}
+	}
+	if passed == 0 {
+		t.Error("no copy passed the overfull node over")
+	}
+}
