@@ -55,11 +55,37 @@ func (n *node) openAdopter(level *slog.LevelVar) {
 	if n.cfg.Cluster.Adopt {
 		a.wg.Go(func() { n.cluster.FollowStores(a.life, a.adoptFree) })
 	}
-	n.onClose(func(context.Context) error {
-		a.stop()
+	n.onClose(a.close)
+}
+
+// close gives the adopted volumes up. It returns an error if that takes until ctx ends, for example
+// because the file system of an adopted node hangs.
+func (a *adopter) close(ctx context.Context) error {
+	a.mu.Lock()
+	a.stop()
+	a.mu.Unlock()
+	ended := make(chan struct{})
+	go func() {
 		a.wg.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
 		return nil
-	})
+	case <-ctx.Done():
+		return fmt.Errorf("the adopted volumes could not be given up in time; their leases end with the process: %w", context.Cause(ctx))
+	}
+}
+
+// begin runs f in a goroutine, for which close waits. It returns false if the node is about to end.
+func (a *adopter) begin(f func()) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.life.Err() != nil {
+		return false
+	}
+	a.wg.Go(f)
+	return true
 }
 
 // adoptFree adopts the stores without an owner whose volumes are here.
@@ -68,7 +94,7 @@ func (a *adopter) adoptFree(all []membership.StoreState) {
 		if s.Owner != nil || s.Claimed || s.Fence == 0 || s.ID == a.n.storeID || !a.isHere(s) {
 			continue
 		}
-		if _, err := a.adopt(a.life, s); err != nil && a.life.Err() == nil {
+		if _, err := a.adopt(s); err != nil && a.life.Err() == nil {
 			a.n.log.Warn("could not adopt the shared volumes of a node", "of", s.Node, "volumes", commaList(s.Dirs), "err", err)
 		}
 	}
@@ -99,11 +125,11 @@ func sharedStoreIn(ctx context.Context, dir string) (id string, fence uint32, er
 
 // adopt starts a node on the volumes of a store, and serves it until this node ends, the store's own
 // node wants it, or another process has it.
-func (a *adopter) adopt(ctx context.Context, s membership.StoreState) (*guest, error) {
+func (a *adopter) adopt(s membership.StoreState) (*guest, error) {
 	a.adopting.Lock()
 	defer a.adopting.Unlock()
 	if a.life.Err() != nil {
-		return nil, errors.New("this node is about to end")
+		return nil, errEnding
 	}
 	began := time.Now()
 	cfg, err := guestConfig(a.n.cfg, s)
@@ -112,7 +138,7 @@ func (a *adopter) adopt(ctx context.Context, s membership.StoreState) (*guest, e
 	}
 	log := a.n.log.With("adopted", s.Node)
 	from := source[config.Config]{cfg: cfg, read: func() (config.Config, error) { return cfg, nil }}
-	n, err := startNodeIn(ctx, a.n.cfg.Node, from, a.level, log)
+	n, err := startNodeIn(a.life, a.n.cfg.Node, from, a.level, log)
 	if err != nil {
 		return nil, err
 	}
@@ -125,6 +151,34 @@ func (a *adopter) adopt(ctx context.Context, s membership.StoreState) (*guest, e
 	a.wg.Go(func() { a.serve(s.ID, g) })
 	return g, nil
 }
+
+// adoptWithin is adopt for a caller who waits until ctx ends. The adoption continues after that, because
+// an opening of volumes cannot be interrupted.
+func (a *adopter) adoptWithin(ctx context.Context, s membership.StoreState) (*guest, error) {
+	type adopted struct {
+		guest *guest
+		err   error
+	}
+	ended := make(chan adopted, 1)
+	ok := a.begin(func() {
+		g, err := a.adopt(s)
+		if err != nil {
+			a.n.log.Warn("could not adopt the shared volumes of a node", "of", s.Node, "volumes", commaList(s.Dirs), "err", err)
+		}
+		ended <- adopted{g, err}
+	})
+	if !ok {
+		return nil, errEnding
+	}
+	select {
+	case r := <-ended:
+		return r.guest, r.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("the adoption continues; penstock volume list shows its end: %w", context.Cause(ctx))
+	}
+}
+
+var errEnding = errors.New("this node is about to end")
 
 func (a *adopter) serve(id string, g *guest) {
 	n := g.node
@@ -228,7 +282,7 @@ func (a *adopter) Adopt(ctx context.Context, path string, dryRun bool) (*pb.Adop
 	case !slices.Contains(s.Dirs, path):
 		return nil, fmt.Errorf("the volumes of node %s must be mounted here at the same paths: %s", s.Node, strings.Join(s.Dirs, ", "))
 	}
-	g, err := a.adopt(ctx, s)
+	g, err := a.adoptWithin(ctx, s)
 	if err != nil {
 		return nil, err
 	}

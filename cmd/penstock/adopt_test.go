@@ -1,0 +1,128 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"syscall"
+	"testing"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/lab/testetcd"
+	"github.com/penstock-kv/penstock/server/config"
+	"github.com/penstock-kv/penstock/server/membership"
+)
+
+// memberConfig is the configuration of a small member of a cluster.
+func memberConfig(e *testetcd.Etcd, name, dir string) config.Config {
+	cfg := config.Default()
+	cfg.Node, cfg.Data, cfg.IO = name, []string{dir}, "posix"
+	cfg.Listen, cfg.DataListen, cfg.HTTP = "127.0.0.1:0", "127.0.0.1:0", ""
+	cfg.Capacity, cfg.Arena, cfg.IndexCache, cfg.FreeFloor = 64<<20, 32<<20, 4<<20, 1<<20
+	cfg.Prewrite, cfg.ScrubRate = false, 0
+	cfg.Cluster.Etcd, cfg.Cluster.AdoptArena = e.Endpoints, 32<<20
+	return cfg
+}
+
+// openMember opens a member without serving its ports, and closes it when the test ends.
+func openMember(t *testing.T, cfg config.Config) *node {
+	t.Helper()
+	cfg.EnsureDefaults()
+	n, err := startNode(t.Context(), source[config.Config]{cfg: cfg, read: func() (config.Config, error) { return cfg, nil }}, new(slog.LevelVar), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := n.close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	<-n.cluster.Joined()
+	return n
+}
+
+// freeStore returns the directory of shared volumes of node a, which has ended.
+func freeStore(t *testing.T, e *testetcd.Etcd) string {
+	t.Helper()
+	dir := t.TempDir() + "/a"
+	cfg := memberConfig(e, "a", dir)
+	cfg.Shared = true
+	t.Run("node a", func(t *testing.T) { openMember(t, cfg) })
+	return dir
+}
+
+// storesOf returns the stores on shared volumes.
+func storesOf(t *testing.T, n *node) []membership.StoreState {
+	t.Helper()
+	all, err := n.cluster.Stores(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// guests returns the nodes that n has adopted, as node:fence.
+func guests(n *node) (all []string) {
+	for _, g := range n.adopter.Adopted() {
+		all = append(all, fmt.Sprintf("%s:%d", g.GetNode(), g.GetFence()))
+	}
+	return all
+}
+
+// TestAdoptionOutlivesItsCaller: an adoption continues when its caller no longer waits. If it stopped,
+// this process would own the volumes and not serve them.
+func TestAdoptionOutlivesItsCaller(t *testing.T) {
+	testkit.VerifyNone(t)
+	e := testetcd.Start(t, 1)
+	dir := freeStore(t, e)
+	b := openMember(t, memberConfig(e, "b", t.TempDir()+"/b"))
+	// The copy of the index waits until the test writes to the pipe.
+	pipe := dir + "/index-00000001/pipe"
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := b.adopter.Adopt(ctx, dir, false)
+		ended <- err
+	}()
+	var writer *os.File
+	awaitTrue(t, "the index is copied", func() (ok bool) {
+		var err error
+		writer, err = os.OpenFile(pipe, os.O_WRONLY|syscall.O_NONBLOCK, 0)
+		return err == nil
+	})
+	leave()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("the caller that left got %v", err)
+	}
+	if err := writer.Close(); err != nil {
+		t.Fatal(err)
+	}
+	awaitTrue(t, "the volumes are adopted", func() bool { return slices.Equal(guests(b), []string{"a:2"}) })
+}
+
+// TestAdopterClose: the end of a node does not wait without limit for an adopted node.
+func TestAdopterClose(t *testing.T) {
+	testkit.VerifyNone(t)
+	a := &adopter{}
+	a.life, a.stop = context.WithCancel(context.Background())
+	hang := make(chan struct{})
+	a.begin(func() { <-hang })
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := a.close(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("close while an adopted node hangs: %v", err)
+	}
+	if a.begin(func() {}) {
+		t.Error("an adoption begins while the node ends")
+	}
+	close(hang)
+	if err := a.close(context.Background()); err != nil {
+		t.Error(err)
+	}
+}
