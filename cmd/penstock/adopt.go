@@ -33,8 +33,27 @@ type adopter struct {
 
 	// adopting is held during an adoption.
 	adopting sync.Mutex
-	mu       sync.Mutex
-	guests   map[string]*guest // by the id of the store
+	// retries has the stores whose last adoption has failed. Only adoptFree uses it.
+	retries map[string]retry
+
+	mu     sync.Mutex
+	guests map[string]*guest // by the id of the store
+}
+
+// retry is the next attempt to adopt a store. Each attempt may use up one of the 65,535 fencing numbers
+// of the store, so the waits grow.
+type retry struct {
+	after time.Time
+	wait  time.Duration
+}
+
+// retryMax is the longest wait between two attempts.
+const retryMax = 10 * time.Minute
+
+// failed returns the retry after a failure at the time now. The first wait is first.
+func (r retry) failed(now time.Time, first time.Duration) retry {
+	wait := min(max(first, 2*r.wait), retryMax)
+	return retry{now.Add(wait), wait}
 }
 
 // guest is an adopted node.
@@ -49,7 +68,7 @@ func (n *node) openAdopter(level *slog.LevelVar) {
 	if n.cluster == nil || n.adoptedBy != "" {
 		return
 	}
-	a := &adopter{n: n, level: level, guests: make(map[string]*guest)}
+	a := &adopter{n: n, level: level, retries: make(map[string]retry), guests: make(map[string]*guest)}
 	a.life, a.stop = context.WithCancel(context.Background())
 	n.adopter = a
 	if n.cfg.Cluster.Adopt {
@@ -91,13 +110,36 @@ func (a *adopter) begin(f func()) bool {
 // adoptFree adopts the stores without an owner whose volumes are here.
 func (a *adopter) adoptFree(all []membership.StoreState) {
 	for _, s := range all {
-		if s.Owner != nil || s.Claimed || s.Fence == 0 || s.ID == a.n.storeID || !a.isHere(s) {
+		last := a.retries[s.ID]
+		if s.Owner != nil || s.Claimed || s.Fence == 0 || s.ID == a.n.storeID || time.Now().Before(last.after) || a.replaced(all, s) != nil || !a.isHere(s) {
 			continue
 		}
-		if _, err := a.adopt(s); err != nil && a.life.Err() == nil {
-			a.n.log.Warn("could not adopt the shared volumes of a node", "of", s.Node, "volumes", commaList(s.Dirs), "err", err)
+		_, err := a.adopt(s)
+		var owned *membership.OwnedError
+		switch {
+		case err == nil:
+			delete(a.retries, s.ID)
+		case a.life.Err() != nil, errors.As(err, &owned): // another member was first
+		default:
+			next := last.failed(time.Now(), a.n.cfg.Cluster.LeaseTTL.Std())
+			a.retries[s.ID] = next
+			a.n.log.Warn("could not adopt the shared volumes of a node", "of", s.Node, "volumes", commaList(s.Dirs), "next_try_in", next.wait, "err", err)
 		}
 	}
+}
+
+// replaced returns an error if the node of the store s has other volumes: an adopted node would take the
+// name of that node in the list of members.
+func (a *adopter) replaced(all []membership.StoreState, s membership.StoreState) error {
+	for _, other := range all {
+		if other.Node == s.Node && other.Revision > s.Revision {
+			return fmt.Errorf("node %s has other volumes: %s", s.Node, commaList(other.Dirs))
+		}
+	}
+	if s.Node == a.n.cfg.Node {
+		return fmt.Errorf("node %s is this node, which has other volumes", s.Node)
+	}
+	return nil
 }
 
 // isHere reports whether the directories of a store have its volumes on this host.
@@ -281,6 +323,13 @@ func (a *adopter) Adopt(ctx context.Context, path string, dryRun bool) (*pb.Adop
 		return nil, fmt.Errorf("etcd has no record of the store %s: it is of another cluster, or etcd was lost; start its node again", id)
 	case !slices.Contains(s.Dirs, path):
 		return nil, fmt.Errorf("the volumes of node %s must be mounted here at the same paths: %s", s.Node, strings.Join(s.Dirs, ", "))
+	}
+	all, err := a.n.cluster.Stores(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.replaced(all, s); err != nil {
+		return nil, err
 	}
 	g, err := a.adoptWithin(ctx, s)
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/lab/testetcd"
@@ -104,6 +105,62 @@ func TestAdoptionOutlivesItsCaller(t *testing.T) {
 		t.Fatal(err)
 	}
 	awaitTrue(t, "the volumes are adopted", func() bool { return slices.Equal(guests(b), []string{"a:2"}) })
+}
+
+// TestAdoptionFails: an adoption that fails is tried again after a wait only, because each attempt uses up
+// a fencing number. A node whose name belongs to other volumes is not adopted.
+func TestAdoptionFails(t *testing.T) {
+	testkit.VerifyNone(t)
+	e := testetcd.Start(t, 1)
+	dir := freeStore(t, e)
+	b := openMember(t, memberConfig(e, "b", t.TempDir()+"/b"))
+	link := dir + "/index-00000001/link"
+	if err := os.Symlink("missing", link); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		b.adopter.adoptFree(storesOf(t, b))
+	}
+	if all := storesOf(t, b); len(all) != 1 || all[0].Fence != 2 || all[0].Owner != nil {
+		t.Fatalf("after attempts that fail: %+v; want the fencing number 2 and no owner", all)
+	}
+	if err := os.Remove(link); err != nil {
+		t.Fatal(err)
+	}
+	clear(b.adopter.retries)
+	all := storesOf(t, b)
+	newer := all[0]
+	newer.ID, newer.Revision = "another", newer.Revision+1
+	b.adopter.adoptFree(append(all, newer))
+	if got := guests(b); len(got) > 0 {
+		t.Errorf("adopted %q although the node has other volumes", got)
+	}
+	own := all[0]
+	own.Node = "b"
+	if b.adopter.replaced(all, own) == nil {
+		t.Error("volumes with the name of the adopter itself can be adopted")
+	}
+	b.adopter.adoptFree(all)
+	if got := guests(b); !slices.Equal(got, []string{"a:3"}) {
+		t.Errorf("adopted %q; want a with the fencing number 3", got)
+	}
+}
+
+// TestRetry: the waits between attempts to adopt a store grow up to a limit.
+func TestRetry(t *testing.T) {
+	now := time.Unix(1000, 0)
+	var r retry
+	var waits []time.Duration
+	for range 8 {
+		r = r.failed(now, 10*time.Second)
+		if want := now.Add(r.wait); !r.after.Equal(want) {
+			t.Errorf("the next attempt is at %v; want %v", r.after, want)
+		}
+		waits = append(waits, r.wait/time.Second)
+	}
+	if want := []time.Duration{10, 20, 40, 80, 160, 320, 600, 600}; !slices.Equal(waits, want) {
+		t.Errorf("waits of %d seconds; want %d", waits, want)
+	}
 }
 
 // TestAdopterClose: the end of a node does not wait without limit for an adopted node.
