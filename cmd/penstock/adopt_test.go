@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -144,6 +146,10 @@ func TestAdoptionFails(t *testing.T) {
 	if got := guests(b); !slices.Equal(got, []string{"a:3"}) {
 		t.Errorf("adopted %q; want a with the fencing number 3", got)
 	}
+	awaitTrue(t, "the indexes of earlier owners are removed", func() bool {
+		names, err := filepath.Glob(dir + "/index*")
+		return err == nil && slices.Equal(names, []string{dir + "/index-00000003"})
+	})
 }
 
 // TestRetry: the waits between attempts to adopt a store grow up to a limit.
@@ -160,6 +166,35 @@ func TestRetry(t *testing.T) {
 	}
 	if want := []time.Duration{10, 20, 40, 80, 160, 320, 600, 600}; !slices.Equal(waits, want) {
 		t.Errorf("waits of %d seconds; want %d", waits, want)
+	}
+}
+
+// TestIndexesOfOwners: an interrupted start leaves the indexes of two owners that were last used at the same
+// start. The next start uses that of the later owner. A process refuses the index of a later owner.
+func TestIndexesOfOwners(t *testing.T) {
+	dir := t.TempDir()
+	index := func(fence uint32, boot uint64) string {
+		name := fmt.Sprintf("%s/index-%08x", dir, fence)
+		if err := errors.Join(os.Mkdir(name, 0o700), indexUse{boot: boot}.write(name)); err != nil {
+			t.Fatal(err)
+		}
+		return name
+	}
+	first, second := index(1, 1), index(2, 1)
+	newest, stale, err := indexDirs([]string{dir})
+	if err != nil || newest != second || !slices.Equal(stale, []string{first}) {
+		t.Fatalf("index %s, older ones %q, %v", newest, stale, err)
+	}
+	later := index(4, 4)
+	newest, stale, err = indexDirs([]string{dir})
+	if err != nil || newest != later {
+		t.Fatalf("index %s, %v", newest, err)
+	}
+	if _, _, err := new(node).ownIndex(newest, stale, 3); !errors.Is(err, membership.ErrTaken) {
+		t.Errorf("an owner takes the index of a later owner: %v", err)
+	}
+	if own, stale, err := new(node).ownIndex(newest, stale, 5); err != nil || own != dir+"/index-00000005" || !slices.Contains(stale, later) {
+		t.Errorf("the next owner: index %s, older ones %q, %v", own, stale, err)
 	}
 }
 
@@ -181,5 +216,17 @@ func TestAdopterClose(t *testing.T) {
 	close(hang)
 	if err := a.close(context.Background()); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestUnusableIndexIsClosed: a start that fails after the index was opened closes the index.
+func TestUnusableIndexIsClosed(t *testing.T) {
+	testkit.VerifyNone(t)
+	dir := t.TempDir()
+	if err := os.MkdirAll(dir+"/index/"+indexUseName, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if r := penstock(t, "", nil, small(dir)...); r.code == exitOK || !strings.Contains(r.err, indexUseName) {
+		t.Errorf("exit %d: %s", r.code, r.err)
 	}
 }
