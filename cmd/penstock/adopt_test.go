@@ -198,6 +198,25 @@ func TestIndexesOfOwners(t *testing.T) {
 	}
 }
 
+// TestStuckGuest: an adopted node gives the ownership up even if a device may still write to the volumes.
+// The process of the adopter lives on, so the lease would not end.
+func TestStuckGuest(t *testing.T) {
+	testkit.VerifyNone(t)
+	e := testetcd.Start(t, 1)
+	cfg := memberConfig(e, "a", t.TempDir())
+	cfg.Shared = true
+	const store = "00112233445566778899aabbccddeeff"
+	for range 2 {
+		n := &node{cfg: cfg, log: slog.New(slog.DiscardHandler), adoptedBy: "b", stuck: true}
+		if err := errors.Join(n.openOwner(), n.owner.Acquire(t.Context(), store), n.owner.Held(), n.closeParts(context.Background())); err != nil {
+			t.Fatal(err)
+		}
+		if n.owner.Held() == nil {
+			t.Error("the process still holds the store")
+		}
+	}
+}
+
 // TestAdopterClose: the end of a node does not wait without limit for an adopted node.
 func TestAdopterClose(t *testing.T) {
 	testkit.VerifyNone(t)

@@ -50,9 +50,11 @@ func (n *node) openOwner() error {
 		return err
 	}
 	n.onClose(func(ctx context.Context) error {
-		if n.stuck {
+		if n.stuck && n.adoptedBy == "" {
 			return nil // a device may still write to the volumes; the lease ends with the process
 		}
+		// The process of an adopted node lives on, and its lease would not end. What a device still writes
+		// to the volumes is a late write.
 		limited, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		if err := n.owner.Close(limited); err != nil {
