@@ -226,6 +226,7 @@ func (a *adopter) serve(id string, g *guest) {
 	n := g.node
 	ctx, cancel := context.WithCancel(a.life)
 	defer cancel()
+	defer n.live.run(ctx, nil)() // follows changed files of tokens and certificates
 	go func() {
 		defer cancel()
 		select {
@@ -258,6 +259,8 @@ func guestConfig(cfg config.Config, s membership.StoreState) (config.Config, err
 	cfg.HTTP, cfg.LocalSocket = "", ""
 	cfg.Trace = config.Trace{}
 	cfg.Cluster.Adopt = false
+	// The store's own node waits for the volumes for three lease_ttl.
+	cfg.DrainWithin = min(cfg.DrainWithin, cfg.Cluster.LeaseTTL)
 	cfg.Arena = cfg.Cluster.AdoptArena
 	cfg.Limits.ReadBytes, cfg.Limits.WriteBytes, cfg.Limits.LoanBytes, cfg.Limits.StagingBytes = 0, 0, 0, 0
 	for _, addr := range []*string{&cfg.Listen, &cfg.DataListen} {

@@ -76,12 +76,15 @@ func guests(n *node) (all []string) {
 }
 
 // TestAdoptionOutlivesItsCaller: an adoption continues when its caller no longer waits. If it stopped,
-// this process would own the volumes and not serve them.
+// this process would own the volumes and not serve them. The adopted node follows changes of the file
+// of tokens.
 func TestAdoptionOutlivesItsCaller(t *testing.T) {
 	testkit.VerifyNone(t)
 	e := testetcd.Start(t, 1)
 	dir := freeStore(t, e)
-	b := openMember(t, memberConfig(e, "b", t.TempDir()+"/b"))
+	cfg := memberConfig(e, "b", t.TempDir()+"/b")
+	cfg.Auth.TokenFile = writeFile(t, t.TempDir(), "token", []byte("first-token-of-the-test-0123456789\n"))
+	b := openMember(t, cfg)
 	// The copy of the index waits until the test writes to the pipe.
 	pipe := dir + "/index-00000001/pipe"
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
@@ -107,6 +110,15 @@ func TestAdoptionOutlivesItsCaller(t *testing.T) {
 		t.Fatal(err)
 	}
 	awaitTrue(t, "the volumes are adopted", func() bool { return slices.Equal(guests(b), []string{"a:2"}) })
+
+	b.adopter.mu.Lock()
+	guest := b.adopter.guests[storesOf(t, b)[0].ID].node
+	b.adopter.mu.Unlock()
+	const next = "second-token-of-the-test-0123456789"
+	if err := os.WriteFile(cfg.Auth.TokenFile, []byte(next+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	awaitTrue(t, "the adopted node uses the new token", func() bool { return slices.Equal(guest.live.credentials.Tokens(), []string{next}) })
 }
 
 // TestAdoptionFails: an adoption that fails is tried again after a wait only, because each attempt uses up
@@ -235,6 +247,20 @@ func TestAdopterClose(t *testing.T) {
 	close(hang)
 	if err := a.close(context.Background()); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestGuestConfig: an adopted node drains within one lease_ttl, because its own node waits for three.
+func TestGuestConfig(t *testing.T) {
+	cfg := config.Default()
+	cfg.Cluster.LeaseTTL, cfg.Cluster.Etcd = config.Duration(4*time.Second), []string{"127.0.0.1:1"}
+	cfg.Node, cfg.Listen, cfg.DataListen = "b", "127.0.0.1:0", "127.0.0.1:0"
+	guest, err := guestConfig(cfg, membership.StoreState{StoreRecord: membership.StoreRecord{Node: "a", Dirs: []string{"/mnt/a"}, CapacityBytes: 64 << 20}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := guest.DrainWithin.Std(); got != 4*time.Second {
+		t.Errorf("the adopted node drains within %v; want 4s", got)
 	}
 }
 
