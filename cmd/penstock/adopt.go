@@ -180,7 +180,7 @@ func (a *adopter) adopt(s membership.StoreState) (*guest, error) {
 	}
 	log := a.n.log.With("adopted", s.Node)
 	from := source[config.Config]{cfg: cfg, read: func() (config.Config, error) { return cfg, nil }}
-	n, err := startNodeIn(a.life, a.n.cfg.Node, from, a.level, log)
+	n, err := startNodeIn(a.life, a.n, from, a.level, log)
 	if err != nil {
 		return nil, err
 	}
