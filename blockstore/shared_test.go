@@ -432,3 +432,24 @@ func TestLateCreation(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestFencesUsedUp: a fencing number above the largest boot counter is refused before it is written. A
+// superblock with that number could not be read again.
+func TestFencesUsedUp(t *testing.T) {
+	dir, l := t.TempDir(), newLedger()
+	s, c := openShared(t, l, sharedDevice(t, dir))
+	l.fences[c.store] = ondisk.MaxBoot
+	if _, err := s.raiseBoot(t.Context(), s.boot); !errors.Is(err, ErrFloor) {
+		t.Errorf("a fencing number above the largest: %v; want ErrFloor", err)
+	}
+	if err := s.Close(context.Background()); err != nil {
+		t.Error(err)
+	}
+	dev := sharedDevice(t, dir)
+	if _, fence, err := SharedStore(t.Context(), dev); err != nil || fence != 1 {
+		t.Errorf("the fencing number on the volume is %d, %v; want 1", fence, err)
+	}
+	if err := dev.Close(); err != nil {
+		t.Error(err)
+	}
+}
