@@ -129,7 +129,7 @@
 //	  - Each owner has files of its own for superblock and catalogue, so a late write of either goes to a
 //	    file that is not read. The new owner removes the older files.
 //	  - A late segment header, file creation or removal takes effect at the next start at most: the blocks of
-//	    that segment are then misses.
+//	    that segment are then misses. The owner does not use the number of a file that was created late.
 //	  - The index is not on the volume's device. Package main copies it, so that each owner writes to a copy of its own.
 //
 // A rebuild of the index from the slot headers cannot distinguish a late write of a whole slot from

@@ -83,8 +83,8 @@ func (s *Store) raiseBoot(ctx context.Context, beyond uint32) (uint32, error) {
 	next := beyond + 1
 	if s.opts.Owner != nil {
 		var err error
-		if next, err = s.opts.Owner.Fence(ctx, beyond); err != nil {
-			return 0, fmt.Errorf("blockstore: %w", err)
+		if next, err = s.fenceAbove(ctx, beyond); err != nil {
+			return 0, err
 		}
 	}
 	s.boot = next

@@ -96,6 +96,10 @@ func (v *volume) createFile(g *segment, creatingBytes int64) (blockio.File, erro
 		v.log.Warn("file system has no room for another segment", "bytes", g.sizeBytes, "err", err)
 		return nil, errNoRoom
 	}
+	if errors.Is(err, blockio.ErrExist) {
+		v.log.Warn("a segment file exists that this process has not created: its number is not used until the next start", "segment", g.number)
+		v.space.skip(g.number)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("blockstore: volume %d: %w", v.index, err)
 	}

@@ -85,11 +85,8 @@ func catalogueOf(superName string) string {
 // of the volumes.
 func (s *Store) beginOwnership(ctx context.Context, last uint32) error {
 	var err error
-	if s.boot, err = s.opts.Owner.Fence(ctx, last); err != nil {
-		return fmt.Errorf("blockstore: %w", err)
-	}
-	if s.boot > ondisk.MaxBoot {
-		return fmt.Errorf("blockstore: all %d fencing numbers of this store are used up; begin with an empty directory: %w", ondisk.MaxBoot, ErrFloor)
+	if s.boot, err = s.fenceAbove(ctx, last); err != nil {
+		return err
 	}
 	s.fence = s.boot
 	// The catalogues of this owner have higher sequence numbers than any catalogue of an earlier
@@ -98,6 +95,18 @@ func (s *Store) beginOwnership(ctx context.Context, last uint32) error {
 	s.catalogueSequence = max(s.catalogueSequence, uint64(s.fence)<<sequenceBits)
 	s.mu.Unlock()
 	return nil
+}
+
+// fenceAbove returns a fencing number above last that fits into a generation.
+func (s *Store) fenceAbove(ctx context.Context, last uint32) (uint32, error) {
+	fence, err := s.opts.Owner.Fence(ctx, last)
+	if err != nil {
+		return 0, fmt.Errorf("blockstore: %w", err)
+	}
+	if fence > ondisk.MaxBoot {
+		return 0, fmt.Errorf("blockstore: all %d fencing numbers of this store are used up; begin with an empty directory: %w", ondisk.MaxBoot, ErrFloor)
+	}
+	return fence, nil
 }
 
 // ownFiles makes the superblock and the catalogue of this owner, if the volume is shared and does

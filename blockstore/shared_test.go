@@ -401,3 +401,55 @@ func TestInterruptedOwner(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestLateCreation: a segment file that an earlier owner creates late does not stop the writes of the new
+// owner, and the next start removes or uses it.
+func TestLateCreation(t *testing.T) {
+	dir, l := t.TempDir(), newLedger()
+	s, c := openShared(t, l, sharedDevice(t, dir))
+	if err := os.WriteFile(filepath.Join(dir, ondisk.SegmentName(0)), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b := newBlock("b", 8000, 2)
+	for i := 0; ; i++ { // a cut that meets the file fails
+		err := put(t, s, nil, b)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, blockio.ErrExist) || i == 10 {
+			t.Fatalf("put %d: %v", i, err)
+		}
+	}
+	if b.ref.Extent.Segment() == 0 {
+		t.Errorf("the block is in the segment of the earlier owner: %v", b.ref)
+	}
+	if err := s.Close(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	c.end()
+	s, _ = openShared(t, l, sharedDevice(t, dir), b)
+	if err := errors.Join(get(t, s, b, 0, 0), put(t, s, nil, newBlock("c", 8000, 2)), s.Close(context.Background())); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestFencesUsedUp: a fencing number above the largest boot counter is refused before it is written. A
+// superblock with that number could not be read again.
+func TestFencesUsedUp(t *testing.T) {
+	dir, l := t.TempDir(), newLedger()
+	s, c := openShared(t, l, sharedDevice(t, dir))
+	l.fences[c.store] = ondisk.MaxBoot
+	if _, err := s.raiseBoot(t.Context(), s.boot); !errors.Is(err, ErrFloor) {
+		t.Errorf("a fencing number above the largest: %v; want ErrFloor", err)
+	}
+	if err := s.Close(context.Background()); err != nil {
+		t.Error(err)
+	}
+	dev := sharedDevice(t, dir)
+	if _, fence, err := SharedStore(t.Context(), dev); err != nil || fence != 1 {
+		t.Errorf("the fencing number on the volume is %d, %v; want 1", fence, err)
+	}
+	if err := dev.Close(); err != nil {
+		t.Error(err)
+	}
+}

@@ -32,8 +32,12 @@ type space struct {
 	// that are retiring (to be removed because they exceed the capacity), by number.
 	blank, surplus map[uint32]*segment
 	// lowest is a lower bound of the unused segment numbers. Invariant: every number below lowest
-	// is in use.
+	// is in use or foreign.
 	lowest uint32
+	// foreign has the numbers of segment files that exist although this process did not find them at
+	// its start, for example because an earlier owner of a shared volume created them late. They are
+	// not used before the next start.
+	foreign map[uint32]bool
 	// fileBytes is the size of all files of the volume. creatingBytes is the part of
 	// fileBytes in files that are being created.
 	fileBytes, creatingBytes int64
@@ -299,7 +303,7 @@ func (s *space) newLocked(slotBytes int64, u use) *segment {
 	if ondisk.SegmentSlots(size, max(slotBytes, ondisk.Page)) == 0 {
 		return nil
 	}
-	for ; s.segment(s.lowest) != nil; s.lowest++ {
+	for ; s.segment(s.lowest) != nil || s.foreign[s.lowest]; s.lowest++ {
 	}
 	if s.lowest >= kv.MaxSegments {
 		return nil
@@ -319,6 +323,16 @@ func (s *space) beginCreate(g *segment) int64 {
 	defer s.mu.Unlock()
 	s.creatingBytes += g.sizeBytes
 	return s.creatingBytes
+}
+
+// skip makes the number of a segment foreign.
+func (s *space) skip(number uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.foreign == nil {
+		s.foreign = make(map[uint32]bool)
+	}
+	s.foreign[number] = true
 }
 
 // endCreate ends the creation of a segment's file; f is nil if the creation failed.

@@ -33,8 +33,27 @@ type adopter struct {
 
 	// adopting is held during an adoption.
 	adopting sync.Mutex
-	mu       sync.Mutex
-	guests   map[string]*guest // by the id of the store
+	// retries has the stores whose last adoption has failed. Only adoptFree uses it.
+	retries map[string]retry
+
+	mu     sync.Mutex
+	guests map[string]*guest // by the id of the store
+}
+
+// retry is the next attempt to adopt a store. Each attempt may use up one of the 65,535 fencing numbers
+// of the store, so the waits grow.
+type retry struct {
+	after time.Time
+	wait  time.Duration
+}
+
+// retryMax is the longest wait between two attempts.
+const retryMax = 10 * time.Minute
+
+// failed returns the retry after a failure at the time now. The first wait is first.
+func (r retry) failed(now time.Time, first time.Duration) retry {
+	wait := min(max(first, 2*r.wait), retryMax)
+	return retry{now.Add(wait), wait}
 }
 
 // guest is an adopted node.
@@ -49,29 +68,78 @@ func (n *node) openAdopter(level *slog.LevelVar) {
 	if n.cluster == nil || n.adoptedBy != "" {
 		return
 	}
-	a := &adopter{n: n, level: level, guests: make(map[string]*guest)}
+	a := &adopter{n: n, level: level, retries: make(map[string]retry), guests: make(map[string]*guest)}
 	a.life, a.stop = context.WithCancel(context.Background())
 	n.adopter = a
 	if n.cfg.Cluster.Adopt {
 		a.wg.Go(func() { n.cluster.FollowStores(a.life, a.adoptFree) })
 	}
-	n.onClose(func(context.Context) error {
-		a.stop()
+	n.onClose(a.close)
+}
+
+// close gives the adopted volumes up. It returns an error if that takes until ctx ends, for example
+// because the file system of an adopted node hangs.
+func (a *adopter) close(ctx context.Context) error {
+	a.mu.Lock()
+	a.stop()
+	a.mu.Unlock()
+	ended := make(chan struct{})
+	go func() {
 		a.wg.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
 		return nil
-	})
+	case <-ctx.Done():
+		return fmt.Errorf("the adopted volumes could not be given up in time; their leases end with the process: %w", context.Cause(ctx))
+	}
+}
+
+// begin runs f in a goroutine, for which close waits. It returns false if the node is about to end.
+func (a *adopter) begin(f func()) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.life.Err() != nil {
+		return false
+	}
+	a.wg.Go(f)
+	return true
 }
 
 // adoptFree adopts the stores without an owner whose volumes are here.
 func (a *adopter) adoptFree(all []membership.StoreState) {
 	for _, s := range all {
-		if s.Owner != nil || s.Claimed || s.Fence == 0 || s.ID == a.n.storeID || !a.isHere(s) {
+		last := a.retries[s.ID]
+		if s.Owner != nil || s.Claimed || s.Fence == 0 || s.ID == a.n.storeID || time.Now().Before(last.after) || a.replaced(all, s) != nil || !a.isHere(s) {
 			continue
 		}
-		if _, err := a.adopt(a.life, s); err != nil && a.life.Err() == nil {
-			a.n.log.Warn("could not adopt the shared volumes of a node", "of", s.Node, "volumes", commaList(s.Dirs), "err", err)
+		_, err := a.adopt(s)
+		var owned *membership.OwnedError
+		switch {
+		case err == nil:
+			delete(a.retries, s.ID)
+		case a.life.Err() != nil, errors.As(err, &owned): // another member was first
+		default:
+			next := last.failed(time.Now(), a.n.cfg.Cluster.LeaseTTL.Std())
+			a.retries[s.ID] = next
+			a.n.log.Warn("could not adopt the shared volumes of a node", "of", s.Node, "volumes", commaList(s.Dirs), "next_try_in", next.wait, "err", err)
 		}
 	}
+}
+
+// replaced returns an error if the node of the store s has other volumes: an adopted node would take the
+// name of that node in the list of members.
+func (a *adopter) replaced(all []membership.StoreState, s membership.StoreState) error {
+	for _, other := range all {
+		if other.Node == s.Node && other.Revision > s.Revision {
+			return fmt.Errorf("node %s has other volumes: %s", s.Node, commaList(other.Dirs))
+		}
+	}
+	if s.Node == a.n.cfg.Node {
+		return fmt.Errorf("node %s is this node, which has other volumes", s.Node)
+	}
+	return nil
 }
 
 // isHere reports whether the directories of a store have its volumes on this host.
@@ -99,11 +167,11 @@ func sharedStoreIn(ctx context.Context, dir string) (id string, fence uint32, er
 
 // adopt starts a node on the volumes of a store, and serves it until this node ends, the store's own
 // node wants it, or another process has it.
-func (a *adopter) adopt(ctx context.Context, s membership.StoreState) (*guest, error) {
+func (a *adopter) adopt(s membership.StoreState) (*guest, error) {
 	a.adopting.Lock()
 	defer a.adopting.Unlock()
 	if a.life.Err() != nil {
-		return nil, errors.New("this node is about to end")
+		return nil, errEnding
 	}
 	began := time.Now()
 	cfg, err := guestConfig(a.n.cfg, s)
@@ -112,7 +180,7 @@ func (a *adopter) adopt(ctx context.Context, s membership.StoreState) (*guest, e
 	}
 	log := a.n.log.With("adopted", s.Node)
 	from := source[config.Config]{cfg: cfg, read: func() (config.Config, error) { return cfg, nil }}
-	n, err := startNodeIn(ctx, a.n.cfg.Node, from, a.level, log)
+	n, err := startNodeIn(a.life, a.n, from, a.level, log)
 	if err != nil {
 		return nil, err
 	}
@@ -126,10 +194,39 @@ func (a *adopter) adopt(ctx context.Context, s membership.StoreState) (*guest, e
 	return g, nil
 }
 
+// adoptWithin is adopt for a caller who waits until ctx ends. The adoption continues after that, because
+// an opening of volumes cannot be interrupted.
+func (a *adopter) adoptWithin(ctx context.Context, s membership.StoreState) (*guest, error) {
+	type adopted struct {
+		guest *guest
+		err   error
+	}
+	ended := make(chan adopted, 1)
+	ok := a.begin(func() {
+		g, err := a.adopt(s)
+		if err != nil {
+			a.n.log.Warn("could not adopt the shared volumes of a node", "of", s.Node, "volumes", commaList(s.Dirs), "err", err)
+		}
+		ended <- adopted{g, err}
+	})
+	if !ok {
+		return nil, errEnding
+	}
+	select {
+	case r := <-ended:
+		return r.guest, r.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("the adoption continues; penstock volume list shows its end: %w", context.Cause(ctx))
+	}
+}
+
+var errEnding = errors.New("this node is about to end")
+
 func (a *adopter) serve(id string, g *guest) {
 	n := g.node
 	ctx, cancel := context.WithCancel(a.life)
 	defer cancel()
+	defer n.live.run(ctx, nil)() // follows changed files of tokens and certificates
 	go func() {
 		defer cancel()
 		select {
@@ -162,6 +259,8 @@ func guestConfig(cfg config.Config, s membership.StoreState) (config.Config, err
 	cfg.HTTP, cfg.LocalSocket = "", ""
 	cfg.Trace = config.Trace{}
 	cfg.Cluster.Adopt = false
+	// The store's own node waits for the volumes for three lease_ttl.
+	cfg.DrainWithin = min(cfg.DrainWithin, cfg.Cluster.LeaseTTL)
 	cfg.Arena = cfg.Cluster.AdoptArena
 	cfg.Limits.ReadBytes, cfg.Limits.WriteBytes, cfg.Limits.LoanBytes, cfg.Limits.StagingBytes = 0, 0, 0, 0
 	for _, addr := range []*string{&cfg.Listen, &cfg.DataListen} {
@@ -228,7 +327,14 @@ func (a *adopter) Adopt(ctx context.Context, path string, dryRun bool) (*pb.Adop
 	case !slices.Contains(s.Dirs, path):
 		return nil, fmt.Errorf("the volumes of node %s must be mounted here at the same paths: %s", s.Node, strings.Join(s.Dirs, ", "))
 	}
-	g, err := a.adopt(ctx, s)
+	all, err := a.n.cluster.Stores(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.replaced(all, s); err != nil {
+		return nil, err
+	}
+	g, err := a.adoptWithin(ctx, s)
 	if err != nil {
 		return nil, err
 	}

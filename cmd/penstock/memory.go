@@ -1,8 +1,11 @@
 package main
 
 import (
+	"maps"
 	"os"
 	"runtime/debug"
+	"slices"
+	"sync"
 	"sync/atomic"
 
 	"github.com/penstock-kv/penstock/blockstore"
@@ -46,13 +49,27 @@ type memoryBudget struct {
 	moved chan struct{}
 	stop  chan struct{}
 	done  chan struct{}
+
+	// host is the budget of the node that has adopted this one, nil for the node of the process.
+	host *memoryBudget
+	// mu guards guests, the budgets of the nodes that this one has adopted. It is held while the
+	// runtime's limit is set.
+	mu     sync.Mutex
+	guests map[*memoryBudget]struct{}
 }
 
-// newMemoryBudget sets the runtime's limit for an empty index, and adjusts it until close.
-func newMemoryBudget(cfg config.Config) *memoryBudget {
+// newMemoryBudget sets the runtime's limit for an empty index, and adjusts it until close. The limit is
+// that of host with its adopted nodes, if host is not nil.
+func newMemoryBudget(cfg config.Config, host *memoryBudget) *memoryBudget {
 	m := &memoryBudget{
 		arena: int64(cfg.Arena), cache: int64(cfg.IndexCache),
 		moved: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
+		host: host, guests: make(map[*memoryBudget]struct{}),
+	}
+	if host != nil {
+		host.mu.Lock()
+		host.guests[m] = struct{}{}
+		host.mu.Unlock()
 	}
 	m.limit()
 	go m.follow()
@@ -76,6 +93,12 @@ func (m *memoryBudget) follow() {
 func (m *memoryBudget) close() {
 	close(m.stop)
 	<-m.done
+	if m.host != nil {
+		m.host.mu.Lock()
+		delete(m.host.guests, m)
+		m.host.mu.Unlock()
+		m.host.limit()
+	}
 }
 
 // setIndex records the DRAM of the index, in bytes. It is trie.Options.Grew, so it must not block.
@@ -110,20 +133,35 @@ func (m *memoryBudget) limit() {
 	if read := m.measure.Load(); read != nil {
 		m.slots.Store((*read)())
 	}
+	if m.host != nil {
+		m.host.limit()
+		return
+	}
 	if os.Getenv("GOMEMLIMIT") != "" {
 		return
 	}
-	limit := workingHeap + m.index.Load() + m.slots.Load()
-	if !indexCacheOffHeap {
-		limit += m.cache + m.memtables.Load()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	limit := m.heap()
+	for g := range m.guests {
+		limit += g.heap()
 	}
 	debug.SetMemoryLimit(limit)
 }
 
-// parts returns the current parts of the budget.
+// heap returns the part of this node's budget that is in the Go heap.
+func (m *memoryBudget) heap() int64 {
+	heap := workingHeap + m.index.Load() + m.slots.Load()
+	if !indexCacheOffHeap {
+		heap += m.cache + m.memtables.Load()
+	}
+	return heap
+}
+
+// parts returns the current parts of the budget. Those of adopted nodes are one part.
 func (m *memoryBudget) parts() []server.MemoryPart {
 	m.limit()
-	return []server.MemoryPart{
+	parts := []server.MemoryPart{
 		{Name: "arena", Bytes: m.arena},
 		{Name: "index", Bytes: m.index.Load()},
 		{Name: "slots", Bytes: m.slots.Load()},
@@ -133,4 +171,17 @@ func (m *memoryBudget) parts() []server.MemoryPart {
 		{Name: "working heap", Bytes: workingHeap},
 		{Name: "process", Bytes: processBytes + (m.index.Load()+m.slots.Load())/10},
 	}
+	m.mu.Lock()
+	guests := slices.Collect(maps.Keys(m.guests))
+	m.mu.Unlock()
+	adopted := int64(0)
+	for _, g := range guests {
+		for _, p := range g.parts() {
+			adopted += p.Bytes
+		}
+	}
+	if adopted > 0 {
+		parts = append(parts, server.MemoryPart{Name: "adopted nodes", Bytes: adopted})
+	}
+	return parts
 }

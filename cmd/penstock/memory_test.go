@@ -94,7 +94,7 @@ func memoryChild(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer mem.Close()
-	budget := newMemoryBudget(cfg)
+	budget := newMemoryBudget(cfg, nil)
 	defer budget.close()
 	opts := trie.Options{Dir: t.TempDir(), CacheBytes: int64(cfg.IndexCache), MemTableBytes: 16 << 20, Grew: budget.setIndex}
 	store := fillStore(t, blocks)
@@ -202,5 +202,45 @@ func fillIndex(t *testing.T, index *trie.Trie, ns kv.Namespace, blocks, first in
 		if status, err = index.Put(status[:0], ns.ID, ns.Epoch, entries, false); err != nil || status[len(status)-1] != trie.Added {
 			t.Fatal(fmt.Sprint(status[max(0, len(status)-1):]), err)
 		}
+	}
+}
+
+// TestMemoryOfGuests: the limit of the runtime and the budget of a node include the nodes that it has
+// adopted, and an adopted node does not lower the limit.
+func TestMemoryOfGuests(t *testing.T) {
+	t.Setenv("GOMEMLIMIT", "")
+	before := debug.SetMemoryLimit(-1)
+	defer debug.SetMemoryLimit(before)
+	limit := func() int64 { return debug.SetMemoryLimit(-1) }
+	total := func(m *memoryBudget) (all int64) {
+		for _, p := range m.parts() {
+			all += p.Bytes
+		}
+		return all
+	}
+	cfg := config.Default()
+	host := newMemoryBudget(cfg, nil)
+	defer host.close()
+	host.index.Store(4 << 30)
+	host.limit()
+	alone, aloneTotal := limit(), total(host)
+	guest := newMemoryBudget(cfg, host)
+	if got := limit(); got < alone {
+		t.Errorf("with an empty adopted node the limit is %s; want at least %s", size(got), size(alone))
+	}
+	guest.index.Store(2 << 30)
+	guest.limit()
+	if got := limit(); got < alone+2<<30 {
+		t.Errorf("with an adopted node the limit is %s; want at least %s", size(got), size(alone+2<<30))
+	}
+	if got, want := total(host), aloneTotal+total(guest); got != want {
+		t.Errorf("the budget with an adopted node is %s; want %s", size(got), size(want))
+	}
+	guest.close()
+	if got := limit(); got != alone {
+		t.Errorf("after the adopted node the limit is %s; want %s", size(got), size(alone))
+	}
+	if got := total(host); got != aloneTotal {
+		t.Errorf("after the adopted node the budget is %s; want %s", size(got), size(aloneTotal))
 	}
 }

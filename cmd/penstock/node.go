@@ -67,14 +67,18 @@ type node struct {
 // startNode opens the volumes, the index and the listeners. The node serves no request before
 // server.Serve.
 func startNode(ctx context.Context, from source[config.Config], level *slog.LevelVar, log *slog.Logger) (*node, error) {
-	return startNodeIn(ctx, "", from, level, log)
+	return startNodeIn(ctx, nil, from, level, log)
 }
 
-// startNodeIn is startNode for a node whose volumes another node has adopted: by is that node, "" for a
-// node in a process of its own.
-func startNodeIn(ctx context.Context, by string, from source[config.Config], level *slog.LevelVar, log *slog.Logger) (_ *node, err error) {
+// startNodeIn is startNode for a node whose volumes host has adopted. host is nil for a node in a process of
+// its own.
+func startNodeIn(ctx context.Context, host *node, from source[config.Config], level *slog.LevelVar, log *slog.Logger) (_ *node, err error) {
 	cfg := from.cfg
-	n := &node{cfg: cfg, from: from, log: log, adoptedBy: by}
+	n := &node{cfg: cfg, from: from, log: log}
+	var memoryOfHost *memoryBudget
+	if host != nil {
+		n.adoptedBy, memoryOfHost = host.cfg.Node, host.budget
+	}
 	if n.cfg.Node == "" {
 		if n.cfg.Node, err = os.Hostname(); err != nil {
 			n.cfg.Node = "unnamed"
@@ -88,7 +92,7 @@ func startNodeIn(ctx context.Context, by string, from source[config.Config], lev
 	if n.plane, err = choosePlane(&cfg, thisHost()); err != nil {
 		return nil, err
 	}
-	n.budget = newMemoryBudget(cfg)
+	n.budget = newMemoryBudget(cfg, memoryOfHost)
 	n.onClose(func(context.Context) error {
 		n.budget.close()
 		return nil

@@ -156,8 +156,11 @@ func (n *node) openIndex(ctx context.Context, store *blockstore.Store) (index *t
 		return nil, withRebuild(err, n.cfg.Data)
 	}
 	defer func() {
-		if index != nil {
-			err = errors.Join(err, n.retireIndexes(dir, stale, store))
+		if index != nil && err == nil {
+			err = n.retireIndexes(dir, stale, store)
+		}
+		if index != nil && err != nil {
+			index, err = nil, errors.Join(err, index.Close())
 		}
 	}()
 	lost, err := storage.IndexLost(store, index)
@@ -285,8 +288,9 @@ func indexDir(data []string) (string, error) {
 // indexDirs returns the result of indexDir and the directories of older indexes.
 func indexDirs(data []string) (dir string, stale []string, err error) {
 	type found struct {
-		dir string
-		use indexUse
+		dir   string
+		use   indexUse
+		fence uint32
 	}
 	var all []found
 	for _, d := range data {
@@ -295,16 +299,18 @@ func indexDirs(data []string) (dir string, stale []string, err error) {
 			return "", nil, err
 		}
 		for _, dir := range names {
-			if name := filepath.Base(dir); name == indexName || ownedIndex.MatchString(name) {
-				all = append(all, found{dir, readIndexUse(dir)})
+			if fence, ok := parseIndexName(filepath.Base(dir)); ok {
+				all = append(all, found{dir, readIndexUse(dir), fence})
 			}
 		}
 	}
 	if len(all) == 0 {
 		return filepath.Join(data[0], indexName), nil, nil
 	}
-	slices.SortStableFunc(all, func(a, b found) int { return b.use.compare(a.use) })
-	if len(all) > 1 && all[0].use == all[1].use {
+	// An owner of shared volumes that ended before it had opened its index left a copy with the use of the
+	// original.
+	slices.SortStableFunc(all, func(a, b found) int { return cmp.Or(b.use.compare(a.use), cmp.Compare(b.fence, a.fence)) })
+	if len(all) > 1 && all[0].use == all[1].use && all[0].fence == all[1].fence {
 		return "", nil, fmt.Errorf("%d volumes have an index (%s and %s among them) of the same age; one index is from another node: move it away", len(all), all[0].dir, all[1].dir)
 	}
 	for _, f := range all[1:] {

@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -48,9 +50,11 @@ func (n *node) openOwner() error {
 		return err
 	}
 	n.onClose(func(ctx context.Context) error {
-		if n.stuck {
+		if n.stuck && n.adoptedBy == "" {
 			return nil // a device may still write to the volumes; the lease ends with the process
 		}
+		// The process of an adopted node lives on, and its lease would not end. What a device still writes
+		// to the volumes is a late write.
 		limited, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		if err := n.owner.Close(limited); err != nil {
@@ -87,25 +91,49 @@ func (n *node) whileOwner(ctx context.Context) (_ context.Context, ended func() 
 
 // ownedIndex matches the names of the indexes of shared volumes, which have the owner's fencing
 // number.
-var ownedIndex = regexp.MustCompile("^" + indexName + "-[0-9a-f]{8}$")
+var ownedIndex = regexp.MustCompile("^" + indexName + "-([0-9a-f]{8})$")
+
+// parseIndexName returns the fencing number in the name of an index, 0 if it has none. ok reports whether
+// it is the name of an index.
+func parseIndexName(name string) (fence uint32, ok bool) {
+	if name == indexName {
+		return 0, true
+	}
+	m := ownedIndex.FindStringSubmatch(name)
+	if m == nil {
+		return 0, false
+	}
+	number, err := strconv.ParseUint(m[1], 16, 32)
+	return uint32(number), err == nil
+}
 
 // escapeGlob returns a pattern that matches only dir.
 func escapeGlob(dir string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(dir)
 }
 
+// copySuffix follows the name of an index whose copy is not complete.
+const copySuffix = ".copy"
+
 // ownIndex makes a copy of the newest index, dir, under the name of this owner, and returns it with
 // the other indexes. The previous owner may hold the lock of its index, and write to it late: neither
 // concerns the copy.
 func (n *node) ownIndex(dir string, stale []string, fence uint32) (string, []string, error) {
 	own := filepath.Join(filepath.Dir(dir), fmt.Sprintf("%s-%08x", indexName, fence))
+	// If this process was stopped for a while, another process may own the volumes. This process must not
+	// remove that process's index.
+	for _, other := range append([]string{dir}, stale...) {
+		if later, _ := parseIndexName(filepath.Base(other)); later > fence {
+			return "", nil, fmt.Errorf("%s is the index of a later owner: %w", other, membership.ErrTaken)
+		}
+	}
 	if own == dir {
 		return dir, stale, nil
 	}
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
 		return own, stale, nil // a new store
 	}
-	begun := own + ".copy"
+	begun := own + copySuffix
 	if err := errors.Join(os.RemoveAll(begun), os.RemoveAll(own)); err != nil {
 		return "", nil, err
 	}
@@ -115,7 +143,12 @@ func (n *node) ownIndex(dir string, stale []string, fence uint32) (string, []str
 	if err := os.Rename(begun, own); err != nil {
 		return "", nil, err
 	}
-	return own, append(stale, dir), syncDir(filepath.Dir(own))
+	// Copies that earlier owners began and did not complete.
+	copies, err := filepath.Glob(filepath.Join(escapeGlob(filepath.Dir(own)), indexName+"-*"+copySuffix))
+	if err != nil {
+		return "", nil, err
+	}
+	return own, slices.Concat(stale, []string{dir}, copies), syncDir(filepath.Dir(own))
 }
 
 // copyIndex copies the files of an index. Sorted tables never change, so they are linked if the file
@@ -157,6 +190,9 @@ func (n *node) removeIndexes(stale []string) {
 	for _, old := range stale {
 		// The process of the earlier owner may still write to its index.
 		removing.Go(func() {
+			if n.owner.Held() != nil {
+				return // a later owner may be about to copy it; the next start removes it
+			}
 			if err := os.RemoveAll(old); err != nil {
 				n.log.Warn("could not remove the index of the volumes' previous owner", "index", old, "err", err)
 			}

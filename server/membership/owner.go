@@ -73,6 +73,8 @@ type StoreState struct {
 	LeaseTTL time.Duration
 	// Claimed: the store's own node waits for it.
 	Claimed bool
+	// Revision is the revision of etcd in which the last owner got its fencing number.
+	Revision int64
 }
 
 // ErrTaken: another process has become the owner of the store. The process must end its use of the
@@ -485,6 +487,7 @@ func (c *Cluster) stores(ctx context.Context) ([]StoreState, int64, error) {
 			if s.StoreRecord, err = decodeStore(kv.Key, kv.Value); err != nil {
 				return nil, 0, err
 			}
+			s.Revision = kv.ModRevision
 		case "owner":
 			s.Owner = new(OwnerRecord)
 			if err := json.Unmarshal(kv.Value, s.Owner); err != nil {

@@ -3,6 +3,8 @@ package membership_test
 import (
 	"context"
 	"errors"
+	"log/slog"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -10,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/server/membership"
 )
 
@@ -152,4 +155,46 @@ func TestNotHeld(t *testing.T) {
 	}
 	lost.Store(false)
 	r.await("the member is admitted again", func() bool { return c.Admit("") == nil })
+}
+
+// TestNotHeldDoesNotClaim: a member that may not own its shared volumes leaves the record of its name in
+// the list of members to the process that owns them. If it replaced that record, a change of a namespace
+// would not wait for the process that serves the volumes.
+func TestNotHeldDoesNotClaim(t *testing.T) {
+	r := newRig(t, 1)
+	join := func(addr string, held func() error, log *slog.Logger) *membership.Cluster {
+		c, err := membership.Join(membership.Options{
+			Endpoints: r.etcd.Endpoints, TTL: ttl, Member: membership.Member{Name: "a", Addr: addr, Store: storeID}, Node: r.store(), Held: held, Logger: log,
+		})
+		r.must(err)
+		t.Cleanup(func() { _ = c.Close(context.Background()) }) // its lease may have ended
+		return c
+	}
+	owner := join("owner:1", nil, nil)
+	r.await("the owner is admitted", func() bool { return owner.Admit("") == nil })
+	var holds atomic.Bool
+	var log testkit.Log
+	join("other:1", func() error {
+		if !holds.Load() {
+			return errors.New("the lease has ended")
+		}
+		return nil
+	}, slog.New(slog.NewTextHandler(&log, nil)))
+	addr := func() string {
+		all, err := owner.Members(r.ctx)
+		if err != nil || len(all) != 1 {
+			return ""
+		}
+		return all[0].Addr
+	}
+	at := ""
+	r.await("the other process has tried to join", func() bool {
+		at = addr()
+		return at == "other:1" || at == "owner:1" && strings.Contains(log.String(), "not a member of the cluster")
+	})
+	if at != "owner:1" {
+		t.Errorf("the member is at %s; want the address of the owner", at)
+	}
+	holds.Store(true)
+	r.await("the other process joins when it owns the volumes", func() bool { return addr() == "other:1" })
 }

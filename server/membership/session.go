@@ -135,11 +135,19 @@ func (s *session) follow(ctx context.Context) error {
 
 // claim writes the member's record, in the state joining. The name must be free, or belong to an
 // earlier process or session of the same volumes. That process or session has ended, although its
-// lease has not.
+// lease has not, or it has lost the volumes to this process.
 func (s *session) claim(ctx context.Context) error {
 	resp, err := s.etcd.Get(ctx, s.key)
 	if err != nil {
 		return fmt.Errorf("read the members: %w", err)
+	}
+	// A process that has lost its shared volumes must not replace the record of the process that serves
+	// them. The check follows the read: if another process becomes the owner after the check, it writes
+	// the record, and the transaction of put fails.
+	if s.opts.Held != nil {
+		if err := s.opts.Held(); err != nil {
+			return fmt.Errorf("this process may not own the shared volumes of node %q at the moment: %w", s.opts.Member.Name, err)
+		}
 	}
 	free := clientv3.Compare(clientv3.CreateRevision(s.key), "=", 0)
 	if len(resp.Kvs) > 0 {
