@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
-	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/internal/placement"
 )
 
 // directory follows the cluster's list of members. It has the time at which each member was last in
@@ -29,7 +29,7 @@ type directory struct {
 // member is a node that is in the list of members, or was.
 type member struct {
 	*node
-	place kv.Place
+	place placement.Place
 	seen  time.Time
 }
 
@@ -155,8 +155,8 @@ func (d *directory) replace(list []*pb.Member) {
 		}
 		// A member that joins again keeps its sequences, or stays draining, until it serves.
 		draining := m.GetState() == stateDraining || m.GetState() == stateJoining && old.place.Draining
-		old.place = kv.Place{
-			Seed: kv.PlaceSeed(m.GetName()), Capacity: max(1, m.GetCapacityBytes()), Draining: draining, Zone: m.GetZone(), Used: m.GetUsedBytes(),
+		old.place = placement.Place{
+			Seed: placement.PlaceSeed(m.GetName()), Capacity: max(1, m.GetCapacityBytes()), Draining: draining, Zone: m.GetZone(), Used: m.GetUsedBytes(),
 		}
 		old.seen = now
 	}
@@ -182,7 +182,7 @@ func (d *directory) replace(list []*pb.Member) {
 
 // publish makes the table that of the named members.
 func (d *directory) publish(names, hidden []string) {
-	t := &table{nodes: make([]*node, len(names)), places: make([]kv.Place, len(names))}
+	t := &table{nodes: make([]*node, len(names)), places: make([]placement.Place, len(names))}
 	for i, name := range names {
 		t.nodes[i], t.places[i] = d.members[name].node, d.members[name].place
 	}
@@ -190,10 +190,10 @@ func (d *directory) publish(names, hidden []string) {
 		t.hidden = append(t.hidden, d.members[name].node)
 	}
 	if len(names) == 0 {
-		t.nodes, t.places = []*node{d.nobody}, []kv.Place{{Capacity: 1}}
+		t.nodes, t.places = []*node{d.nobody}, []placement.Place{{Capacity: 1}}
 	}
-	t.overfull = kv.Overfull(t.places)
-	sameHomes := func(a, b kv.Place) bool {
+	t.overfull = placement.Overfull(t.places)
+	sameHomes := func(a, b placement.Place) bool {
 		a.Used, b.Used = 0, 0 // it changes with each write, and no home with it
 		return a == b
 	}

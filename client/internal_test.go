@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/internal/placement"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
 )
@@ -424,9 +425,9 @@ func TestReaders(t *testing.T) {
 	s := bareStore("a", "b", "c")
 	tab := &table{nodes: s.all()}
 	for _, n := range tab.nodes {
-		tab.places = append(tab.places, kv.Place{Seed: kv.PlaceSeed(n.target), Capacity: 1 << 30, Zone: "zone " + n.target})
+		tab.places = append(tab.places, placement.Place{Seed: placement.PlaceSeed(n.target), Capacity: 1 << 30, Zone: "zone " + n.target})
 	}
-	tab.overfull = kv.Overfull(tab.places)
+	tab.overfull = placement.Overfull(tab.places)
 	s.table.Store(tab)
 	three, one := kv.Namespace{Index: kv.IndexTrie, Replicas: 3}, kv.Namespace{Index: kv.IndexTrie}
 	var id kv.BlockID
@@ -497,10 +498,10 @@ func TestKeysAndLists(t *testing.T) {
 	s := bareStore("a", "b", "c")
 	tab := &table{nodes: s.all()}
 	for _, n := range tab.nodes {
-		tab.places = append(tab.places, kv.Place{Seed: kv.PlaceSeed(n.target), Capacity: 100})
+		tab.places = append(tab.places, placement.Place{Seed: placement.PlaceSeed(n.target), Capacity: 100})
 	}
 	tab.places[0].Used = 90
-	if tab.overfull = kv.Overfull(tab.places); !tab.overfull[0] {
+	if tab.overfull = placement.Overfull(tab.places); !tab.overfull[0] {
 		t.Fatal("no member is overfull")
 	}
 	ns := kv.Namespace{Name: "m", Index: kv.IndexFlat, Epoch: 1, Geometry: kv.SingleGroup(2, 4, 128)}

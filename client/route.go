@@ -8,6 +8,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"github.com/penstock-kv/penstock/internal/placement"
 	"github.com/penstock-kv/penstock/kv"
 )
 
@@ -33,13 +34,13 @@ func (sh *share) global(local int) int {
 func (s *Store) Placements() uint64 { return s.placements.Load() }
 
 // owner returns the node that stores new sequences whose first block is id: with Options.Discover
-// the one that kv.Home chooses, otherwise the node with the highest score for the block id
+// the one that placement.Home chooses, otherwise the node with the highest score for the block id
 // (rendezvous hashing). When a node is added, some sequences move to it, and all others stay on
 // their nodes. When a node is removed, only its own sequences change their node.
 func (s *Store) owner(id kv.BlockID) *node {
 	t := s.table.Load()
 	if t.places != nil {
-		return t.nodes[kv.Home(t.places, id)]
+		return t.nodes[placement.Home(t.places, id)]
 	}
 	best, bestScore := t.nodes[0], uint64(0)
 	for i, n := range t.nodes {
@@ -58,14 +59,14 @@ func (s *Store) homes(t *table, id kv.BlockID, n int) []*node {
 		return []*node{s.owner(id)}
 	}
 	var nodes []*node
-	for _, i := range kv.Homes(nil, t.places, id, n) {
+	for _, i := range placement.Homes(nil, t.places, id, n) {
 		nodes = append(nodes, t.nodes[i])
 	}
 	return nodes
 }
 
 // spareOf reports whether a sequence whose homes are at the indexes homes may be on the next node of
-// kv.Homes, because a new sequence may pass a home over (writing.homes). The blocks of a flat namespace
+// placement.Homes, because a new sequence may pass a home over (writing.homes). The blocks of a flat namespace
 // never pass a node over.
 func (t *table) spareOf(ns kv.Namespace, homes []int) bool {
 	return ns.Index != kv.IndexFlat && slices.ContainsFunc(homes, func(i int) bool { return t.places[i].Filling() })
@@ -82,7 +83,7 @@ func (s *Store) readers(ns kv.Namespace, id kv.BlockID) []*node {
 	}
 	copies := ns.Copies()
 	var room [kv.MaxReplicas + 1]int
-	homes := kv.Homes(room[:0], t.places, id, copies)
+	homes := placement.Homes(room[:0], t.places, id, copies)
 	if copies == 1 && !t.spareOf(ns, homes) {
 		return t.nodes[homes[0] : homes[0]+1 : homes[0]+1]
 	}
@@ -105,7 +106,7 @@ func (s *Store) readers(ns kv.Namespace, id kv.BlockID) []*node {
 	if !t.spareOf(ns, homes) {
 		return nodes
 	}
-	if more := kv.Homes(nil, t.places, id, copies+1); len(more) > len(homes) {
+	if more := placement.Homes(nil, t.places, id, copies+1); len(more) > len(homes) {
 		nodes = append(nodes, t.nodes[more[copies]])
 	}
 	return nodes
@@ -123,7 +124,7 @@ func (s *Store) former(ns kv.Namespace, id kv.BlockID) (nodes []*node) {
 	if t.places == nil {
 		return nil
 	}
-	for _, i := range kv.Former(nil, t.places, id, ns.Copies(), ns.Index != kv.IndexFlat) {
+	for _, i := range placement.Former(nil, t.places, id, ns.Copies(), ns.Index != kv.IndexFlat) {
 		nodes = append(nodes, t.nodes[i])
 	}
 	return nodes
@@ -131,7 +132,7 @@ func (s *Store) former(ns kv.Namespace, id kv.BlockID) (nodes []*node) {
 
 // anyDraining reports whether a member drains.
 func (s *Store) anyDraining() bool {
-	return slices.ContainsFunc(s.table.Load().places, func(p kv.Place) bool { return p.Draining })
+	return slices.ContainsFunc(s.table.Load().places, func(p placement.Place) bool { return p.Draining })
 }
 
 // routes returns a function from the index of a block to the nodes from which it is read, one after the

@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/internal/placement"
 	"github.com/penstock-kv/penstock/kv"
 )
 
@@ -71,8 +72,8 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 type table struct {
 	nodes []*node
 	// places are those of nodes, in the same order. Without Options.Discover there are none. overfull is
-	// kv.Overfull of places.
-	places   []kv.Place
+	// placement.Overfull of places.
+	places   []placement.Place
 	overfull []bool
 	// hidden are members that drain, with Options.SkipDraining.
 	hidden []*node

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/penstock-kv/penstock/internal/placement"
 	"github.com/penstock-kv/penstock/kv"
 )
 
@@ -326,14 +327,14 @@ func (w *writing) copies(ctx context.Context) [][]line {
 }
 
 // homes returns the nodes that store the sequence. A new sequence passes over one home that is overfull
-// and goes to the next node of kv.Homes instead, unless that is overfull too.
+// and goes to the next node of placement.Homes instead, unless that is overfull too.
 func (w *writing) homes(ctx context.Context, t *table) []*node {
 	root, copies := w.ids[0], w.req.Namespace.Copies()
 	nodes := w.store.homes(t, root, copies)
 	if t.places == nil || w.req.First > 0 {
 		return nodes
 	}
-	at := kv.Homes(nil, t.places, root, copies+1)
+	at := placement.Homes(nil, t.places, root, copies+1)
 	if len(at) == len(nodes) || t.overfull[at[copies]] {
 		return nodes
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/internal/placement"
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/lab/testetcd"
@@ -453,13 +454,13 @@ func TestDrainJoin(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	before := []kv.Place{{Seed: kv.PlaceSeed("a"), Capacity: 1}, {Seed: kv.PlaceSeed("b"), Capacity: 1}}
-	after := []kv.Place{before[0], {Seed: kv.PlaceSeed("c"), Capacity: 1}}
+	before := []placement.Place{{Seed: placement.PlaceSeed("a"), Capacity: 1}, {Seed: placement.PlaceSeed("b"), Capacity: 1}}
+	after := []placement.Place{before[0], {Seed: placement.PlaceSeed("c"), Capacity: 1}}
 	var moved []int // the sequences of b whose node is c
 	for i := range sequenceCount {
 		copied := chain
 		ids, _ := copied.Append(nil, elsewhere.tokens(i, 1))
-		if kv.Home(before, ids[0]) == 1 && kv.Home(after, ids[0]) == 1 {
+		if placement.Home(before, ids[0]) == 1 && placement.Home(after, ids[0]) == 1 {
 			moved = append(moved, i)
 		}
 	}

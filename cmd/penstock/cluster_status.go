@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
-	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/internal/placement"
 	"github.com/penstock-kv/penstock/server/membership"
 )
 
@@ -89,7 +89,7 @@ func clusterStateOf(members []*pb.Member, expect int) clusterState {
 	s := clusterState{Members: len(members), Zones: []zoneState{}, Moves: []string{}, Notes: []string{}, Faults: []string{}}
 	zones := make(map[string]*zoneState)
 	versions := make(map[string][]string)
-	places := make([]kv.Place, len(members))
+	places := make([]placement.Place, len(members))
 	for i, m := range members {
 		z := zones[m.GetZone()]
 		if z == nil {
@@ -106,7 +106,7 @@ func clusterStateOf(members []*pb.Member, expect int) clusterState {
 		s.CapacityBytes += m.GetCapacityBytes()
 		s.UsedBytes += m.GetUsedBytes()
 		versions[m.GetVersion()] = append(versions[m.GetVersion()], m.GetName())
-		places[i] = kv.Place{Capacity: max(1, m.GetCapacityBytes()), Used: m.GetUsedBytes()}
+		places[i] = placement.Place{Capacity: max(1, m.GetCapacityBytes()), Used: m.GetUsedBytes()}
 	}
 	for _, z := range zones {
 		s.Zones = append(s.Zones, *z)
@@ -115,7 +115,7 @@ func clusterStateOf(members []*pb.Member, expect int) clusterState {
 	if s.Serving < expect {
 		s.fault("%d nodes serve; --expect has %d", s.Serving, expect)
 	}
-	overfull := kv.Overfull(places)
+	overfull := placement.Overfull(places)
 	for i, m := range members {
 		if !serves(m) {
 			s.fault("node %s is %s since %s: it serves nothing", m.GetName(), m.GetState(), time.UnixMilli(m.GetSinceUnixMs()).UTC().Format(time.RFC3339))

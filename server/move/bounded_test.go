@@ -8,6 +8,7 @@ import (
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/internal/placement"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/lab/testetcd"
 	"github.com/penstock-kv/penstock/lab/testnode"
@@ -125,9 +126,9 @@ func TestOverfull(t *testing.T) {
 	}
 	c := see(t, client.Options{Servers: []string{large.Addr}, Discover: true})
 	onLarge, passed := see(t, client.Options{Servers: []string{large.Addr}}), 0
-	places := []kv.Place{{Seed: kv.PlaceSeed("large"), Capacity: 32 << 20}, {Seed: kv.PlaceSeed("small"), Capacity: 8 << 20}}
+	places := []placement.Place{{Seed: placement.PlaceSeed("large"), Capacity: 32 << 20}, {Seed: placement.PlaceSeed("small"), Capacity: 8 << 20}}
 	for i := range sequences {
-		if kv.Home(places, c.ids(i)[0]) == 1 && onLarge.blocks(i) == 2 {
+		if placement.Home(places, c.ids(i)[0]) == 1 && onLarge.blocks(i) == 2 {
 			passed++
 		}
 		if n := c.blocks(i); n != 2 {

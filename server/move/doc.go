@@ -7,7 +7,7 @@
 //	             storage.Node ── Load ─► relay ── Write ─► client.Store of the cluster, without its
 //	                           verified   (rate)  verified  draining members
 //
-// The package does not choose the node of a sequence: the client does (kv.Home), by the function by
+// The package does not choose the node of a sequence: the client does (placement.Home), by the function by
 // which all clients place new sequences. It deletes nothing: the node serves all of its blocks until
 // it is removed.
 //

@@ -1,14 +1,16 @@
-package kv
+package placement
 
 import (
 	"encoding/binary"
 	"math"
 	"slices"
 	"testing"
+
+	"github.com/penstock-kv/penstock/kv"
 )
 
-func roots(n int) []BlockID {
-	ids := make([]BlockID, n)
+func roots(n int) []kv.BlockID {
+	ids := make([]kv.BlockID, n)
 	for i := range ids {
 		binary.LittleEndian.PutUint64(ids[i][:], uint64(i))
 	}

@@ -1,10 +1,22 @@
-package kv
+// Package placement chooses the nodes of a cluster that store a sequence of blocks, by the names, capacities,
+// zones and fills of the nodes. Clients and the mover of a draining node use it, so they choose alike. It
+// is pure, and has no locks.
+//
+//	list of members ─► []Place ─┬─ Home ────► the node for new blocks
+//	id of the first block ──────┼─ Homes ───► the nodes of all replicas
+//	                            ├─ Overfull ► the nodes that new sequences pass over
+//	                            └─ Former ──► draining nodes that may still have the sequence
+//
+// docs/cluster.md has the rules for users.
+package placement
 
 import (
 	"math"
 	"slices"
 
 	"github.com/zeebo/xxh3"
+
+	"github.com/penstock-kv/penstock/kv"
 )
 
 // Place is a node of a cluster, as far as the choice of a node for a sequence depends on it.
@@ -26,7 +38,7 @@ func PlaceSeed(name string) uint64 { return xxh3.HashString(name) }
 // score returns the score of the place for a sequence; the lowest one wins. A node gets sequences
 // in proportion to its capacity (weighted rendezvous hashing: the logarithmic method of Schindelhauer
 // and Schomaker, "Weighted Distributed Hash Tables", SPAA 2005).
-func (p Place) score(root BlockID) float64 {
+func (p Place) score(root kv.BlockID) float64 {
 	// u is uniform in (0, 1), so -ln(u)/capacity is exponential with the rate capacity. The smallest of
 	// several is that of a place with a probability in proportion to the place's capacity.
 	u := (float64(xxh3.HashSeed(root[:], p.Seed)>>11) + 0.5) / (1 << 53)
@@ -39,7 +51,7 @@ func (p Place) score(root BlockID) float64 {
 //
 // When a place is added, some sequences move to it, and all others stay. When a place is removed, or
 // begins to drain, only its own sequences move.
-func Home(places []Place, root BlockID) int {
+func Home(places []Place, root kv.BlockID) int {
 	home, any := -1, 0
 	var homeScore, anyScore float64
 	for i, p := range places {
@@ -63,7 +75,7 @@ func Home(places []Place, root BlockID) int {
 // first of those of more places. Draining places count only if all places drain.
 //
 // When a place is added or removed, at most one of the homes of a sequence changes.
-func Homes(dst []int, places []Place, root BlockID, n int) []int {
+func Homes(dst []int, places []Place, root kv.BlockID, n int) []int {
 	home := Home(places, root)
 	from := len(dst)
 	dst = append(dst, home)
@@ -98,7 +110,7 @@ func Homes(dst []int, places []Place, root BlockID, n int) []int {
 // Former appends to dst the indexes of the draining places that may have a sequence that is stored n times,
 // because they were among its Homes before they began to drain, whichever other places drained then. With
 // spare, a place also counts if the sequence may have passed over one of its homes (Filling) to it.
-func Former(dst []int, places []Place, root BlockID, n int, spare bool) []int {
+func Former(dst []int, places []Place, root kv.BlockID, n int, spare bool) []int {
 	if !slices.ContainsFunc(places, func(p Place) bool { return p.Draining }) {
 		return dst
 	}

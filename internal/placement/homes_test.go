@@ -1,4 +1,4 @@
-package kv
+package placement
 
 import (
 	"fmt"
@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/penstock-kv/penstock/kv"
 )
 
 // drawPlaces returns places with names of their own, in up to four zones.
@@ -23,13 +25,13 @@ func drawPlaces(t *rapid.T, atLeast int) []Place {
 	return out
 }
 
-func drawRoot(t *rapid.T) (id BlockID) {
-	copy(id[:], rapid.SliceOfN(rapid.Byte(), BlockIDSize, BlockIDSize).Draw(t, "root"))
+func drawRoot(t *rapid.T) (id kv.BlockID) {
+	copy(id[:], rapid.SliceOfN(rapid.Byte(), kv.BlockIDSize, kv.BlockIDSize).Draw(t, "root"))
 	return id
 }
 
 // seedsOf returns the identities of the homes of a sequence.
-func seedsOf(places []Place, root BlockID, n int) (seeds []uint64) {
+func seedsOf(places []Place, root kv.BlockID, n int) (seeds []uint64) {
 	for _, i := range Homes(nil, places, root, n) {
 		seeds = append(seeds, places[i].Seed)
 	}
@@ -42,7 +44,7 @@ func seedsOf(places []Place, root BlockID, n int) (seeds []uint64) {
 func TestHomes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		all, root := drawPlaces(t, 1), drawRoot(t)
-		n := rapid.IntRange(1, MaxReplicas+1).Draw(t, "copies")
+		n := rapid.IntRange(1, kv.MaxReplicas+1).Draw(t, "copies")
 		homes := Homes(nil, all, root, n)
 		if homes[0] != Home(all, root) {
 			t.Fatalf("the homes are %d; Home is %d", homes, Home(all, root))
@@ -90,7 +92,7 @@ func TestHomesStable(t *testing.T) {
 			after[i].Draining = false
 		}
 		before, root := after[:len(after)-1], drawRoot(t)
-		n := rapid.IntRange(1, MaxReplicas).Draw(t, "copies")
+		n := rapid.IntRange(1, kv.MaxReplicas).Draw(t, "copies")
 		was, is := seedsOf(before, root, n), seedsOf(after, root, n)
 		joined := after[len(after)-1].Seed
 		gained := slices.DeleteFunc(slices.Clone(is), func(s uint64) bool { return slices.Contains(was, s) })
@@ -111,7 +113,7 @@ func TestFormer(t *testing.T) {
 		for i := range was {
 			was[i].Draining = is[i].Draining && rapid.Bool().Draw(t, "drained")
 		}
-		n := rapid.IntRange(1, MaxReplicas).Draw(t, "copies")
+		n := rapid.IntRange(1, kv.MaxReplicas).Draw(t, "copies")
 		now, keys, chains := Homes(nil, is, root, n), Former(nil, is, root, n, false), Former(nil, is, root, n, true)
 		before := Homes(nil, was, root, n+1)
 		copies := before[:min(n, len(before))]
