@@ -132,7 +132,7 @@ func (a *adopter) adoptFree(all []membership.StoreState) {
 // name of that node in the list of members.
 func (a *adopter) replaced(all []membership.StoreState, s membership.StoreState) error {
 	for _, other := range all {
-		if other.Node == s.Node && other.Revision > s.Revision {
+		if other.ID != s.ID && other.Node == s.Node && other.Revision > s.Revision {
 			return fmt.Errorf("node %s has other volumes: %s", s.Node, commaList(other.Dirs))
 		}
 	}

@@ -149,6 +149,11 @@ func TestAdoptionFails(t *testing.T) {
 	if got := guests(b); len(got) > 0 {
 		t.Errorf("adopted %q although the node has other volumes", got)
 	}
+	changed := all[0]
+	changed.Revision++
+	if err := b.adopter.replaced([]membership.StoreState{changed}, all[0]); err != nil {
+		t.Errorf("a store that has changed meanwhile counts as another: %v", err)
+	}
 	own := all[0]
 	own.Node = "b"
 	if b.adopter.replaced(all, own) == nil {
