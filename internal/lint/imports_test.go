@@ -158,6 +158,7 @@ var testEdges = []struct {
 	{"rdma/topo", []string{"rdma/topo/topotest"}, "hosts that the tests don't run on"},
 	{"dualpath/prfaas", []string{"kv", "trie", "trie/evict"}, "the tests compare its pools' reusable prefixes with the prefixes that the index of a storage node finds"},
 	{"lab/cluster", []string{"lab/testnode", "lab/testplanner", "server/planner"}, "the tests run the nodes of a cluster in their process"},
+	{"lab/replay", []string{"lab/testnode"}, "the tests replay on a node in their process"},
 	{"lab/emulate", []string{"api/...", "lab/testnode", "lab/testplanner", "server/planner"}, "an emulated cluster is tested against real nodes in one process"},
 	{"internal/zmtp", []string{"internal/zmtp/zmtptest"}, "the tests connect peers"},
 	{"internal/kvevents", []string{"client", "lab/testnode", "internal/zmtp/zmtptest"}, "the tests compare published blocks with the blocks of real nodes"},
