@@ -381,10 +381,8 @@ func TestRunbooks(t *testing.T) {
 			l := startLoad(t, o.hosts["n1"])
 			before := l.puts.Load()
 			o.run(steps)
+			awaitTrue(t, "the load goes on", func() bool { return l.puts.Load() > before })
 			l.stop()
-			if l.puts.Load() == before {
-				t.Error("the load stored nothing during the replacement")
-			}
 			l.all()
 		},
 		"Replace a dead disk": func(t *testing.T, steps []step) {
