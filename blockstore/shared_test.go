@@ -139,8 +139,8 @@ func openShared(t *testing.T, l *ledger, dev blockio.Device, index ...*block) (*
 	return s, c
 }
 
-// TestLateWrites: what an owner of a shared volume writes after another process has taken the volume
-// over is a miss. The late writes are those of a slot, whole or only its second part, of a catalogue,
+// TestLateWrites: a write of an owner of a shared volume is a miss if another process has taken the volume
+// over before. The late writes are those of a slot, whole or only its second part, of a catalogue,
 // and of a superblock. The new owner's blocks and catalogue stay, and the next owner finds them.
 func TestLateWrites(t *testing.T) {
 	for _, skip := range []int64{0, ondisk.Page} {

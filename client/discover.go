@@ -22,8 +22,8 @@ type directory struct {
 	store *Store
 	// members are the nodes in the list, by their names.
 	members map[string]*member
-	// nobody is a node that is down, for a table without members.
-	nobody *node
+	// absent is a node that is down, for a table without members.
+	absent *node
 }
 
 // member is a node that is in the list of members, or was.
@@ -37,8 +37,8 @@ type member struct {
 // of Options.Servers) returns the list, all blocks are misses until a seed does. It fails if the
 // seeds that answer are not in a cluster, or refuse the client.
 func (s *Store) discover(ctx context.Context, warn *slog.Logger) error {
-	d := &directory{store: s, members: make(map[string]*member), nobody: newNode(s, "the cluster of "+strings.Join(s.opts.Servers, ","))}
-	d.nobody.leave()
+	d := &directory{store: s, members: make(map[string]*member), absent: newNode(s, "the cluster of "+strings.Join(s.opts.Servers, ","))}
+	d.absent.leave()
 	d.publish(nil, nil)
 	switch err := d.refresh(ctx); {
 	case errors.Is(err, errDown):
@@ -190,7 +190,7 @@ func (d *directory) publish(names, hidden []string) {
 		t.hidden = append(t.hidden, d.members[name].node)
 	}
 	if len(names) == 0 {
-		t.nodes, t.places = []*node{d.nobody}, []placement.Place{{Capacity: 1}}
+		t.nodes, t.places = []*node{d.absent}, []placement.Place{{Capacity: 1}}
 	}
 	t.overfull = placement.Overfull(t.places)
 	sameHomes := func(a, b placement.Place) bool {

@@ -64,7 +64,7 @@
 // retry cannot mend: ErrAuth, ErrProvider, ErrVersion, ErrNotFound, ErrRequest, ErrMismatch,
 // ErrClosed.
 //
-// # What a caller may rely on
+// # Guarantees
 //
 //   - exact-or-miss: a block counts in ReadResult.Blocks only after the bytes in
 //     the caller's memory hashed to the checksums of their writer. The checksums are

@@ -458,7 +458,7 @@ func TestReaders(t *testing.T) {
 func TestPlacements(t *testing.T) {
 	s := bareStore()
 	s.ctx = t.Context()
-	d := &directory{store: s, members: make(map[string]*member), nobody: newNode(s, "the cluster")}
+	d := &directory{store: s, members: make(map[string]*member), absent: newNode(s, "the cluster")}
 	list := []*pb.Member{{Name: "a", Addr: "a:1", CapacityBytes: 100}, {Name: "b", Addr: "b:1", CapacityBytes: 100}, {Name: "c", Addr: "c:1", CapacityBytes: 100}}
 	for _, step := range []struct {
 		name    string

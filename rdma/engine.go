@@ -209,8 +209,8 @@ type Stats struct {
 	RefusedIn [6]uint64
 	// DrainedBytesIn is the payload of refused operations in bytes, which was read and discarded.
 	DrainedBytesIn uint64
-	// AuthFailures is the number of handshakes that ended without proof of the token, except those that
-	// the peer ended before it sent a proof.
+	// AuthFailures is the number of handshakes that ended without proof of the token. A handshake that the
+	// peer ended before it sent a proof does not count.
 	AuthFailures uint64
 	// MalformedFrames is the number of malformed frames; each of them ended its session.
 	MalformedFrames uint64

@@ -103,7 +103,7 @@ func (s *spend) take(now time.Time, n int) {
 	}
 }
 
-// fillLocked adds the tokens of the time since the last call, up to those of one second.
+// fillLocked adds the tokens of the time since the last call. The bucket has at most the tokens of one second.
 func (s *spend) fillLocked(now time.Time) {
 	if d := now.Sub(s.at); d > 0 {
 		s.tokens = min(s.tokens+d.Seconds()*float64(s.perSecond), float64(s.perSecond))

@@ -64,7 +64,7 @@ func (s *adminService) ListVolumes(context.Context, *pb.ListVolumesRequest) (*pb
 // Adopter serves the shared volumes of other nodes in this process.
 type Adopter interface {
 	// Adopt begins to serve the volumes to which the directory path belongs. With dryRun it only
-	// reports what it finds.
+	// reports the owner and the size of the volumes.
 	Adopt(ctx context.Context, path string, dryRun bool) (*pb.AdoptVolumeResponse, error)
 	// Adopted returns the nodes that are served.
 	Adopted() []*pb.AdoptedNode

@@ -194,7 +194,7 @@ func (a *adopter) adopt(s membership.StoreState) (*guest, error) {
 	return g, nil
 }
 
-// adoptWithin is adopt for a caller who waits until ctx ends. The adoption continues after that, because
+// adoptWithin is adopt for a caller that waits until ctx ends. The adoption continues after that, because
 // an opening of volumes cannot be interrupted.
 func (a *adopter) adoptWithin(ctx context.Context, s membership.StoreState) (*guest, error) {
 	type adopted struct {

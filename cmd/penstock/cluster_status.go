@@ -25,7 +25,7 @@ type clusterState struct {
 	Zones         []zoneState `json:"zones"`
 	// Moves are the copies of draining nodes, one line each.
 	Moves []string `json:"moves"`
-	// Notes are facts that need no action, and Faults those that do.
+	// Notes are facts that need no action. Faults are facts that need an action.
 	Notes  []string `json:"notes"`
 	Faults []string `json:"faults"`
 }

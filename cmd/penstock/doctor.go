@@ -204,7 +204,7 @@ func (d *doctor) examineStatus(s *pb.StatusResponse) {
 		case failures > 0:
 			hint = fmt.Sprintf("%d transfers have failed since the start; look at the disk (dmesg, smartctl)", failures)
 		case strings.HasPrefix(s.GetIoReason(), reason3FS):
-			hint = "reads and writes pass through 3FS's FUSE mount; docs/3fs.md has what 3FS's user-space I/O needs"
+			hint = "reads and writes pass through 3FS's FUSE mount; docs/3fs.md has the requirements of 3FS's user-space I/O"
 		case s.GetIo() != "uring" && s.GetIo() != "usrbio":
 			hint = "io_uring costs less CPU: build with `make build`, and allow io_uring in the container's seccomp profile"
 		}

@@ -182,7 +182,7 @@ func afterLine(text, want string) int {
 	return -1
 }
 
-// do runs one command. systemctl and the commands of disks change what the test has in their place:
+// do runs one command. systemctl and the commands of disks act on the test's substitutes:
 // the node in a process of its own, and directories.
 func (o *operator) do(name, command string) (out string, code int) {
 	o.t.Helper()

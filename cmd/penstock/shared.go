@@ -53,7 +53,7 @@ func (n *node) openOwner() error {
 		if n.stuck && n.adoptedBy == "" {
 			return nil // a device may still write to the volumes; the lease ends with the process
 		}
-		// The process of an adopted node lives on, and its lease would not end. What a device still writes
+		// The process of an adopted node lives on, and its lease would not end. Bytes that a device still writes
 		// to the volumes is a late write.
 		limited, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()

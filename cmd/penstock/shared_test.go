@@ -144,7 +144,7 @@ func TestAdopt(t *testing.T) {
 }
 
 // TestPausedOwner: a node that is stopped in the middle of writes loses its volumes to another node.
-// When it continues, it ends, and what it writes late is a miss: each read at the new owner returns
+// When it continues, it ends, and its late writes are misses: each read at the new owner returns
 // the bytes that were put, or is a miss.
 func TestPausedOwner(t *testing.T) {
 	testkit.VerifyNone(t)

@@ -90,7 +90,7 @@ func (v version) check(t *testing.T, p *cluster.Process, dir string, n int) {
 	}
 }
 
-// state is what a node has of the namespaces.
+// state describes the namespaces of a node.
 func (v version) state(t *testing.T, p *cluster.Process) string {
 	t.Helper()
 	var list struct {
@@ -156,7 +156,7 @@ func TestUpgrade(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		// What was acknowledged with durability batch may be lost in a crash, what was stored before not.
+		// A crash may lose blocks that were acknowledged with durability batch, but no block that was synced before.
 		p = present.serve(t, data)
 		present.check(t, p, dir, 20)
 		stop(t, p)

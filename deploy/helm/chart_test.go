@@ -5,7 +5,7 @@
 //
 //	make test-chart
 //
-//	chart_test.go    renders the chart, and changes what was rendered: each change must be found
+//	chart_test.go    renders the chart, and changes the rendered objects: each change must be found
 //	verify_test.go   the rules that the objects follow
 //	program_test.go  settings and command lines, with the real program
 package helm

@@ -90,7 +90,7 @@ func (p program) command(t *testing.T, objects []runtime.Object, w workload, dir
 	return cmd
 }
 
-// check returns what the program finds wrong with the command lines and the settings.
+// check returns the errors that the program reports about the command lines and the settings.
 func (p program) check(t *testing.T, objects []runtime.Object) (problems []string) {
 	t.Helper()
 	for _, w := range workloads(objects) {

@@ -106,7 +106,7 @@ func (v *verifier) bad(o meta.Object, format string, args ...any) {
 	v.problems = append(v.problems, fmt.Sprintf("%s %s: %s", kind, o.GetName(), fmt.Sprintf(format, args...)))
 }
 
-// verify returns what is wrong with the objects of a chart.
+// verify returns one line for each error in the objects of a chart.
 func verify(objects []runtime.Object) []string {
 	v := &verifier{objects: objects, workloads: workloads(objects)}
 	seen := make(map[string]bool)

@@ -97,7 +97,7 @@ func (p *Pair) stat() (state [2]fs.FileInfo, err error) {
 	return state, nil
 }
 
-// unchanged reports whether the files are those of the last read, with the same size and time.
+// unchanged reports whether both files are the same files as at the last read, with the same size and time.
 func (p *Pair) unchanged(state [2]fs.FileInfo) bool {
 	for i, is := range state {
 		was := p.read[i]

@@ -157,7 +157,7 @@ const (
 // over. Then a sequence whose home it is may be at the next of its Homes.
 func (p Place) Filling() bool { return float64(p.Used) > looseFill*float64(p.Capacity) }
 
-// Overfull returns which places new sequences pass over: those that are Filling and whose fill exceeds
+// Overfull reports for each place whether new sequences pass it over: the place is Filling, and its fill exceeds
 // loadSlack times the fill of all places together.
 func Overfull(places []Place) []bool {
 	var used, capacity float64

@@ -50,7 +50,7 @@ const waitMax = C.USRBIO_WAIT_MAX
 // library is 3FS's client library. It stays loaded until the process ends.
 type library struct{ c *C.usrbio_library }
 
-// load loads the library. The error is blockio.ErrUnsupported and names what is missing.
+// load loads the library. It fails with blockio.ErrUnsupported; the text names the missing library or function.
 func load(path string) (*library, error) {
 	l := &library{c: (*C.usrbio_library)(C.calloc(1, C.sizeof_usrbio_library))}
 	name := C.CString(path)

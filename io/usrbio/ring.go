@@ -100,7 +100,7 @@ func (r *ring) take(wait bool) *slot {
 	}
 }
 
-// submit submits the slots. It returns those for which the library had no room. Every other slot is
+// submit submits the slots. It returns the slots for which the library had no room. Every other slot is
 // delivered to its call, at the completion or after an error.
 func (r *ring) submit(slots []*slot, requests []request) (full []*slot) {
 	r.mu.Lock()

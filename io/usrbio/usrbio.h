@@ -106,7 +106,7 @@ int usrbio_entries(usrbio_library *, const usrbio_ior *);
 int usrbio_register(usrbio_library *, int fd);
 void usrbio_deregister(usrbio_library *, int fd);
 
-// Prepares count requests and starts those that were prepared. Preparation ends at the first
+// Prepares count requests and starts the prepared requests. Preparation ends at the first
 // request for which the ring has no room: prepared of that request and of the following ones is
 // -EAGAIN. The result is 0, or the negative errno of the start.
 int usrbio_submit(usrbio_library *, const usrbio_ior *, const usrbio_iov *, usrbio_request *, size_t count);

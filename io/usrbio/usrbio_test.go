@@ -675,7 +675,7 @@ func TestTwoDevices(t *testing.T) {
 	wg.Wait()
 }
 
-// TestMissing: the error names what is missing.
+// TestMissing: the error names the missing library or function.
 func TestMissing(t *testing.T) {
 	w := loaded(t)
 	for name, c := range map[string]struct{ dir, library, want string }{

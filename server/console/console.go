@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// Access decides what the caller of a request may see. Its methods may be called concurrently.
+// Access decides which pages and namespaces the caller of a request may see. Its methods may be called concurrently.
 type Access interface {
 	// Admit returns an error if the caller may not make the request. The context that it returns
 	// carries the caller's identity. It is called before each event of a stream.

@@ -94,7 +94,7 @@ func (s *stream) ends() {
 
 const fast = 2 * time.Millisecond
 
-// TestLive: a stream sends the state at its begin, and then what has changed.
+// TestLive: a stream sends the state at its begin, and then each change.
 func TestLive(t *testing.T) {
 	src := &source{overview: sample()}
 	_, url := serve(t, console.Options{Source: src, Interval: fast})

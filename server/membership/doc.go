@@ -21,7 +21,7 @@
 //	      ─► transaction: if no namespace has changed after R, Member{serving, Applied: R}; otherwise
 //	         read again
 //
-// # What a caller may rely on
+// # Guarantees
 //
 //   - A node serves (Admit returns nil) only while its lease exists in etcd. It counts the time of
 //     the lease from the moment before it sent the last renewal that etcd confirmed, and stops a

@@ -511,7 +511,7 @@ func TestBumpDuringJoin(t *testing.T) {
 	r.must(err)
 	writes := 0
 	b := r.beginUsing("b", "b.example:7420", r.store(), func() {
-		if writes++; writes == 2 { // the first record says joining, the second serving
+		if writes++; writes == 2 { // the first record has the state joining, the second serving
 			if _, err := a.BumpEpoch(r.ctx, "m", 0, 1); err != nil {
 				t.Error(err)
 			}
@@ -532,7 +532,7 @@ func TestSlowJoin(t *testing.T) {
 	r.must(err)
 	writes, bumped, renewed := 0, make(chan struct{}), make(chan struct{})
 	b := r.beginUsing("b", "b.example:7420", r.store(), func() {
-		if writes++; writes == 2 { // the first record says joining, the second serving
+		if writes++; writes == 2 { // the first record has the state joining, the second serving
 			if _, err := a.BumpEpoch(r.ctx, "m", 0, 1); err != nil {
 				t.Error(err)
 			}

@@ -11,11 +11,11 @@
 // which all clients place new sequences. It deletes nothing: the node serves all of its blocks until
 // it is removed.
 //
-// # What a caller may rely on
+// # Guarantees
 //
 //   - A block is copied under the epoch under which this node has it. If the epoch ends meanwhile, the
 //     other node refuses the block.
-//   - A sequence is copied from its first block on, so what is copied can be read at once.
+//   - A sequence is copied from its first block on, so each copied block can be read at once.
 //   - A block that the other node has already is not sent. So a Run continues where an earlier Run, or
 //     an earlier process, has ended.
 //   - In a namespace with replicas a block is copied until as many other nodes have it, if there are as

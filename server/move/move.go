@@ -207,7 +207,7 @@ type pass struct {
 	reason string
 }
 
-// run copies what is not done. It returns an error only if ctx has ended.
+// run copies the blocks that are not copied yet. It returns an error only if ctx has ended.
 func (p *pass) run(ctx context.Context) error {
 	all := p.plan()
 	p.begin(len(all) > 0)
@@ -394,7 +394,7 @@ func (p *pass) send(ctx context.Context, w work, ids []kv.BlockID, first int) re
 	}
 }
 
-// settle counts the blocks of nodes that other members have, and those that were not copied.
+// settle counts, for each node, the blocks that other members have and the blocks that were not copied.
 func (p *pass) settle(ctx context.Context, w work, copied, left []uint32, reason string) {
 	if len(left) > 0 && (ctx.Err() != nil || !p.live(w)) {
 		left = nil

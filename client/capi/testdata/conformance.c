@@ -114,7 +114,7 @@ static void test_arguments(const char *server) {
 		o.size = wrong[i];
 		CHECK(penstock_open(&o, &store, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "size") != NULL, "%s", e.message);
 	}
-	// The structure of version 1.7 has no discover. What lies after it in memory does not count.
+	// The structure of version 1.7 has no discover. The library ignores the memory after it.
 	o = patient(server);
 	o.size = offsetof(penstock_options, discover);
 	o.discover = 1;

@@ -64,7 +64,7 @@ type Counters struct {
 	// Crossed counts requests across the blocks of a buffer, and Destroyed the rings and buffers
 	// that were destroyed while requests were in flight.
 	Crossed, Destroyed int64
-	// Files, Buffers and Rings are the numbers of those that exist. A ring is a buffer as well.
+	// Files, Buffers and Rings are the numbers of existing files, buffers and rings. A ring is a buffer as well.
 	Files, Buffers, Rings int64
 }
 

@@ -10,7 +10,7 @@
 //	Control: a mapped file ──────┘ which requests fail, and how                          ▼
 //	Mount:   a directory with 3fs-virt, or a FUSE mount of type fuse.hf3fs (bindfs) ◄── files
 //
-// The library does what the interface permits and a caller may not expect: it starts every other
+// The library uses freedoms of the interface that a caller may not expect: it starts every other
 // request before it is submitted, completes requests out of order, compares the size of a path's
 // buffer with the number of the path's components, keeps a copy of each registered descriptor, and
 // misses the registration of a ring with flags of 2 or more when it destroys the ring. As 3FS's

@@ -96,13 +96,19 @@ func Shared(t testing.TB, mount string) (names []string) {
 }
 
 // Mount returns a FUSE mount of type fuse.hf3fs for the test, with the directories of 3FS. It needs
-// bindfs and a kernel that lets the user mount. Where that is missing the test is skipped; in CI it
-// fails if bindfs is missing.
+// bindfs, FUSE and the right to mount. If one of them is missing, Mount skips the test, or fails it under CI=true.
 func Mount(t testing.TB) string {
 	t.Helper()
 	bindfs := testkit.Program(t, "bindfs", "bindfs")
+	lacks := func(format string, args ...any) {
+		t.Helper()
+		if os.Getenv("CI") == "true" {
+			t.Fatalf(format, args...)
+		}
+		t.Skipf(format, args...)
+	}
 	if f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0); err != nil {
-		t.Skipf("this test needs FUSE: %v", err)
+		lacks("this test needs FUSE: %v", err)
 	} else {
 		f.Close()
 	}
@@ -127,7 +133,7 @@ func Mount(t testing.TB) string {
 		select {
 		case err := <-ended:
 			if os.Geteuid() != 0 {
-				t.Skipf("this test needs root to mount: bindfs: %v\n%s", err, log.String())
+				lacks("this test needs root to mount: bindfs: %v\n%s", err, log.String())
 			}
 			t.Fatalf("bindfs: %v\n%s", err, log.String())
 		default:
