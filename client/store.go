@@ -71,7 +71,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 // table is a list of nodes. It does not change.
 type table struct {
 	nodes []*node
-	// places are those of nodes, in the same order. Without Options.Discover there are none. overfull is
+	// places[i] is the place of nodes[i]. Without Options.Discover there are none. overfull is
 	// placement.Overfull of places.
 	places   []placement.Place
 	overfull []bool

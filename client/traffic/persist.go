@@ -47,7 +47,7 @@ func (r *run) add(c chain, buf arena.Buffer, sums []uint64, end func()) {
 	r.sums, r.bufs, r.ends = append(r.sums, sums), append(r.bufs, buf), append(r.ends, end)
 }
 
-// release releases the memory of the run's blocks, and removes the blocks from those that are being
+// release releases the memory of the run's blocks, and removes the blocks from the set of blocks that are being
 // written.
 func (r *run) release() {
 	for i, buf := range r.bufs {
@@ -89,7 +89,7 @@ func (p *pending) seal(r *run) {
 	}
 }
 
-// begin adds blocks to those that are being written, and returns the function that removes them. ok
+// begin adds blocks to the set of blocks that are being written, and returns the function that removes them. ok
 // is false if there would be more than max blocks.
 func (p *pending) begin(ids []kv.BlockID) (end func(), ok bool) {
 	p.mu.Lock()

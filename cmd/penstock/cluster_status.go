@@ -201,7 +201,7 @@ cluster has a fault and no node may be restarted.`,
 		Args: args(cobra.NoArgs),
 	}
 	cmd.Flags().StringVar(&since, "since", "", "time at which the restart began, as 2026-11-26T09:00:00Z: nodes that have started after it are done")
-	cmd.Flags().IntVar(&expect, "expect", 0, "number of nodes of the cluster, of which all must serve before the next step; 0: those that are members at the moment")
+	cmd.Flags().IntVar(&expect, "expect", 0, "number of nodes of the cluster, of which all must serve before the next step; 0: the number of present members")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if expect < 0 {
 			return usagef("--expect %d: give the number of nodes of the cluster", expect)

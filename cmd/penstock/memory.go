@@ -158,7 +158,7 @@ func (m *memoryBudget) heap() int64 {
 	return heap
 }
 
-// parts returns the current parts of the budget. Those of adopted nodes are one part.
+// parts returns the current parts of the budget. All adopted nodes together are one part.
 func (m *memoryBudget) parts() []server.MemoryPart {
 	m.limit()
 	parts := []server.MemoryPart{

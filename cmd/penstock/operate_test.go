@@ -299,8 +299,8 @@ func (l *load) run(ctx context.Context, args ...string) result {
 	return penstockIn(ctx, "", []string{"PENSTOCK_SERVER=" + l.h.listen}, args...)
 }
 
-// get reads a prompt, and reports whether all its blocks were there. Other bytes than those that were
-// stored fail the test.
+// get reads a prompt, and reports whether all its blocks were there. A block with other bytes than the stored
+// ones fails the test.
 func (l *load) get(ctx context.Context, i int) bool {
 	out := l.dir + "/got"
 	if r := l.run(ctx, "block", "get", "m", "--tokens-file", l.file(i), "--out", out); r.code != exitOK {

@@ -75,7 +75,7 @@ func (n *node) whileOwner(ctx context.Context) (_ context.Context, ended func() 
 	go func() {
 		select {
 		case <-n.owner.Lost():
-			n.log.Error("this node ends, because another process has taken its shared volumes over; what it wrote late is a miss there")
+			n.log.Error("this node ends, because another process has taken its shared volumes over; its late writes are misses there")
 			cancel(membership.ErrTaken)
 		case <-ctx.Done():
 		}

@@ -39,7 +39,7 @@ func seedsOf(places []Place, root kv.BlockID, n int) (seeds []uint64) {
 }
 
 // TestHomes: the homes of a sequence are different places that do not drain, the first is Home, and as
-// many as possible are in different zones. Those of fewer copies are the first of those of more. The
+// many as possible are in different zones. The places of n copies are the first n places of more copies. The
 // order of the list does not matter.
 func TestHomes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

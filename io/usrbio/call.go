@@ -53,7 +53,7 @@ type call struct {
 	next     int
 	at       int64
 	admitted bool
-	// held is the number of slots that the call has, and inFlight the number of those that were
+	// held is the number of slots that the call has, and inFlight the number of these slots that were
 	// submitted and not taken from done.
 	held, inFlight int
 	// ready has the slots to be submitted, for each ring, and readyBytes their bytes.

@@ -27,7 +27,7 @@ type namespacesView struct {
 	Descending   bool
 	Columns      []columnView
 	Rows         []Namespace
-	// Total counts the namespaces that the caller may see, and Matching those that the filter
+	// Total counts the namespaces that the caller may see, and Matching the namespaces that the filter
 	// selects. First and Last are the numbers of the first and the last row, from 1.
 	Total, Matching, First, Last int
 	// Page and Pages are the number of this page, from 1, and of the last page. Previous and Next are

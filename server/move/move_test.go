@@ -206,7 +206,7 @@ func TestHottestFirst(t *testing.T) {
 	}
 }
 
-// TestFlat: all keys of a flat namespace are copied, those that the other node has are not sent.
+// TestFlat: all keys of a flat namespace are copied, and keys that the other node has are not sent.
 func TestFlat(t *testing.T) {
 	testkit.VerifyNone(t)
 	from, to := newSite(t, kv.IndexFlat), newSite(t, kv.IndexFlat)
@@ -283,7 +283,7 @@ func TestEpochEnds(t *testing.T) {
 	}
 }
 
-// TestLeft: blocks that the other node refuses, and those of a namespace with several layer groups, are
+// TestLeft: blocks that the other node refuses, and blocks of a namespace with several layer groups, are
 // counted with a reason, and the others are copied.
 func TestLeft(t *testing.T) {
 	testkit.VerifyNone(t)

@@ -113,7 +113,7 @@ func (c *Control) SetHoles(on bool) {
 	c.word(wordHoles).Store(v)
 }
 
-// Counters returns the counters. Those of a process that was killed stay.
+// Counters returns the counters. The counters of a process that was killed stay.
 func (c *Control) Counters() Counters {
 	v := func(i int) int64 { return c.word(counters + i).Load() }
 	return Counters{
