@@ -441,13 +441,15 @@ func (d *Decode) assemble(landed *rdma.Flag) error {
 	}
 	d.unwatch() // the prompt is complete, so this job does not fail if the PE dies
 	persisted := d.persist()
-	if err := d.toDevice(base, all); err != nil {
-		return err
+	err := d.toDevice(base, all)
+	if err != nil {
+		d.fail(err) // close then ends the write to storage
+	} else {
+		d.update(func() { d.ready = true })
 	}
-	d.update(func() { d.ready = true })
 	// Until persisted is closed, the write to storage reads the buffer.
 	<-persisted
-	return nil
+	return err
 }
 
 // toDevice copies every layer of the prompt to device memory and verifies it

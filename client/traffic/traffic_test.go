@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/zeebo/xxh3"
@@ -25,6 +26,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/copier"
 	"github.com/penstock-kv/penstock/rdma/group"
+	"github.com/penstock-kv/penstock/rdma/rdmatest/simrdma"
 	"github.com/penstock-kv/penstock/rdma/shm"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
@@ -647,6 +649,51 @@ func testCopyFails(t *testing.T, open func(testing.TB) copier.Copier, wrap func(
 			})
 		}
 	}
+}
+
+// held is storage whose writes continue after their context has ended, until release is closed.
+type held struct {
+	at
+	writing, release chan struct{}
+}
+
+func (s held) Write(ctx context.Context, w client.WriteRequest) (client.WriteResult, error) {
+	close(s.writing)
+	<-s.release
+	return s.at.Write(ctx, w)
+}
+
+// TestCopyFailsDuringWrite: if the copy to the device fails while the prompt's new blocks are being
+// written to storage, the job fails at once, and its memory is released after the write.
+func TestCopyFailsDuringWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, s := newSimFabric(1), newShelf()
+		storage := held{newAt(s), make(chan struct{}), make(chan struct{})}
+		layout := layerMajor(5, 64, uint64(s.geo.LayerBytes(0)))
+		nic := newSimNIC(t, f, 1, simrdma.NICOptions{}.LikeRC())
+		pe := newSimEngine(t, f, 0, s, newAt(s), 5, 64, 1<<20)
+		de := newEngineIn(t, s, storage, layout, 1<<20, apart{broken{newApart(t), true}}, nic, nic)
+		r := newRequest(t, pe, de, 1, 4, 0)
+		p, d, _, _ := r.both(t.Context(), 0)
+		if err := r.prefill(t.Context(), p); err != nil {
+			t.Error(err)
+		}
+		<-storage.writing
+		finished := make(chan error, 1)
+		go func() { finished <- d.Finish(t.Context()) }()
+		<-d.Ended()
+		synctest.Wait()
+		if used := de.Stats().BufferUsedBytes; used == 0 || len(finished) != 0 {
+			t.Errorf("the job has released its memory, of which %d bytes are in use, before the write has ended", used)
+		}
+		close(storage.release)
+		if err := <-finished; !errors.Is(err, errCopy) {
+			t.Errorf("decode ended with %v", err)
+		}
+		if used := de.Stats().BufferUsedBytes; used != 0 {
+			t.Errorf("%d bytes of the buffer are still taken", used)
+		}
+	})
 }
 
 // TestBadCopies: a copier that has registered other memory than the regions is refused.
