@@ -218,7 +218,7 @@ func TestRelocateFailsHalfWay(t *testing.T) {
 		if err := r.tr.Relocate(ctx, "/b/index", nil); !errors.Is(err, late) {
 			t.Errorf("Relocate: %v", err)
 		}
-		// Relocate does not wait for the deletion if its context has ended.
+		r.log.Await(`was deleted" dir=/b/index`) // Relocate does not wait for the deletion if its context has ended
 		if err := r.relocate("/b/other"); err != nil {
 			t.Fatal(err)
 		}
