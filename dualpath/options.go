@@ -110,6 +110,10 @@ type Options struct {
 	// MaxExplain is the number of requests, the latest ones, for which Explain has a record.
 	// Default 4096.
 	MaxExplain int
+	// FirstSeq is a number below all numbers of actions (Action.Seq). Planners that may run at the
+	// same time need ranges of numbers that do not overlap, because an attempt is identified by the
+	// number of its Start.
+	FirstSeq uint64 `json:",omitempty"`
 }
 
 // minWeight and maxWeight bound Options.Weights.

@@ -168,7 +168,7 @@ func New(opts Options) (*Planner, error) {
 		return nil, err
 	}
 	p := &Planner{
-		opts:   opts,
+		opts: opts, seq: opts.FirstSeq,
 		groups: make(map[GroupID]*group), engines: make(map[EngineID]*engine), nodes: make(map[NodeID]*node),
 		requests: make(map[RequestID]*request), epochs: make(map[NamespaceID]uint64),
 		unrouted: list.New(), loading: list.New(), leastTotal: byTotal(),

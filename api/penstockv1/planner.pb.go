@@ -6,6 +6,12 @@
 //                  ◄═══ assign, start, read, cut, drop, recompute, abort, confirmed, switch
 //   admin     BumpWeights, SwitchRole, Roles
 //
+// Planners with the same etcd elect a leader, for a term. Each term has a higher number than all
+// terms before it. A standby refuses all calls except Election with UNAVAILABLE. With an election,
+// the header of each response of a leader has its term in the key penstock-term. A client refuses
+// the responses of a term below the highest term that it has seen, and sends this highest term in
+// the same key of its calls. A leader that receives a higher term than its own ends its term.
+//
 // Of a group, only the leader has a session with the planner. The planner receives neither KV bytes
 // nor tokens: a request's payload is opaque and is passed to its two engines.
 
@@ -2842,6 +2848,123 @@ func (x *TopResponse) GetPrefillTokensPerSecond() float64 {
 	return 0
 }
 
+type ElectionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ElectionRequest) Reset() {
+	*x = ElectionRequest{}
+	mi := &file_penstockv1_planner_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ElectionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ElectionRequest) ProtoMessage() {}
+
+func (x *ElectionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_planner_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ElectionRequest.ProtoReflect.Descriptor instead.
+func (*ElectionRequest) Descriptor() ([]byte, []int) {
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{30}
+}
+
+type ElectionResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// leads is set if this planner serves. A planner without an election always leads.
+	Leads bool `protobuf:"varint,1,opt,name=leads,proto3" json:"leads,omitempty"`
+	// The term of the leader; 0: there is no election, or no leader.
+	Term uint64 `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`
+	// The address of the leader; empty: there is no election, or no leader.
+	Leader string `protobuf:"bytes,3,opt,name=leader,proto3" json:"leader,omitempty"`
+	// The start of the leader's term in Unix milliseconds; 0: as for term.
+	SinceUnixMs int64 `protobuf:"varint,4,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"`
+	// elected is set if this planner takes part in an election.
+	Elected       bool `protobuf:"varint,5,opt,name=elected,proto3" json:"elected,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ElectionResponse) Reset() {
+	*x = ElectionResponse{}
+	mi := &file_penstockv1_planner_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ElectionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ElectionResponse) ProtoMessage() {}
+
+func (x *ElectionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_planner_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ElectionResponse.ProtoReflect.Descriptor instead.
+func (*ElectionResponse) Descriptor() ([]byte, []int) {
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *ElectionResponse) GetLeads() bool {
+	if x != nil {
+		return x.Leads
+	}
+	return false
+}
+
+func (x *ElectionResponse) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *ElectionResponse) GetLeader() string {
+	if x != nil {
+		return x.Leader
+	}
+	return ""
+}
+
+func (x *ElectionResponse) GetSinceUnixMs() int64 {
+	if x != nil {
+		return x.SinceUnixMs
+	}
+	return 0
+}
+
+func (x *ElectionResponse) GetElected() bool {
+	if x != nil {
+		return x.Elected
+	}
+	return false
+}
+
 type RolesResponse_Group struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Group   string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
@@ -2868,7 +2991,7 @@ type RolesResponse_Group struct {
 
 func (x *RolesResponse_Group) Reset() {
 	*x = RolesResponse_Group{}
-	mi := &file_penstockv1_planner_proto_msgTypes[30]
+	mi := &file_penstockv1_planner_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2880,7 +3003,7 @@ func (x *RolesResponse_Group) String() string {
 func (*RolesResponse_Group) ProtoMessage() {}
 
 func (x *RolesResponse_Group) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[30]
+	mi := &file_penstockv1_planner_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2984,7 +3107,7 @@ type ExplainResponse_Line struct {
 
 func (x *ExplainResponse_Line) Reset() {
 	*x = ExplainResponse_Line{}
-	mi := &file_penstockv1_planner_proto_msgTypes[31]
+	mi := &file_penstockv1_planner_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2996,7 +3119,7 @@ func (x *ExplainResponse_Line) String() string {
 func (*ExplainResponse_Line) ProtoMessage() {}
 
 func (x *ExplainResponse_Line) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[31]
+	mi := &file_penstockv1_planner_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3039,7 +3162,7 @@ type TopResponse_Engine struct {
 
 func (x *TopResponse_Engine) Reset() {
 	*x = TopResponse_Engine{}
-	mi := &file_penstockv1_planner_proto_msgTypes[32]
+	mi := &file_penstockv1_planner_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3051,7 +3174,7 @@ func (x *TopResponse_Engine) String() string {
 func (*TopResponse_Engine) ProtoMessage() {}
 
 func (x *TopResponse_Engine) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[32]
+	mi := &file_penstockv1_planner_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3115,7 +3238,7 @@ type TopResponse_Node struct {
 
 func (x *TopResponse_Node) Reset() {
 	*x = TopResponse_Node{}
-	mi := &file_penstockv1_planner_proto_msgTypes[33]
+	mi := &file_penstockv1_planner_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3127,7 +3250,7 @@ func (x *TopResponse_Node) String() string {
 func (*TopResponse_Node) ProtoMessage() {}
 
 func (x *TopResponse_Node) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[33]
+	mi := &file_penstockv1_planner_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3186,7 +3309,7 @@ type TopResponse_Group struct {
 
 func (x *TopResponse_Group) Reset() {
 	*x = TopResponse_Group{}
-	mi := &file_penstockv1_planner_proto_msgTypes[34]
+	mi := &file_penstockv1_planner_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3198,7 +3321,7 @@ func (x *TopResponse_Group) String() string {
 func (*TopResponse_Group) ProtoMessage() {}
 
 func (x *TopResponse_Group) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[34]
+	mi := &file_penstockv1_planner_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3271,7 +3394,7 @@ type TopResponse_Tenant struct {
 
 func (x *TopResponse_Tenant) Reset() {
 	*x = TopResponse_Tenant{}
-	mi := &file_penstockv1_planner_proto_msgTypes[35]
+	mi := &file_penstockv1_planner_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3283,7 +3406,7 @@ func (x *TopResponse_Tenant) String() string {
 func (*TopResponse_Tenant) ProtoMessage() {}
 
 func (x *TopResponse_Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[35]
+	mi := &file_penstockv1_planner_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3606,7 +3729,14 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\bpriority\x18\x02 \x01(\x05R\bpriority\x12\x16\n" +
 	"\x06weight\x18\x03 \x01(\x01R\x06weight\x12\x18\n" +
 	"\awaiting\x18\x04 \x01(\rR\awaiting\x12\x16\n" +
-	"\x06tokens\x18\x05 \x01(\x04R\x06tokens*\x8a\x01\n" +
+	"\x06tokens\x18\x05 \x01(\x04R\x06tokens\"\x11\n" +
+	"\x0fElectionRequest\"\x92\x01\n" +
+	"\x10ElectionResponse\x12\x14\n" +
+	"\x05leads\x18\x01 \x01(\bR\x05leads\x12\x12\n" +
+	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x16\n" +
+	"\x06leader\x18\x03 \x01(\tR\x06leader\x12\"\n" +
+	"\rsince_unix_ms\x18\x04 \x01(\x03R\vsinceUnixMs\x12\x18\n" +
+	"\aelected\x18\x05 \x01(\bR\aelected*\x8a\x01\n" +
 	"\aRefusal\x12\x17\n" +
 	"\x13REFUSAL_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fREFUSAL_BUSY\x10\x01\x12\x14\n" +
@@ -3622,7 +3752,7 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\x04Side\x12\x14\n" +
 	"\x10SIDE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fSIDE_PREFILL\x10\x01\x12\x0f\n" +
-	"\vSIDE_DECODE\x10\x022\xf1\x03\n" +
+	"\vSIDE_DECODE\x10\x022\xba\x04\n" +
 	"\aPlanner\x12B\n" +
 	"\x06Submit\x12\x1a.penstock.v1.SubmitRequest\x1a\x1a.penstock.v1.RequestUpdate0\x01\x12A\n" +
 	"\x04Lead\x12\x1a.penstock.v1.LeaderMessage\x1a\x19.penstock.v1.LeaderAction(\x010\x01\x12P\n" +
@@ -3631,7 +3761,8 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"SwitchRole\x12\x1e.penstock.v1.SwitchRoleRequest\x1a\x1f.penstock.v1.SwitchRoleResponse\x12>\n" +
 	"\x05Roles\x12\x19.penstock.v1.RolesRequest\x1a\x1a.penstock.v1.RolesResponse\x12D\n" +
 	"\aExplain\x12\x1b.penstock.v1.ExplainRequest\x1a\x1c.penstock.v1.ExplainResponse\x128\n" +
-	"\x03Top\x12\x17.penstock.v1.TopRequest\x1a\x18.penstock.v1.TopResponseB;Z9github.com/penstock-kv/penstock/api/penstockv1;penstockv1b\x06proto3"
+	"\x03Top\x12\x17.penstock.v1.TopRequest\x1a\x18.penstock.v1.TopResponse\x12G\n" +
+	"\bElection\x12\x1c.penstock.v1.ElectionRequest\x1a\x1d.penstock.v1.ElectionResponseB;Z9github.com/penstock-kv/penstock/api/penstockv1;penstockv1b\x06proto3"
 
 var (
 	file_penstockv1_planner_proto_rawDescOnce sync.Once
@@ -3646,7 +3777,7 @@ func file_penstockv1_planner_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_planner_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_penstockv1_planner_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_penstockv1_planner_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_penstockv1_planner_proto_goTypes = []any{
 	(Refusal)(0),                 // 0: penstock.v1.Refusal
 	(Drain)(0),                   // 1: penstock.v1.Drain
@@ -3683,12 +3814,14 @@ var file_penstockv1_planner_proto_goTypes = []any{
 	(*ExplainResponse)(nil),      // 32: penstock.v1.ExplainResponse
 	(*TopRequest)(nil),           // 33: penstock.v1.TopRequest
 	(*TopResponse)(nil),          // 34: penstock.v1.TopResponse
-	(*RolesResponse_Group)(nil),  // 35: penstock.v1.RolesResponse.Group
-	(*ExplainResponse_Line)(nil), // 36: penstock.v1.ExplainResponse.Line
-	(*TopResponse_Engine)(nil),   // 37: penstock.v1.TopResponse.Engine
-	(*TopResponse_Node)(nil),     // 38: penstock.v1.TopResponse.Node
-	(*TopResponse_Group)(nil),    // 39: penstock.v1.TopResponse.Group
-	(*TopResponse_Tenant)(nil),   // 40: penstock.v1.TopResponse.Tenant
+	(*ElectionRequest)(nil),      // 35: penstock.v1.ElectionRequest
+	(*ElectionResponse)(nil),     // 36: penstock.v1.ElectionResponse
+	(*RolesResponse_Group)(nil),  // 37: penstock.v1.RolesResponse.Group
+	(*ExplainResponse_Line)(nil), // 38: penstock.v1.ExplainResponse.Line
+	(*TopResponse_Engine)(nil),   // 39: penstock.v1.TopResponse.Engine
+	(*TopResponse_Node)(nil),     // 40: penstock.v1.TopResponse.Node
+	(*TopResponse_Group)(nil),    // 41: penstock.v1.TopResponse.Group
+	(*TopResponse_Tenant)(nil),   // 42: penstock.v1.TopResponse.Tenant
 }
 var file_penstockv1_planner_proto_depIdxs = []int32{
 	6,  // 0: penstock.v1.SubmitRequest.resident:type_name -> penstock.v1.Resident
@@ -3726,15 +3859,15 @@ var file_penstockv1_planner_proto_depIdxs = []int32{
 	26, // 32: penstock.v1.BumpWeightsResponse.older:type_name -> penstock.v1.OlderRequests
 	2,  // 33: penstock.v1.SwitchRoleRequest.role:type_name -> penstock.v1.Side
 	1,  // 34: penstock.v1.SwitchRoleRequest.policy:type_name -> penstock.v1.Drain
-	35, // 35: penstock.v1.RolesResponse.groups:type_name -> penstock.v1.RolesResponse.Group
-	36, // 36: penstock.v1.ExplainResponse.lines:type_name -> penstock.v1.ExplainResponse.Line
-	39, // 37: penstock.v1.TopResponse.groups:type_name -> penstock.v1.TopResponse.Group
-	40, // 38: penstock.v1.TopResponse.tenants:type_name -> penstock.v1.TopResponse.Tenant
+	37, // 35: penstock.v1.RolesResponse.groups:type_name -> penstock.v1.RolesResponse.Group
+	38, // 36: penstock.v1.ExplainResponse.lines:type_name -> penstock.v1.ExplainResponse.Line
+	41, // 37: penstock.v1.TopResponse.groups:type_name -> penstock.v1.TopResponse.Group
+	42, // 38: penstock.v1.TopResponse.tenants:type_name -> penstock.v1.TopResponse.Tenant
 	2,  // 39: penstock.v1.RolesResponse.Group.role:type_name -> penstock.v1.Side
 	2,  // 40: penstock.v1.RolesResponse.Group.switching:type_name -> penstock.v1.Side
 	2,  // 41: penstock.v1.TopResponse.Group.role:type_name -> penstock.v1.Side
-	37, // 42: penstock.v1.TopResponse.Group.engines:type_name -> penstock.v1.TopResponse.Engine
-	38, // 43: penstock.v1.TopResponse.Group.nodes:type_name -> penstock.v1.TopResponse.Node
+	39, // 42: penstock.v1.TopResponse.Group.engines:type_name -> penstock.v1.TopResponse.Engine
+	40, // 43: penstock.v1.TopResponse.Group.nodes:type_name -> penstock.v1.TopResponse.Node
 	5,  // 44: penstock.v1.Planner.Submit:input_type -> penstock.v1.SubmitRequest
 	9,  // 45: penstock.v1.Planner.Lead:input_type -> penstock.v1.LeaderMessage
 	24, // 46: penstock.v1.Planner.BumpWeights:input_type -> penstock.v1.BumpWeightsRequest
@@ -3742,15 +3875,17 @@ var file_penstockv1_planner_proto_depIdxs = []int32{
 	29, // 48: penstock.v1.Planner.Roles:input_type -> penstock.v1.RolesRequest
 	31, // 49: penstock.v1.Planner.Explain:input_type -> penstock.v1.ExplainRequest
 	33, // 50: penstock.v1.Planner.Top:input_type -> penstock.v1.TopRequest
-	7,  // 51: penstock.v1.Planner.Submit:output_type -> penstock.v1.RequestUpdate
-	23, // 52: penstock.v1.Planner.Lead:output_type -> penstock.v1.LeaderAction
-	25, // 53: penstock.v1.Planner.BumpWeights:output_type -> penstock.v1.BumpWeightsResponse
-	28, // 54: penstock.v1.Planner.SwitchRole:output_type -> penstock.v1.SwitchRoleResponse
-	30, // 55: penstock.v1.Planner.Roles:output_type -> penstock.v1.RolesResponse
-	32, // 56: penstock.v1.Planner.Explain:output_type -> penstock.v1.ExplainResponse
-	34, // 57: penstock.v1.Planner.Top:output_type -> penstock.v1.TopResponse
-	51, // [51:58] is the sub-list for method output_type
-	44, // [44:51] is the sub-list for method input_type
+	35, // 51: penstock.v1.Planner.Election:input_type -> penstock.v1.ElectionRequest
+	7,  // 52: penstock.v1.Planner.Submit:output_type -> penstock.v1.RequestUpdate
+	23, // 53: penstock.v1.Planner.Lead:output_type -> penstock.v1.LeaderAction
+	25, // 54: penstock.v1.Planner.BumpWeights:output_type -> penstock.v1.BumpWeightsResponse
+	28, // 55: penstock.v1.Planner.SwitchRole:output_type -> penstock.v1.SwitchRoleResponse
+	30, // 56: penstock.v1.Planner.Roles:output_type -> penstock.v1.RolesResponse
+	32, // 57: penstock.v1.Planner.Explain:output_type -> penstock.v1.ExplainResponse
+	34, // 58: penstock.v1.Planner.Top:output_type -> penstock.v1.TopResponse
+	36, // 59: penstock.v1.Planner.Election:output_type -> penstock.v1.ElectionResponse
+	52, // [52:60] is the sub-list for method output_type
+	44, // [44:52] is the sub-list for method input_type
 	44, // [44:44] is the sub-list for extension type_name
 	44, // [44:44] is the sub-list for extension extendee
 	0,  // [0:44] is the sub-list for field type_name
@@ -3776,7 +3911,7 @@ func file_penstockv1_planner_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_planner_proto_rawDesc), len(file_penstockv1_planner_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   36,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -6,6 +6,12 @@
 //                  ◄═══ assign, start, read, cut, drop, recompute, abort, confirmed, switch
 //   admin     BumpWeights, SwitchRole, Roles
 //
+// Planners with the same etcd elect a leader, for a term. Each term has a higher number than all
+// terms before it. A standby refuses all calls except Election with UNAVAILABLE. With an election,
+// the header of each response of a leader has its term in the key penstock-term. A client refuses
+// the responses of a term below the highest term that it has seen, and sends this highest term in
+// the same key of its calls. A leader that receives a higher term than its own ends its term.
+//
 // Of a group, only the leader has a session with the planner. The planner receives neither KV bytes
 // nor tokens: a request's payload is opaque and is passed to its two engines.
 
@@ -37,6 +43,7 @@ const (
 	Planner_Roles_FullMethodName       = "/penstock.v1.Planner/Roles"
 	Planner_Explain_FullMethodName     = "/penstock.v1.Planner/Explain"
 	Planner_Top_FullMethodName         = "/penstock.v1.Planner/Top"
+	Planner_Election_FullMethodName    = "/penstock.v1.Planner/Election"
 )
 
 // PlannerClient is the client API for Planner service.
@@ -67,6 +74,9 @@ type PlannerClient interface {
 	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error)
 	// Top returns the planner's state of groups, engines and storage NICs.
 	Top(ctx context.Context, in *TopRequest, opts ...grpc.CallOption) (*TopResponse, error)
+	// Election returns whether this planner leads. Clients with several planners find the leader with
+	// it.
+	Election(ctx context.Context, in *ElectionRequest, opts ...grpc.CallOption) (*ElectionResponse, error)
 }
 
 type plannerClient struct {
@@ -159,6 +169,16 @@ func (c *plannerClient) Top(ctx context.Context, in *TopRequest, opts ...grpc.Ca
 	return out, nil
 }
 
+func (c *plannerClient) Election(ctx context.Context, in *ElectionRequest, opts ...grpc.CallOption) (*ElectionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ElectionResponse)
+	err := c.cc.Invoke(ctx, Planner_Election_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PlannerServer is the server API for Planner service.
 // All implementations must embed UnimplementedPlannerServer
 // for forward compatibility.
@@ -187,6 +207,9 @@ type PlannerServer interface {
 	Explain(context.Context, *ExplainRequest) (*ExplainResponse, error)
 	// Top returns the planner's state of groups, engines and storage NICs.
 	Top(context.Context, *TopRequest) (*TopResponse, error)
+	// Election returns whether this planner leads. Clients with several planners find the leader with
+	// it.
+	Election(context.Context, *ElectionRequest) (*ElectionResponse, error)
 	mustEmbedUnimplementedPlannerServer()
 }
 
@@ -217,6 +240,9 @@ func (UnimplementedPlannerServer) Explain(context.Context, *ExplainRequest) (*Ex
 }
 func (UnimplementedPlannerServer) Top(context.Context, *TopRequest) (*TopResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Top not implemented")
+}
+func (UnimplementedPlannerServer) Election(context.Context, *ElectionRequest) (*ElectionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Election not implemented")
 }
 func (UnimplementedPlannerServer) mustEmbedUnimplementedPlannerServer() {}
 func (UnimplementedPlannerServer) testEmbeddedByValue()                 {}
@@ -347,6 +373,24 @@ func _Planner_Top_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Planner_Election_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ElectionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PlannerServer).Election(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Planner_Election_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PlannerServer).Election(ctx, req.(*ElectionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Planner_ServiceDesc is the grpc.ServiceDesc for Planner service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -373,6 +417,10 @@ var Planner_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Top",
 			Handler:    _Planner_Top_Handler,
+		},
+		{
+			MethodName: "Election",
+			Handler:    _Planner_Election_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
