@@ -155,6 +155,8 @@ var rules = map[string]rule{
 	pb.Planner_Roles_FullMethodName:       anywhere(access.Operate),
 	pb.Planner_Explain_FullMethodName:     anywhere(access.Operate),
 	pb.Planner_Top_FullMethodName:         anywhere(access.Operate),
+	// All clients find the leader with it.
+	pb.Planner_Election_FullMethodName: anywhere(access.Any),
 }
 
 // ofMatch returns the demand of a Match. A pin without an expiry holds space until an administrator

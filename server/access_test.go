@@ -282,6 +282,7 @@ func plannerRows(conn *grpc.ClientConn) []row {
 		h.unary(pb.Planner_Roles_FullMethodName, "", fixed(&pb.RolesRequest{})),
 		h.unary(pb.Planner_Explain_FullMethodName, "", fixed(&pb.ExplainRequest{Request: "r"})),
 		h.unary(pb.Planner_Top_FullMethodName, "", fixed(&pb.TopRequest{})),
+		h.unary(pb.Planner_Election_FullMethodName, "", fixed(&pb.ElectionRequest{})),
 	}
 }
 

@@ -10,14 +10,21 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
-	"github.com/penstock-kv/penstock/server/planner"
 )
+
+// PlannerService serves the calls of a planner. *planner.Service and *planner.Elected implement it.
+type PlannerService interface {
+	pb.PlannerServer
+	// Close ends every stream. It may be called twice.
+	Close()
+}
 
 // PlannerOptions are the options of a PlannerNode. The PlannerNode owns Service and closes it.
 type PlannerOptions struct {
-	Service *planner.Service
+	Service PlannerService
 	// Tokens, Roles and TLS have the same meaning as in Options.
 	Tokens   Tokens
 	Roles    Roles
@@ -29,7 +36,7 @@ type PlannerOptions struct {
 
 // PlannerNode serves a planner: gRPC for gateways and leaders, HTTP for scrapers and probes.
 type PlannerNode struct {
-	service *planner.Service
+	service PlannerService
 	grpc    *grpc.Server
 	http    *http.Server
 }
@@ -47,12 +54,25 @@ func NewPlannerNode(opts PlannerOptions) *PlannerNode {
 	pb.RegisterPlannerServer(n.grpc, opts.Service)
 	mux := commonRoutes(opts.Registry)
 	mux.HandleFunc("GET /readyz", n.readyz)
+	mux.HandleFunc("GET /leaderz", n.leaderz)
 	n.http = httpServer(guard.web(mux, audit))
 	return n
 }
 
-// readyz responds 200 if engine groups of both roles (prefill and decode) are registered, and 503
-// otherwise. Without them the planner accepts requests, but the requests wait.
+// leaderz responds 200 if this planner serves: it leads, or it is not elected. A standby responds 503.
+// A load balancer that checks it sends all calls to the leader.
+func (n *PlannerNode) leaderz(w http.ResponseWriter, r *http.Request) {
+	st, err := n.service.Election(r.Context(), &pb.ElectionRequest{})
+	w.Header().Set("Content-Type", "application/json")
+	if err != nil || !st.GetLeads() {
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}
+	_ = json.NewEncoder(w).Encode(map[string]any{"leads": st.GetLeads(), "term": st.GetTerm(), "leader": st.GetLeader()}) // as in readyz
+}
+
+// readyz responds 200 if the planner serves (leaderz) and engine groups of both roles (prefill and
+// decode) are registered, and 503 otherwise. Without the groups the planner accepts requests, but the
+// requests wait.
 func (n *PlannerNode) readyz(w http.ResponseWriter, r *http.Request) {
 	top, err := n.service.Top(r.Context(), &pb.TopRequest{})
 	groups := map[string]int{"prefill": 0, "decode": 0}
@@ -67,7 +87,11 @@ func (n *PlannerNode) readyz(w http.ResponseWriter, r *http.Request) {
 	if err != nil || groups["prefill"] == 0 || groups["decode"] == 0 {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
-	_ = json.NewEncoder(w).Encode(map[string]any{"groups": groups}) // an error means that the caller has disconnected
+	answer := map[string]any{"groups": groups}
+	if err != nil {
+		answer["error"] = status.Convert(err).Message()
+	}
+	_ = json.NewEncoder(w).Encode(answer) // an error means that the caller has disconnected
 }
 
 // Serve serves gRPC on control and, if web is not nil, HTTP on web, until Shutdown is called or one

@@ -21,6 +21,7 @@ import (
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/client/planners"
 	"github.com/penstock-kv/penstock/internal/certs"
 	"github.com/penstock-kv/penstock/server/config"
 )
@@ -167,16 +168,34 @@ func (c *connection) tlsConfig(log *slog.Logger) (*tls.Config, error) {
 
 // dial opens the control plane of one node.
 func (c *connection) dial(target string) (*grpc.ClientConn, error) {
-	token, err := readToken(c.tokenFile)
+	o, err := c.dialOptions()
 	if err != nil {
 		return nil, err
+	}
+	return client.Dial(target, o)
+}
+
+// dialPlanner opens a connection to the planner that leads, among those at addresses.
+func (c *connection) dialPlanner(addresses string) (*planners.Conn, error) {
+	o, err := c.dialOptions()
+	if err != nil {
+		return nil, err
+	}
+	return planners.Dial(addresses, o)
+}
+
+// dialOptions returns the options of a connection to the control plane.
+func (c *connection) dialOptions() (client.DialOptions, error) {
+	token, err := readToken(c.tokenFile)
+	if err != nil {
+		return client.DialOptions{}, err
 	}
 	t, err := c.tlsConfig(slog.Default())
 	if err != nil {
-		return nil, err
+		return client.DialOptions{}, err
 	}
 	// --timeout also bounds the first connection, because a busy node may take long to accept it.
-	return client.Dial(target, client.DialOptions{BearerToken: token, TLS: t, Insecure: c.insecure, Timeout: c.timeout})
+	return client.DialOptions{BearerToken: token, TLS: t, Insecure: c.insecure, Timeout: c.timeout}, nil
 }
 
 // admin is a connection to a node's Admin service.
@@ -207,6 +226,26 @@ func (c *connection) connected(cmd *cobra.Command, f func(ctx context.Context, c
 	defer cancel()
 	if err := c.awaitListening(ctx); err != nil {
 		return err
+	}
+	return c.hinted(f(ctx, conn))
+}
+
+// planner calls f with a connection to the planner that leads, and closes the connection afterwards.
+func (c *connection) planner(cmd *cobra.Command, f func(ctx context.Context, conn *planners.Conn) error) error {
+	if err := planners.Check(c.servers); err != nil {
+		return usagef("--%s: %w", c.endpoint.flag, err)
+	}
+	conn, err := c.dialPlanner(c.servers)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ctx, cancel := c.limit(cmd.Context())
+	defer cancel()
+	if len(c.list()) == 1 {
+		if err := c.awaitListening(ctx); err != nil {
+			return err
+		}
 	}
 	return c.hinted(f(ctx, conn))
 }

@@ -97,7 +97,7 @@ func withCluster(ctx context.Context, cfg config.Gateway, startWithin time.Durat
 		if ns.Index != kv.IndexTrie {
 			return fmt.Errorf("config: namespace: %q is flat, but a gateway matches prefixes and needs a namespace with --index trie: %w", ns.Name, config.ErrConfig)
 		}
-		conn, err := c.dial(cfg.Planner)
+		conn, err := c.dialPlanner(cfg.Planner)
 		if err != nil {
 			return fmt.Errorf("planner: %w", err)
 		}

@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/client/planners"
 	"github.com/penstock-kv/penstock/dualpath"
 	"github.com/penstock-kv/penstock/server/config"
 )
@@ -38,7 +38,7 @@ the id that the gateway submitted; the planner keeps the last requests (schedule
 	}
 	c := addPlannerFlags(cmd, w)
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
-		return c.connected(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
+		return c.planner(cmd, func(ctx context.Context, conn *planners.Conn) error {
 			r, err := pb.NewPlannerClient(conn).Explain(ctx, &pb.ExplainRequest{Request: names[0]})
 			if err != nil {
 				return err
@@ -76,7 +76,7 @@ interrupted.`,
 		if *every > 0 {
 			c.waitForever(cmd)
 		}
-		return c.connected(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
+		return c.planner(cmd, func(ctx context.Context, conn *planners.Conn) error {
 			planner, out := pb.NewPlannerClient(conn), outputOf(cmd)
 			for {
 				r, err := planner.Top(ctx, &pb.TopRequest{})

@@ -6,9 +6,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/client/planners"
 	"github.com/penstock-kv/penstock/dualpath"
 )
 
@@ -84,7 +84,7 @@ After a restart of the planner, give the epoch again.`,
 			return usagef("--dry-run and --wait exclude each other")
 		}
 		b.Namespace = names[0]
-		return c.connected(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
+		return c.planner(cmd, func(ctx context.Context, conn *planners.Conn) error {
 			return b.run(ctx, cmd, pb.NewPlannerClient(conn), wait)
 		})
 	}

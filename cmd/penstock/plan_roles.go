@@ -6,11 +6,11 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/client/planners"
 	"github.com/penstock-kv/penstock/dualpath"
 	"github.com/penstock-kv/penstock/dualpath/prfaas"
 )
@@ -99,7 +99,7 @@ is left. The group's present role as ROLE cancels a switch, until the leader has
 			}
 			want = &planSwitched{Group: group, Role: role}
 		}
-		return c.connected(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
+		return c.planner(cmd, func(ctx context.Context, conn *planners.Conn) error {
 			return runRoles(ctx, cmd, pb.NewPlannerClient(conn), want, drains[policy], apply, wait)
 		})
 	}

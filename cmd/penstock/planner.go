@@ -15,7 +15,6 @@ import (
 	"github.com/penstock-kv/penstock/server/config"
 	"github.com/penstock-kv/penstock/server/metrics"
 	"github.com/penstock-kv/penstock/server/netoracle"
-	"github.com/penstock-kv/penstock/server/planner"
 	"github.com/penstock-kv/penstock/server/reload"
 )
 
@@ -129,26 +128,14 @@ func runPlanner(ctx context.Context, from source[config.Planner], record string,
 		return errors.Join(err, control.Close(), closeIf(web))
 	}
 	if oracle != nil {
-		schedule.Network = network
 		defer oracle.Close()
 	}
-	opts := planner.Options{Planner: schedule, Logger: log, Registry: registry}
-	if record != "" {
-		file, openErr := openRecord(record)
-		if openErr != nil {
-			return errors.Join(openErr, control.Close(), closeIf(web))
-		}
-		defer func() { err = errors.Join(err, file.Close()) }() // runs after Shutdown, which writes the end of the record
-		opts.Record = &planner.Record{To: file}
-		if network != nil {
-			made := network.Options()
-			opts.Record.Network = &made
-		}
-	}
-	service, err := planner.New(opts)
+	open := &plannerOpening{schedule: schedule, network: network, record: record, registry: registry, log: log}
+	service, closeService, err := open.planner(cfg, control.Addr())
 	if err != nil {
 		return errors.Join(err, control.Close(), closeIf(web))
 	}
+	defer func() { err = errors.Join(err, closeService()) }() // runs after Shutdown, which writes the end of the record
 	if oracle != nil {
 		oracle.Watch(func(s netoracle.State) { service.SetNetwork(networkOfState(s)) })
 	}

@@ -98,6 +98,18 @@ func (c Cluster) check(bad complaint, addr string) {
 	if len(c.Etcd) == 0 {
 		return
 	}
+	c.checkEtcd(bad)
+	if c.MoveRate < 1 {
+		bad("cluster.move_rate", "%v must be positive", c.MoveRate)
+	}
+	host, _, err := net.SplitHostPort(addr)
+	if ip := net.ParseIP(host); err != nil || host == "" || ip != nil && ip.IsUnspecified() {
+		bad("advertise", "a member of a cluster needs the host under which clients reach it, since listen is %s", addr)
+	}
+}
+
+// checkEtcd reports invalid settings of the connection to etcd and of the lease.
+func (c Cluster) checkEtcd(bad complaint) {
 	for i, e := range c.Etcd {
 		if _, _, err := net.SplitHostPort(e); err != nil || slices.Contains(c.Etcd[:i], e) {
 			bad("cluster.etcd", "%q is not host:port, or is named twice", e)
@@ -114,13 +126,6 @@ func (c Cluster) check(bad complaint, addr string) {
 	}
 	if (c.User == "") != (c.PasswordFile == "") {
 		bad("cluster.user, cluster.password_file", "need each other")
-	}
-	if c.MoveRate < 1 {
-		bad("cluster.move_rate", "%v must be positive", c.MoveRate)
-	}
-	host, _, err := net.SplitHostPort(addr)
-	if ip := net.ParseIP(host); err != nil || host == "" || ip != nil && ip.IsUnspecified() {
-		bad("advertise", "a member of a cluster needs the host under which clients reach it, since listen is %s", addr)
 	}
 }
 

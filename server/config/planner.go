@@ -11,12 +11,33 @@ type Planner struct {
 	HTTP        string   `yaml:"http" doc:"address of /metrics, /healthz, /readyz and /debug/pprof, without TLS; without a token too unless auth.roles_file is set; empty turns it off" restart:"the listener is open"`
 	DrainWithin Duration `yaml:"drain_timeout" doc:"maximum wait of SIGTERM for calls in flight" reload:"live"`
 
+	Cluster  Election `yaml:"cluster" restart:"the planner takes part in the election with it"`
 	Schedule Schedule `yaml:"schedule" restart:"the requests in progress were planned with it"`
 	Network  Network  `yaml:"network" restart:"the sources of the network are open"`
 	Auth     Auth     `yaml:"auth"`
 	Log      Log      `yaml:"log"`
 	Trace    Trace    `yaml:"trace" restart:"the exporter of spans is connected"`
 	Insecure bool     `yaml:"insecure" doc:"allow listening beyond loopback without a token or clients' certificates: anyone who reaches the port can submit, take and end requests" reload:"live"`
+}
+
+// Election has the settings with which several planners elect a leader by etcd (package membership).
+type Election struct {
+	Etcd         []string `yaml:"etcd" doc:"addresses of etcd's members, host:port: of the planners with the same etcd and prefix one leads, and the others are standbys; empty: the planner stands alone"`
+	Prefix       string   `yaml:"prefix" doc:"beginning of the election's keys in etcd; it may be that of the storage nodes. Each prefill/decode cluster needs its own"`
+	LeaseTTL     Duration `yaml:"lease_ttl" doc:"time after which a standby leads if the leader has vanished, in whole seconds; a leader that cannot reach etcd for nine tenths of it serves nothing until it is elected again"`
+	CA           string   `yaml:"ca" doc:"CA (PEM) that etcd's certificate must be signed by; empty: plain text, unless cluster.cert is set"`
+	Cert         string   `yaml:"cert" doc:"client certificate (PEM) for etcd"`
+	Key          string   `yaml:"key" doc:"private key (PEM) of cluster.cert"`
+	User         string   `yaml:"user" doc:"user of etcd; empty: no authentication"`
+	PasswordFile string   `yaml:"password_file" doc:"file with the password of cluster.user"`
+}
+
+// On reports whether planners elect a leader.
+func (e *Election) On() bool { return len(e.Etcd) > 0 }
+
+// Connection returns the settings of the connection to etcd as those of a storage node.
+func (e *Election) Connection() Cluster {
+	return Cluster{Etcd: e.Etcd, Prefix: e.Prefix, LeaseTTL: e.LeaseTTL, CA: e.CA, Cert: e.Cert, Key: e.Key, User: e.User, PasswordFile: e.PasswordFile}
 }
 
 // Schedule has the constants of dualpath.Options. 0 selects the default, which is computed from
@@ -89,6 +110,7 @@ func DefaultPlanner() Planner {
 		Listen:      "127.0.0.1:7430",
 		HTTP:        "127.0.0.1:7432",
 		DrainWithin: Duration(5 * time.Second),
+		Cluster:     Election{Prefix: "/penstock", LeaseTTL: Duration(5 * time.Second)},
 		Schedule:    Schedule{ReadPolicy: "split"},
 		Network: Network{
 			PodLabel: "topology.kubernetes.io/zone", RackLabel: "topology.kubernetes.io/rack", Refresh: Duration(time.Second),
@@ -110,6 +132,9 @@ func (p *Planner) Validate() error {
 	checkAddresses(bad, map[string]string{"listen": p.Listen, "http": p.HTTP})
 	if p.DrainWithin < 0 {
 		bad("drain_timeout", "must not be negative, is %v", p.DrainWithin)
+	}
+	if c := p.Cluster.Connection(); p.Cluster.On() {
+		c.checkEtcd(bad)
 	}
 	p.Network.check(bad)
 	p.Auth.check(bad)

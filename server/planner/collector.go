@@ -51,6 +51,7 @@ func newSteps() prometheus.Histogram {
 func DescribeMetrics(ch chan<- *prometheus.Desc) {
 	newSteps().Describe(ch)
 	(&collector{}).Describe(ch)
+	(&electionCollector{}).Describe(ch)
 }
 
 // Describe implements prometheus.Collector.

@@ -34,6 +34,9 @@ func (s *Service) Submit(r *pb.SubmitRequest, stream grpc.ServerStreamingServer[
 			if !ok {
 				return nil
 			}
+			if !s.leads() {
+				return errClosing
+			}
 			if err := stream.Send(u); err != nil {
 				s.giveUp(r.Id, updates)
 				return err

@@ -52,6 +52,10 @@ func (s *Service) Lead(stream grpc.BidiStreamingServer[pb.LeaderMessage, pb.Lead
 	for {
 		select {
 		case a := <-l.out:
+			if !s.leads() { // the action may have waited while this process did not run
+				s.leave(l, false)
+				return errClosing
+			}
 			if err := stream.Send(a); err != nil {
 				s.leave(l, false)
 				return err

@@ -49,6 +49,8 @@ type Options struct {
 	GatewayWait time.Duration
 	// Record, if not nil, receives every event with its actions.
 	Record *Record
+	// Lease is the right to plan of an elected planner. Nil: the planner is not elected.
+	Lease  Lease
 	Logger *slog.Logger
 	// Registry receives the metrics. Nil means no metrics.
 	Registry prometheus.Registerer
@@ -68,6 +70,10 @@ type Service struct {
 	prefillRate float64
 	// gatewayWait is Options.GatewayWait.
 	gatewayWait time.Duration
+	// lease is Options.Lease.
+	lease Lease
+	// unregister removes the metrics from Options.Registry.
+	unregister func()
 	// stride is the most by which one call of now advances the planner's time.
 	stride time.Duration
 
@@ -126,6 +132,9 @@ type job struct {
 
 // New returns a service without groups. Close ends it.
 func New(opts Options) (*Service, error) {
+	if opts.Lease != nil {
+		opts.Planner.FirstSeq = firstSeq(opts.Lease.Number())
+	}
 	p, err := dualpath.New(opts.Planner)
 	if err != nil {
 		return nil, fmt.Errorf("planner: %w", err)
@@ -150,7 +159,7 @@ func New(opts Options) (*Service, error) {
 	}
 	opts.Planner.EnsureDefaults()
 	s := &Service{
-		log: opts.Logger, payloadMax: opts.PayloadBytes, start: time.Now(), number: rand.Uint64() | 1, planner: p,
+		lease: opts.Lease, unregister: func() {}, log: opts.Logger, payloadMax: opts.PayloadBytes, start: time.Now(), number: rand.Uint64() | 1, planner: p,
 		groups: newNames("groups"), nodes: newNames("nodes"), namespaces: newNames("namespaces"), engines: newNames("engines"),
 		alone: make(map[dualpath.RequestID]time.Duration), gatewayWait: opts.GatewayWait,
 		leaders: make(map[dualpath.GroupID]*leader), roles: make(map[dualpath.GroupID]*roles), prefillRate: opts.Planner.PrefillRate, stride: max(opts.Planner.GroupTimeout/4, 2*opts.TickEvery), at: make(map[dualpath.EngineID]place),
@@ -159,9 +168,15 @@ func New(opts Options) (*Service, error) {
 	}
 	s.steps = newSteps()
 	if opts.Registry != nil {
-		for _, c := range []prometheus.Collector{s.steps, &collector{s}} {
+		metrics := []prometheus.Collector{s.steps, &collector{s}}
+		for _, c := range metrics {
 			if err := opts.Registry.Register(c); err != nil {
 				return nil, fmt.Errorf("planner: register metrics: %w", err)
+			}
+		}
+		s.unregister = func() {
+			for _, c := range metrics {
+				opts.Registry.Unregister(c)
 			}
 		}
 	}
@@ -178,22 +193,30 @@ func New(opts Options) (*Service, error) {
 // written. It may be called twice.
 func (s *Service) Close() {
 	s.mu.Lock()
-	if !s.closed {
-		s.closed = true
-		close(s.stop)
-		for _, j := range s.jobs {
-			s.tracedLocked(j)
-		}
-		if s.record != nil {
-			s.record.end(nil)
-		}
-	}
+	s.closeLocked()
 	s.mu.Unlock()
 	<-s.done
 	if s.record != nil {
 		<-s.record.done
 	}
 }
+
+func (s *Service) closeLocked() {
+	if s.closed {
+		return
+	}
+	s.closed = true
+	close(s.stop)
+	for _, j := range s.jobs {
+		s.tracedLocked(j)
+	}
+	if s.record != nil {
+		s.record.end(nil)
+	}
+}
+
+// leads reports whether the planner may plan: it is not elected, or it holds its lease.
+func (s *Service) leads() bool { return s.lease == nil || s.lease.Held() }
 
 // tick passes the time to the planner at intervals.
 func (s *Service) tick(every time.Duration) {
@@ -223,8 +246,15 @@ func (s *Service) now() time.Duration {
 	return s.clock
 }
 
-// stepLocked applies one event and delivers its actions.
+// stepLocked applies one event and delivers its actions. If the planner does not hold its lease, the
+// service ends instead: another planner may have planned the requests.
 func (s *Service) stepLocked(ev dualpath.Event) {
+	if !s.leads() {
+		s.closeLocked()
+	}
+	if s.closed {
+		return
+	}
 	begin := time.Now()
 	actions := s.planner.Step(ev)
 	if s.record != nil {

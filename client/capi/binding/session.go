@@ -4,16 +4,17 @@ import (
 	"errors"
 	"fmt"
 
-	"google.golang.org/grpc"
 	grpccodes "google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/client/planners"
 )
 
 // PlannerOptions are the address and the credentials of a planner.
 type PlannerOptions struct {
-	// Address is the address of the planner's gRPC listener, host:port.
+	// Address is the address of the planner's gRPC listener, host:port. If several planners elect a
+	// leader, it has all their addresses, with commas between.
 	Address string
 	Credentials
 }
@@ -21,7 +22,7 @@ type PlannerOptions struct {
 // session is the common part of Leader and Gateway: a queue, and a connection to the planner.
 type session[E any] struct {
 	*queue[E]
-	conn *grpc.ClientConn
+	conn *planners.Conn
 }
 
 // connect returns a session of a store. It does not wait for the planner.
@@ -34,7 +35,7 @@ func connect[E any](store *Store, o PlannerOptions) (*session[E], error) {
 	if err != nil {
 		return nil, err
 	}
-	conn, err := client.Dial(o.Address, client.DialOptions{BearerToken: token, TLS: t, Insecure: o.Insecure, Timeout: store.opts.DialTimeout})
+	conn, err := planners.Dial(o.Address, client.DialOptions{BearerToken: token, TLS: t, Insecure: o.Insecure, Timeout: store.opts.DialTimeout})
 	if err != nil {
 		return nil, fmt.Errorf("%w: planner: %w", ErrInvalid, err)
 	}

@@ -1,0 +1,27 @@
+// Package planners is a connection to the planner that leads, among several planners that elect a
+// leader (cluster.etcd of penstock planner). Packages leader and gateway, and the commands of the
+// CLI, use it in place of a connection to one planner. It needs no access to etcd.
+//
+//	conn, err := planners.Dial("a:7430,b:7430", client.DialOptions{})
+//	g, err := gateway.New(gateway.Options{Planner: conn, …})
+//
+//	Conn ── Election, at intervals ─► each planner      the one with the highest term leads
+//	  └──── calls and streams ──────► the leader        until a planner with a higher term leads
+//
+// When another planner leads, the streams to the earlier leader end with Unavailable. The leader of
+// a group then registers again with its requests, and a gateway submits its requests again, as after
+// a restart of one planner. While no planner leads, calls fail with Unavailable, and the error has
+// the answer of each planner.
+//
+// # Terms
+//
+// Each term of a leader has a number that is higher than those of all terms before it. A Conn
+// remembers the highest term that it has seen. It refuses the responses of a leader of a lower term,
+// so an earlier leader that has not noticed the end of its term cannot plan. It sends the highest
+// term with its calls, by which such a planner notices the end of its term.
+//
+// With one address a Conn asks no planner whether it leads: its calls go to that address, which may
+// be that of a load balancer in front of several planners. The terms are compared all the same.
+//
+// Lock order: Conn.mu is the only lock. It is not held across a call.
+package planners
