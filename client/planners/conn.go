@@ -158,8 +158,12 @@ func (c *Conn) ask(ctx context.Context, p *planner) {
 		limited, cancel := context.WithTimeout(ctx, askWithin)
 		r, err := pb.NewPlannerClient(p.conn).Election(limited, &pb.ElectionRequest{})
 		cancel()
-		if status.Code(err) == codes.Unimplemented {
+		switch status.Code(err) {
+		case codes.Unimplemented:
 			r, err = &pb.ElectionResponse{}, nil // a planner of an earlier version, which is not elected
+		case codes.Unavailable:
+			// A planner that has started again may be elected before gRPC would connect again.
+			p.conn.ResetConnectBackoff()
 		}
 		if c.answered(p, r, err) {
 			t.Reset(askEvery)

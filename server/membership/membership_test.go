@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"math/rand/v2"
-	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -56,7 +54,7 @@ func newRig(t *testing.T, members int) *rig {
 type node struct {
 	*membership.Cluster
 	store *storage.Node
-	gates []*gate // one for each member of etcd
+	gates []*testetcd.Gate // one for each member of etcd
 	leave func()
 	move  atomic.Pointer[membership.Move]
 }
@@ -100,11 +98,11 @@ func (r *rig) begin(name, addr string, store *storage.Node) *node {
 // beginUsing is begin with a function that is called before each write of the member's record.
 func (r *rig) beginUsing(name, addr string, store *storage.Node, writing func()) *node {
 	r.Helper()
-	var gates []*gate
+	var gates []*testetcd.Gate
 	var endpoints []string
 	for _, to := range r.etcd.Endpoints {
-		g := newGate(r.T, to)
-		gates, endpoints = append(gates, g), append(endpoints, g.addr)
+		g := testetcd.NewGate(r.T, to)
+		gates, endpoints = append(gates, g), append(endpoints, g.Addr)
 	}
 	n := &node{store: store, gates: gates}
 	c, err := membership.Join(membership.Options{
@@ -165,99 +163,17 @@ func (r *rig) client() *clientv3.Client {
 	return c
 }
 
-// gate is a connection between a node and etcd that the test can cut.
-type gate struct {
-	addr, to string
-	cut      atomic.Bool
-
-	mu    sync.Mutex
-	conns map[net.Conn]bool
-	wg    sync.WaitGroup
-}
-
-func newGate(t *testing.T, to string) *gate {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	g := &gate{addr: l.Addr().String(), to: to, conns: make(map[net.Conn]bool)}
-	g.wg.Go(func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			g.wg.Go(func() { g.forward(c) })
-		}
-	})
-	t.Cleanup(func() {
-		_ = l.Close()
-		g.reset()
-		g.wg.Wait()
-	})
-	return g
-}
-
-// forward copies the bytes of a connection in both directions. While the gate is cut it discards
-// them, so that neither end sees the connection end.
-func (g *gate) forward(a net.Conn) {
-	b, err := net.Dial("tcp", g.to)
-	if err != nil {
-		_ = a.Close()
-		return
-	}
-	g.mu.Lock()
-	g.conns[a], g.conns[b] = true, true
-	g.mu.Unlock()
-	var wg sync.WaitGroup
-	pipe := func(dst, src net.Conn) {
-		_, _ = io.Copy(writer{g, dst}, src)
-		_ = dst.Close()
-		_ = src.Close()
-	}
-	wg.Go(func() { pipe(a, b) })
-	wg.Go(func() { pipe(b, a) })
-	wg.Wait()
-	g.mu.Lock()
-	delete(g.conns, a)
-	delete(g.conns, b)
-	g.mu.Unlock()
-}
-
-// reset ends all connections.
-func (g *gate) reset() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for c := range g.conns {
-		_ = c.Close()
-	}
-}
-
-type writer struct {
-	g   *gate
-	dst net.Conn
-}
-
-func (w writer) Write(b []byte) (int, error) {
-	if w.g.cut.Load() {
-		return len(b), nil
-	}
-	return w.dst.Write(b)
-}
-
 // cut makes etcd unreachable for the node, without an end of the connections.
 func (n *node) cut() {
 	for _, g := range n.gates {
-		g.cut.Store(true)
+		g.Cut()
 	}
 }
 
 // mend ends the cut. The connections have lost bytes, so they end too.
 func (n *node) mend() {
 	for _, g := range n.gates {
-		g.cut.Store(false)
-		g.reset()
+		g.Mend()
 	}
 }
 

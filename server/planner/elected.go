@@ -167,8 +167,8 @@ func (e *Elected) SetNetwork(n Network) {
 	}
 }
 
-// leading returns the service of the present term, or an error that names the leader. It adds the
-// term to the response's header.
+// leading returns the service of the present term, or an error that names the leader. If the caller is
+// a gRPC client, it adds the term to the response's header.
 func (e *Elected) leading(ctx context.Context) (*Service, error) {
 	e.mu.Lock()
 	s, term := e.service, e.term
@@ -176,10 +176,10 @@ func (e *Elected) leading(ctx context.Context) (*Service, error) {
 	if s == nil || !s.leads() {
 		return nil, e.standby()
 	}
-	if err := grpc.SetHeader(ctx, api.TermPairs(term)); err != nil {
-		return nil, err
+	if grpc.ServerTransportStreamFromContext(ctx) == nil {
+		return s, nil
 	}
-	return s, nil
+	return s, grpc.SetHeader(ctx, api.TermPairs(term))
 }
 
 // standby returns the error with which a standby refuses a call.

@@ -1,0 +1,150 @@
+package membership_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/penstock-kv/penstock/lab/testetcd"
+	"github.com/penstock-kv/penstock/server/membership"
+)
+
+// candidate is a candidate of an election.
+type candidate struct {
+	*rig
+	*membership.Election
+	elected chan *membership.Term
+}
+
+// candidate returns a candidate with the given address at etcd's endpoints. The test's cleanup closes
+// it.
+func (r *rig) candidate(addr string, endpoints ...string) *candidate {
+	r.Helper()
+	e, err := membership.NewElection(membership.ElectionOptions{Endpoints: endpoints, TTL: ttl, Address: addr})
+	r.must(err)
+	r.Cleanup(func() { r.must(e.Close()) })
+	return &candidate{r, e, make(chan *membership.Term, 1)}
+}
+
+// campaign campaigns in a goroutine. The test's cleanup ends the campaign and the term.
+func (c *candidate) campaign() {
+	ctx, cancel := context.WithCancel(c.ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if t, err := c.Campaign(ctx); err == nil {
+			c.elected <- t
+		}
+	}()
+	c.Cleanup(func() {
+		cancel()
+		<-done
+		select {
+		case t := <-c.elected:
+			t.Resign()
+		default:
+		}
+	})
+}
+
+// term returns the next term of the candidate, which the test's cleanup ends.
+func (c *candidate) term() *membership.Term {
+	c.Helper()
+	select {
+	case t := <-c.elected:
+		c.Cleanup(t.Resign)
+		return t
+	case <-c.ctx.Done():
+		c.Fatal("not elected")
+		return nil
+	}
+}
+
+// TestElection: one candidate leads. When it resigns, the other one is elected for a later term.
+func TestElection(t *testing.T) {
+	r := newRig(t, 1)
+	a, b := r.candidate("a:7430", r.etcd.Endpoints...), r.candidate("b:7430", r.etcd.Endpoints...)
+	a.campaign()
+	first := a.term()
+	if first.Number() != 1 || !first.Held() {
+		t.Errorf("the first term is %d, held %v", first.Number(), first.Held())
+	}
+	b.campaign()
+	r.await("the standby reads the leader", func() bool { return b.Leader().Address == "a:7430" && b.Leader().Term == 1 })
+	select {
+	case <-b.elected:
+		t.Fatal("two candidates lead")
+	default:
+	}
+	first.Resign()
+	second := b.term()
+	if first.Held() || !isClosed(first.Lost()) || second.Number() != 2 || !second.Held() || b.Leader().Address != "b:7430" {
+		t.Errorf("after the leader has resigned, it holds its term: %v; the next term is %d of %+v, held %v", first.Held(), second.Number(), b.Leader(), second.Held())
+	}
+}
+
+// TestElectionWithoutEtcd: a leader that cannot reach etcd does not hold its term when the other
+// candidate is elected. A leader without etcd ends its term, and is elected again.
+func TestElectionWithoutEtcd(t *testing.T) {
+	r := newRig(t, 1)
+	g := testetcd.NewGate(t, r.etcd.Endpoints[0])
+	a, b := r.candidate("a:7430", g.Addr), r.candidate("b:7430", r.etcd.Endpoints...)
+	a.campaign()
+	first := a.term()
+	b.campaign()
+	g.Cut()
+	second := b.term()
+	if first.Held() {
+		t.Error("two candidates hold a term")
+	}
+	if second.Number() <= first.Number() {
+		t.Errorf("term %d follows term %d", second.Number(), first.Number())
+	}
+	<-first.Lost()
+	r.etcd.Pause(0)
+	<-second.Lost()
+	if second.Held() {
+		t.Error("a term is held after its end")
+	}
+	r.etcd.Resume(0)
+	second.Resign()
+	b.campaign()
+	if again := b.term(); again.Number() <= second.Number() {
+		t.Errorf("term %d follows term %d", again.Number(), second.Number())
+	}
+}
+
+// TestElectionSurpass: a term ends when a client has seen a later one, and the next term is above the
+// client's.
+func TestElectionSurpass(t *testing.T) {
+	r := newRig(t, 1)
+	a := r.candidate("a:7430", r.etcd.Endpoints...)
+	a.campaign()
+	first := a.term()
+	a.Surpass(first.Number())
+	if !first.Held() {
+		t.Error("a term ends because a client has seen the same term")
+	}
+	a.Surpass(41)
+	if first.Held() || !isClosed(first.Lost()) {
+		t.Error("a term does not end although a client has seen a later one")
+	}
+	first.Resign()
+	a.campaign()
+	if second := a.term(); second.Number() != 42 {
+		t.Errorf("the next term is %d; want 42", second.Number())
+	}
+}
+
+// TestElectionEnds: the end of the context ends a campaign without etcd.
+func TestElectionEnds(t *testing.T) {
+	r := newRig(t, 1)
+	r.etcd.Kill(0)
+	a := r.candidate("a:7430", r.etcd.Endpoints...)
+	ctx, cancel := context.WithTimeout(r.ctx, 300*time.Millisecond)
+	defer cancel()
+	if _, err := a.Campaign(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the campaign ended with %v", err)
+	}
+}
