@@ -20,12 +20,12 @@ func newPlanCommand(w world) *cobra.Command {
 		Use:   "plan",
 		Short: "Show the planner's decisions and state, change weights and roles, and predict clusters",
 	}
-	return noun(cmd, newPlanExplain(w), newPlanTop(w), newPlanBump(w), newPlanRoles(w), newPlanAnalyze(), newPlanPrfaaS(), newPlanRedistribute(), newPlanAdvise(w), newPlanNetwork(w))
+	return noun(cmd, newPlanExplain(w), newPlanTop(w), newPlanStatus(w), newPlanBump(w), newPlanRoles(w), newPlanAnalyze(), newPlanPrfaaS(), newPlanRedistribute(), newPlanAdvise(w), newPlanNetwork(w))
 }
 
 // addPlannerFlags adds the flags of a client of a planner to cmd.
 func addPlannerFlags(cmd *cobra.Command, w world) *connection {
-	return addEndpointFlags(cmd, w, endpoint{flag: "planner", variable: "PENSTOCK_PLANNER", def: config.DefaultPlanner().Listen, usage: "gRPC address of the planner, host:port", command: "penstock planner"})
+	return addEndpointFlags(cmd, w, endpoint{flag: "planner", variable: "PENSTOCK_PLANNER", def: config.DefaultPlanner().Listen, usage: "gRPC address of the planner, host:port; of several planners that elect a leader all addresses, commas between", command: "penstock planner"})
 }
 
 func newPlanExplain(w world) *cobra.Command {

@@ -75,10 +75,11 @@ var edges = []struct {
 	{"client/...", []string{"kv", "api/...", "rdma", "rdma/copier", "client/...", "internal/arena", "internal/placement", "internal/sys"}, "a client is linked into an engine: it must not contain the server, the index or a device. Of internal/sys it uses only blocking calls on a unix socket"},
 
 	{"client/gateway", []string{"kv", "api/...", "client"}, "a gateway calls storage and the planner, and holds no KV"},
+	{"client/planners", []string{"api/...", "client"}, "it finds the planner that leads, without access to etcd; leader and gateway use it through grpc.ClientConnInterface"},
 	{"client/relay", []string{"kv", "client", "internal/arena"}, "it joins two stores, and decides nothing"},
 	{"client/leader", []string{"kv", "api/...", "rdma", "client/traffic"}, "a leader has the types of the engines' transfers and performs no transfers"},
 	{"client/capi", []string{"kv", "rdma", "rdma/tcp", "rdma/copier", "client", "client/leader", "client/gateway", "client/traffic", "client/capi/binding"}, "the composition root of a library; it chooses the provider and the copier, like cmd"},
-	{"client/capi/binding", []string{"kv", "rdma", "rdma/copier", "client", "client/leader", "client/gateway", "client/traffic", "internal/bearer", "internal/certs", "internal/sys"}, "handles, batches and queues over the client; capi chooses the provider"},
+	{"client/capi/binding", []string{"kv", "rdma", "rdma/copier", "client", "client/leader", "client/gateway", "client/planners", "client/traffic", "internal/bearer", "internal/certs", "internal/sys"}, "handles, batches and queues over the client; capi chooses the provider"},
 
 	{"internal/invariants", nil, "every package imports it"},
 	{"internal/bearer", nil, "clients and servers read one format of token files, and neither imports the other"},
@@ -142,6 +143,8 @@ var testEdges = []struct {
 	{"client/capi", []string{"dualpath", "lab/testetcd", "lab/testnode", "lab/testplanner"}, "the tests run C programs against nodes and a planner in their process, and etcd beside it"},
 	{"client/capi/binding", []string{"api/...", "dualpath", "lab/testnode", "lab/testplanner", "rdma/tcp", "rdma/copier/copiertest"}, "the tests run batches against a node, leaders against a planner, and transfers on a device of the tests' own, in their process"},
 	{"client/gateway", []string{"client/leader", "client/traffic", "dualpath", "lab/testnode", "lab/testplanner"}, "the tests run a planner, a storage node and leaders in their process"},
+	{"client/planners", []string{"lab/testplanner"}, "the tests elect planners in their process"},
+	{"server/planner", []string{"client", "lab/testplanner"}, "the tests elect a planner in their process"},
 	{"client/relay", []string{"lab/testnode"}, "the tests copy between two storage nodes in their process"},
 	{"client/leader", []string{"dualpath", "lab/testplanner"}, "the tests run a planner in their process"},
 	{"client/traffic", []string{"rdma/group", "rdma/shm", "rdma/rdmatest/simrdma"}, "copies by a NIC are tested over a provider whose NIC is a goroutine, and waiting in virtual time over a simulated one"},

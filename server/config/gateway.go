@@ -30,7 +30,7 @@ type Gateway struct {
 	HealthInterval Duration `yaml:"health_interval" doc:"time between two polls of an engine's /health" restart:"the front is made with it"`
 	HealthTimeout  Duration `yaml:"health_timeout" doc:"time limit of a poll" restart:"the front is made with it"`
 
-	Planner      string   `yaml:"planner" doc:"address of the planner of a prefill/decode cluster, host:port; it then chooses the engines of completions. Empty: the gateway chooses one by prefix and load" restart:"the connections are open"`
+	Planner      string   `yaml:"planner" doc:"address of the planner of a prefill/decode cluster, host:port; with several planners that elect a leader (cluster.etcd) all addresses, commas between. It then chooses the engines of completions. Empty: the gateway chooses one by prefix and load" restart:"the connections are open"`
 	Namespace    string   `yaml:"namespace" doc:"namespace of the cluster's KV at the storage nodes; needed with a planner" restart:"the connections are open"`
 	Servers      []string `yaml:"servers" doc:"gRPC addresses of the storage nodes, host:port with commas between; needed with a planner" restart:"the connections are open"`
 	Discover     bool     `yaml:"discover" doc:"servers are some members of a cluster: follow the list of all members, and choose the node of a prefix among them. All clients of a cluster must set it alike" restart:"the connections are open"`
