@@ -17,6 +17,7 @@ var webRules = map[string]access.Role{
 	"/healthz": 0,
 	"/health":  0,
 	"/readyz":  0,
+	"/leaderz": 0,
 	// The metrics have the names and the traffic of all namespaces.
 	"/metrics":         access.Operate,
 	"/metrics/summary": access.Operate,

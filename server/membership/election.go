@@ -76,7 +76,7 @@ func (e *Election) leaderKey() string { return e.opts.Prefix + "/planner/leader"
 func (e *Election) termKey() string   { return e.opts.Prefix + "/planner/term" }
 
 // Leader returns the leader that etcd had when this candidate last read it. The record is zero if
-// there was none.
+// there was none, or if etcd does not answer.
 func (e *Election) Leader() LeaderRecord {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -141,6 +141,7 @@ func (e *Election) Campaign(ctx context.Context) (*Term, error) {
 			wait, said = first, ""
 			continue
 		}
+		e.setLeader(LeaderRecord{})
 		if text := err.Error(); text != said {
 			e.log.Warn("no election: this planner does not lead and refuses all calls", "etcd", e.opts.Endpoints, "err", err)
 			said = text

@@ -243,7 +243,21 @@ unless on (job, namespace)
 			Meaning:     "A planner does not answer.",
 			Expr:        `up{job="` + PlannerJob + `"} == 0`,
 			Summary:     "Planner " + at + " does not answer.",
-			Description: "No request is planned. Gateways with `--planner` refuse requests. Look at the planner's log and start it again. It needs no files: the groups register again and list their requests.",
+			Description: "Unless it is one of several planners, no request is planned, and gateways with `--planner` let requests wait. Look at the planner's log and start it again. It needs no files: the groups register again and list their requests. `penstock plan status` shows whether a standby leads.",
+		},
+		{
+			Group: "planner", Name: "PenstockPlannerNoLeader", For: "1m", Severity: Critical,
+			Meaning:     "Of several planners, none leads.",
+			Expr:        "penstock_planner_term == 0",
+			Summary:     "Planner " + at + " finds no leader in etcd.",
+			Description: "No request is planned: requests wait in the gateways. Running attempts continue. The planner cannot reach etcd, or etcd refuses it: the planner's log has the error. If only some planners have this alert, the others have a leader.",
+		},
+		{
+			Group: "planner", Name: "PenstockPlannerElections", For: "1m", Severity: Warning,
+			Meaning:     "The leader of several planners has changed more than 3 times in an hour.",
+			Expr:        "changes(penstock_planner_term[1h]) > 3",
+			Summary:     "Planner " + at + " has seen {{ $value }} changes of the leader in the last hour.",
+			Description: "At each change, requests that wait to be planned are delayed. The leader does not renew its lease in time: look at the log of the planners, at the latency of etcd, and for planners without enough CPU. A longer `cluster.lease_ttl` tolerates longer pauses.",
 		},
 		{
 			Group: "planner", Name: "PenstockPlannerNoGroups", For: "2m", Severity: Critical,

@@ -271,6 +271,14 @@ func cases() map[string]alertCases {
 			situation{[]series{{"up{" + plan + "}", "1 0x30"}}, "2m", onPlanner, "Planner p1 does not answer."},
 			append(quietAt("3m", "up{"+plan+"}", "1x30", "1 1 1 0x30"), quietAt("3m", "up{"+node+"}", "0x30")...),
 		},
+		"PenstockPlannerNoLeader": {
+			situation{[]series{{"penstock_planner_term{" + plan + "}", "7 0x30"}}, "2m", onPlanner, "Planner p1 finds no leader in etcd."},
+			quietAt("3m", "penstock_planner_term{"+plan+"}", "7x30", "7 0 0 8x30"),
+		},
+		"PenstockPlannerElections": {
+			situation{[]series{{"penstock_planner_term{" + plan + "}", "3 4 5 6 7x30"}}, "5m", onPlanner, "Planner p1 has seen 4 changes of the leader in the last hour."},
+			quietAt("6m", "penstock_planner_term{"+plan+"}", "3x30", "3 4 5 6x30"),
+		},
 		"PenstockPlannerNoGroups": {
 			situation{[]series{{"penstock_planner_groups{" + plan + `,role="prefill"}`, "0x30"}, {"penstock_planner_groups{" + plan + `,role="decode"}`, "2x30"}}, "2m", onPlanner + " role=prefill", "Planner p1 has no prefill engines."},
 			quietAt("3m", "penstock_planner_groups{"+plan+`,role="prefill"}`, "1x30", "1 1 0x30"),

@@ -186,7 +186,7 @@ func (e *Elected) leading(ctx context.Context) (*Service, error) {
 func (e *Elected) standby() error {
 	l := e.opts.Election.Leader()
 	if l.Term == 0 {
-		return status.Error(codes.Unavailable, "this planner is a standby, and no planner leads at the moment")
+		return status.Error(codes.Unavailable, "this planner is a standby, and finds no leader in etcd")
 	}
 	return status.Errorf(codes.Unavailable, "this planner is a standby; the planner at %s leads (term %d)", l.Address, l.Term)
 }
@@ -275,7 +275,7 @@ func (e *Elected) Top(ctx context.Context, r *pb.TopRequest) (*pb.TopResponse, e
 
 var (
 	descLeader = desc("leader", "1 if this planner leads, 0 if it is a standby. Only with cluster.etcd.")
-	descTerm   = desc("term", "Term of the leader, as this planner has read it from etcd; each new leader has a higher one. 0: no planner leads. Only with cluster.etcd.")
+	descTerm   = desc("term", "Term of the leader, as this planner has read it from etcd; each new leader has a higher one. 0: no planner leads, or etcd does not answer. Only with cluster.etcd.")
 	descTerms  = desc("terms_total", "Times that this planner was elected. Only with cluster.etcd.")
 )
 

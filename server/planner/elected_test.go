@@ -111,7 +111,7 @@ func TestStandby(t *testing.T) {
 			}
 		}
 	}
-	refused("no planner leads at the moment")
+	refused("finds no leader in etcd")
 	e.SetLeader(planner.Leader{Address: "other:7430", Term: 3})
 	refused("the planner at other:7430 leads (term 3)")
 	r, err := e.PlannerClient.Election(e.ctx, &pb.ElectionRequest{})
