@@ -554,7 +554,7 @@ int32_t penstock_chain(penstock_namespace ns, const uint8_t *parent, const void 
 /* A planner and how to connect to it. Only size and address are required. */
 typedef struct penstock_planner {
 	uint64_t size;          /* sizeof(penstock_planner) */
-	const char *address;    /* host:port of the planner's gRPC */
+	const char *address;    /* host:port of the planner's gRPC; of several planners that elect a leader all, commas between */
 	const char *token;      /* as in penstock_options */
 	const char *token_file;
 	const char *ca_file;

@@ -62,5 +62,15 @@
 // A member that serves the volumes of another node (OwnerRecord.Adopted) sees the claim of that node
 // when it renews its lease, closes the volumes, and gives the ownership up.
 //
-// Lock order: Cluster.mu, session.mu and Owner.mu are leaves. None is held across a call.
+// # Election
+//
+// An Election chooses one leader among the planners with the same etcd and prefix, which need not be
+// members of the cluster.
+//
+//	Campaign  leader key is free ─► put it under a new lease, and the term+1, in one transaction;
+//	          otherwise wait until the key has changed
+//	Held      now < last confirmed renewal, as sent, + nine tenths of the TTL
+//	Lost      is closed when the term is not held any more; a new term needs a new Campaign
+//
+// Lock order: Cluster.mu, session.mu, Owner.mu and Election.mu are leaves. None is held across a call.
 package membership

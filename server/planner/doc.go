@@ -27,6 +27,15 @@
 // BumpWeights and SwitchRole return at once. An operator observes their effect with repeated calls
 // (dry_run) and with Roles, which also returns why a group kept its role at the last switch.
 //
+// # Elected planners
+//
+// An Elected campaigns for the right to plan (Election, of which package membership has one by etcd).
+// Each of its terms has a new Service, which gets its state as after a restart. A service plans and
+// sends only while it holds its lease, so two planners never plan at the same time. The numbers of
+// its actions begin with the term (firstSeq). A standby refuses all calls except Election.
+//
+//	standby ─ elected ─► New(Lease) ─► Service ─ lease lost, or not held ─► Close ─► Resign ─► standby
+//
 // # Bounds
 //
 // The following are bounded: requests (dualpath.Options.MaxQueue; further requests are rejected);
@@ -37,5 +46,5 @@
 // registers count towards the bounds but are not refused, because the planner accepted them
 // earlier.
 //
-// Lock order: Service.mu is the only lock. It is never held across a send on a stream.
+// Lock order: Elected.mu, then Service.mu. Neither is held across a send on a stream.
 package planner
