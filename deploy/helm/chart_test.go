@@ -248,6 +248,8 @@ func TestSchema(t *testing.T) {
 		"node: {config: {cluster: {peer_ca: /x}}}":   "/node/config/cluster/peer_ca",
 		"node: {secretKeys: [a/b]}":                  "/node/secretKeys/0",
 		"planner: {config: {network: {file: /x}}}":   "/planner/config/network/file",
+		"planner: {config: {cluster: {etcd: []}}}":   "/planner/config/cluster/etcd",
+		"planner: {replicas: 0}":                     "minimum",
 		"gateway: {enabled: true}":                   "/gateway/engines",
 		"gateway: {config: {servers: []}}":           "/gateway/config/servers",
 		"auth: {kind: password}":                     "/auth/kind",
@@ -268,6 +270,7 @@ func TestSchema(t *testing.T) {
 	for text, finding := range map[string]string{
 		"{planner: {enabled: true}, gateway: {enabled: true, engines: ['p0=http://a:1']}}": "gateway.namespace is needed",
 		"etcd: {endpoints: ['e:2379'], user: u}":                                           "etcd.passwordSecret is needed",
+		"planner: {enabled: true, replicas: 2}":                                            "needs etcd.endpoints",
 	} {
 		v, err := chartutil.ReadValues([]byte(text))
 		if err != nil {

@@ -324,7 +324,12 @@ func (v *verifier) workload(o meta.Object) {
 	v.files(o, w)
 	if w.service != "" {
 		v.identity(o, w)
+	}
+	if c.Name == "node" {
 		v.start(o, w)
+	}
+	if c.Name == "planner" && w.replicas > 1 && len(w.service) == 0 {
+		v.bad(o, "its clients cannot reach each planner")
 	}
 }
 
@@ -468,8 +473,10 @@ func (v *verifier) files(o meta.Object, w workload) {
 			if _, ok := mounts[path.Dir(value)]; !ok && strings.HasPrefix(value, "/var/") {
 				v.bad(o, "%s: %s is on no claim", key[1:], value)
 			}
-			if strings.Contains(value, ".svc.") && !reachable(v.objects, value) {
-				v.bad(o, "%s: %s is the address of nothing", key[1:], value)
+			for address := range strings.SplitSeq(value, ",") {
+				if strings.Contains(address, ".svc.") && !reachable(v.objects, address) {
+					v.bad(o, "%s: %s is the address of nothing", key[1:], address)
+				}
 			}
 		}
 	}
@@ -480,7 +487,11 @@ func (v *verifier) files(o meta.Object, w workload) {
 			v.bad(o, "the port %s is %d; the settings have %s", name, n, port)
 		}
 	}
-	if cluster, ok := parsed["cluster"].(map[string]any); ok && strings.Contains(fmt.Sprint(parsed["auth"]), "tls_cert") && setting(cluster, "peer_ca", "") != "/etc/penstock/tls/ca.crt" {
+	cluster, clustered := parsed["cluster"].(map[string]any)
+	if c.Name == "planner" && clustered != (w.replicas > 1) {
+		v.bad(o, "it has %d planners; the settings have cluster: %v", w.replicas, clustered)
+	}
+	if clustered && c.Name == "node" && strings.Contains(fmt.Sprint(parsed["auth"]), "tls_cert") && setting(cluster, "peer_ca", "") != "/etc/penstock/tls/ca.crt" {
 		v.bad(o, "cluster.peer_ca is %q, so a node that drains does not trust the other nodes", setting(cluster, "peer_ca", ""))
 	}
 	drain := drains[c.Args[0]]
@@ -492,7 +503,7 @@ func (v *verifier) files(o meta.Object, w workload) {
 }
 
 // identity checks the names of the pods of a StatefulSet: a headless Service has their DNS names, and
-// they advertise these.
+// nodes advertise these.
 func (v *verifier) identity(o meta.Object, w workload) {
 	s, ok := find[*core.Service](v.objects, w.service)
 	if !ok || s.Spec.ClusterIP != core.ClusterIPNone {
@@ -501,6 +512,9 @@ func (v *verifier) identity(o meta.Object, w workload) {
 	}
 	v.oneOf(s, labels.SelectorFromSet(s.Spec.Selector))
 	host := environ(w)["PENSTOCK_ADVERTISE"]
+	if w.container().Name != "node" {
+		return
+	}
 	if !reachable(v.objects, net.JoinHostPort(host, "7420")) {
 		v.bad(o, "a pod advertises %s, which is the address of nothing", host)
 	}

@@ -70,7 +70,7 @@
 //	Campaign  leader key is free ─► put it under a new lease, and the term+1, in one transaction;
 //	          otherwise wait until the key has changed
 //	Held      now < last confirmed renewal, as sent, + nine tenths of the TTL
-//	Lost      is closed when the term is not held any more; a new term needs a new Campaign
+//	Lost      is closed when the term has ended; the next term needs a new Campaign
 //
 // Lock order: Cluster.mu, session.mu, Owner.mu and Election.mu are leaves. None is held across a call.
 package membership

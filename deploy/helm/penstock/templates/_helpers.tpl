@@ -57,28 +57,49 @@ http: ":7422"
 {{ include "penstock.auth" . }}
 log:
   format: json
-{{- $tls := .Values.tls.enabled }}
-{{- with .Values.etcd }}
-{{- if .endpoints }}
+{{- if .Values.etcd.endpoints }}
 cluster:
-  {{- if $tls }}
+  {{- if .Values.tls.enabled }}
   peer_ca: /etc/penstock/tls/ca.crt
   {{- end }}
-  etcd: {{ toJson .endpoints }}
-  prefix: {{ .prefix }}
-  {{- if .tlsSecret }}
-  ca: /etc/penstock/etcd/ca.crt
-  {{- if .clientCertificate }}
-  cert: /etc/penstock/etcd/tls.crt
-  key: /etc/penstock/etcd/tls.key
-  {{- end }}
-  {{- end }}
-  {{- if .user }}
-  user: {{ .user | quote }}
-  password_file: /etc/penstock/etcd/password
-  {{- end }}
+  {{- include "penstock.etcd" .Values.etcd | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* The settings of the connection to etcd. */}}
+{{- define "penstock.etcd" -}}
+etcd: {{ toJson .endpoints }}
+prefix: {{ .prefix }}
+{{- if .tlsSecret }}
+ca: /etc/penstock/etcd/ca.crt
+{{- if .clientCertificate }}
+cert: /etc/penstock/etcd/tls.crt
+key: /etc/penstock/etcd/tls.key
 {{- end }}
 {{- end }}
+{{- if .user }}
+user: {{ .user | quote }}
+password_file: /etc/penstock/etcd/password
+{{- end }}
+{{- end -}}
+
+{{/* Not empty if several planners elect a leader. */}}
+{{- define "penstock.elects" -}}
+{{- if gt (int .Values.planner.replicas) 1 }}true{{ end -}}
+{{- end -}}
+
+{{/* The addresses of the planners, with commas between. */}}
+{{- define "penstock.planners" -}}
+{{- $domain := printf "%s.svc.%s:7430" .Release.Namespace .Values.clusterDomain -}}
+{{- $name := printf "%s-planner" (include "penstock.fullname" .) -}}
+{{- $all := list (printf "%s.%s" $name $domain) -}}
+{{- if include "penstock.elects" . -}}
+{{- $all = list -}}
+{{- range $i := until (int .Values.planner.replicas) -}}
+{{- $all = append $all (printf "%s-%d.%ss.%s" $name $i $name $domain) -}}
+{{- end -}}
+{{- end -}}
+{{ join "," $all }}
 {{- end -}}
 
 {{- define "penstock.settings.planner" -}}
@@ -87,6 +108,11 @@ http: ":7432"
 {{ include "penstock.auth" . }}
 log:
   format: json
+{{- if include "penstock.elects" . }}
+cluster:
+  {{- if not .Values.etcd.endpoints }}{{ fail "planner.replicas: several planners elect a leader, which needs etcd.endpoints" }}{{ end }}
+  {{- include "penstock.etcd" .Values.etcd | nindent 2 }}
+{{- end }}
 {{- if .Values.planner.network }}
 network:
   file: /etc/penstock/network.yaml
@@ -98,7 +124,7 @@ listen: ":7440"
 http: ":7442"
 engine: {{ toJson .Values.gateway.engines }}
 {{- if .Values.planner.enabled }}
-planner: {{ include "penstock.fullname" . }}-planner.{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }}:7430
+planner: {{ include "penstock.planners" . }}
 namespace: {{ required "gateway.namespace is needed with the planner: the namespace of the engines' KV" .Values.gateway.namespace | quote }}
 servers:
   {{- range $i := until (int .Values.node.replicas) }}
@@ -200,7 +226,7 @@ data:
             - {key: {{ . }}, path: tls/{{ . }}}
             {{- end }}
       {{- end }}
-      {{- if and (eq .component "node") $v.etcd.endpoints }}
+      {{- if and (or (eq .component "node") (and (eq .component "planner") (include "penstock.elects" .root))) $v.etcd.endpoints }}
       {{- if $v.etcd.tlsSecret }}
       - secret:
           name: {{ $v.etcd.tlsSecret }}
@@ -265,7 +291,7 @@ affinity:
 {{- with $v.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
-{{- if ne .component "planner" }}
+{{- if or (ne .component "planner") (include "penstock.elects" .root) }}
 topologySpreadConstraints:
   - maxSkew: 1
     topologyKey: kubernetes.io/hostname
