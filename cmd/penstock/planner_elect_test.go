@@ -374,6 +374,13 @@ func TestPlannerWithoutEtcd(t *testing.T) {
 	if !bytes.Contains([]byte(r.must(t)), []byte(`"e3"`)) {
 		t.Errorf("plan top with both planners prints\n%s", r.out)
 	}
+	states := decode[[]planStatus](t, penstock(t, "", nil, "plan", "status", "--planner", a.addr+","+b.addr, "--format", "json"))
+	if len(states) != 2 || states[0].State != "standby" || states[1].State != "leader" || states[0].Term != states[1].Term || states[0].Leader != b.addr || states[1].Since.IsZero() {
+		t.Errorf("plan status prints %+v", states)
+	}
+	if r := penstock(t, "", nil, "plan", "status", "--planner", a.addr); r.code != exitFailed || !strings.Contains(r.out, "standby") || !strings.Contains(r.err, "no planner leads") {
+		t.Errorf("plan status of the standby: exit %d\n%s%s", r.code, r.out, r.err)
+	}
 	r = penstock(t, "", nil, "plan", "top", "--planner", a.addr)
 	if r.code == exitOK || !strings.Contains(r.err, "the planner at "+b.addr+" leads") {
 		t.Errorf("plan top of the standby: exit %d, %s", r.code, r.err)
