@@ -512,11 +512,14 @@ func TestSlow(t *testing.T) {
 	s.mu.Unlock()
 }
 
-// TestMetricsPage compares docs/metrics.md with the planner's registry.
+// TestMetricsPage compares docs/metrics.md with the planner's registry, and with the metrics of an election.
 func TestMetricsPage(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	newHost(t, Options{Registry: registry})
-	testkit.CheckMetricsPage(t, "penstock_planner_", registry.Describe)
+	testkit.CheckMetricsPage(t, "penstock_planner_", func(ch chan<- *prometheus.Desc) {
+		registry.Describe(ch)
+		(&electionCollector{}).Describe(ch)
+	})
 	if _, err := registry.Gather(); err != nil {
 		t.Error(err)
 	}
