@@ -511,10 +511,10 @@ func (v *verifier) identity(o meta.Object, w workload) {
 		return
 	}
 	v.oneOf(s, labels.SelectorFromSet(s.Spec.Selector))
-	host := environ(w)["PENSTOCK_ADVERTISE"]
 	if w.container().Name != "node" {
 		return
 	}
+	host := environ(w)["PENSTOCK_ADVERTISE"]
 	if !reachable(v.objects, net.JoinHostPort(host, "7420")) {
 		v.bad(o, "a pod advertises %s, which is the address of nothing", host)
 	}
