@@ -87,6 +87,11 @@ func (c *caller) Admit(r *http.Request) (context.Context, error) {
 	}
 	return r.Context(), nil
 }
+func (c *caller) Caller(ctx context.Context) string {
+	name, _ := ctx.Value(nameKey{}).(string)
+	return name
+}
+
 func (c *caller) Opens(_ context.Context, path string) bool { return path != c.closed }
 func (c *caller) SeesNamespace(_ context.Context, name string) bool {
 	return strings.HasPrefix(name, c.prefix)
@@ -95,6 +100,9 @@ func (c *caller) SeesNamespace(_ context.Context, name string) bool {
 func (c *caller) SeesPins(ctx context.Context, name string) bool { return c.SeesNamespace(ctx, name) }
 
 // serve serves a console, and returns its address.
+// nameKey is the key of a caller's name, which serve takes from the query.
+type nameKey struct{}
+
 func serve(t *testing.T, o console.Options) (*console.Console, string) {
 	t.Helper()
 	if o.Access == nil {
@@ -103,7 +111,9 @@ func serve(t *testing.T, o console.Options) (*console.Console, string) {
 	c := console.New(o)
 	mux := http.NewServeMux()
 	c.Register(mux)
-	s := httptest.NewUnstartedServer(mux)
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), nameKey{}, r.URL.Query().Get("caller"))))
+	}))
 	s.Listener = smallBuffers{s.Listener}
 	s.Start()
 	t.Cleanup(func() {

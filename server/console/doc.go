@@ -15,8 +15,8 @@
 // Without the script the pages work, and show the state at the time of the request.
 //
 // The console has no goroutine of its own. While no request is in progress, it does no work and
-// reads no state. A stream of events is one request; there are at most Options.Streams, and a further
-// one is refused with status 503. A stream writes to its connection only in the goroutine of
+// reads no state. A stream of events is one request; there are at most Options.Streams,
+// of one caller with a name at most Options.StreamsPerCaller, and a further one is refused with status 503. A stream writes to its connection only in the goroutine of
 // its request. A client that does not read for Options.WriteTimeout is disconnected, and delays no
 // other client. Stop ends the streams, and Close waits for their end.
 //
