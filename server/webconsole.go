@@ -188,7 +188,7 @@ func (a consoleAccess) SeesPins(ctx context.Context, name string) bool {
 // isConsole reports whether a path belongs to the console, which browsers open.
 func isConsole(path string) bool {
 	switch path {
-	case "/", "/namespaces", "/prefixes", "/pins", "/actions":
+	case "/", "/namespaces", "/prefixes", "/pins", "/actions", "/requests":
 		return true
 	}
 	return strings.HasPrefix(path, "/live/")

@@ -31,11 +31,13 @@ type Access interface {
 	SeesPins(ctx context.Context, name string) bool
 }
 
-// Options are the options of a Console. Source and Access are required.
+// Options are the options of a Console. Access and one of Source and Planner are required.
 type Options struct {
-	Source Source
-	Access Access
-	// Node is the name of the node.
+	// Source makes a console of a node, Planner one of a planner.
+	Source  Source
+	Planner PlannerSource
+	Access  Access
+	// Node is the name of the node or of the planner.
 	Node string
 	// Interval is the time between two events of a stream. Default: 2 s.
 	Interval time.Duration
@@ -57,6 +59,8 @@ type Console struct {
 	prefixes   feed[Prefixes]
 	pins       feed[Pins]
 	actions    feed[[]Action]
+	dualPath   feed[DualPath]
+	requests   feed[[]Request]
 
 	done chan struct{} // closed by Stop
 
@@ -94,24 +98,45 @@ func New(opts Options) *Console {
 		opts.Now = time.Now
 	}
 	c := &Console{opts: opts, done: make(chan struct{}), callers: make(map[string]int)}
-	c.overview.load = opts.Source.Overview
-	c.namespaces.load = opts.Source.Namespaces
-	c.prefixes.load = opts.Source.Prefixes
-	c.pins.load = opts.Source.Pins
-	c.actions.load = opts.Source.Actions
+	if opts.Planner != nil {
+		c.pages = c.plannerPages()
+	} else {
+		c.pages = c.nodePages()
+	}
 	layout := template.Must(template.New("layout.html").Funcs(functions).ParseFS(files, "web/layout.html"))
-	for _, p := range []*page{
+	for _, p := range c.pages {
+		file := strings.TrimPrefix(p.live, "/live/") + ".html"
+		p.template = template.Must(template.Must(layout.Clone()).ParseFS(files, "web/"+file))
+	}
+	return c
+}
+
+// nodePages are the pages of a node.
+func (c *Console) nodePages() []*page {
+	src := c.opts.Source
+	c.overview.load = src.Overview
+	c.namespaces.load = src.Namespaces
+	c.prefixes.load = src.Prefixes
+	c.pins.load = src.Pins
+	c.actions.load = src.Actions
+	return []*page{
 		{path: "/", live: "/live/overview", title: "Overview", view: c.viewOverview},
 		{path: "/namespaces", live: "/live/namespaces", title: "Namespaces", view: c.viewNamespaces},
 		{path: "/prefixes", live: "/live/prefixes", title: "Prefixes", view: c.viewPrefixes},
 		{path: "/pins", live: "/live/pins", title: "Pins", view: c.viewPins},
 		{path: "/actions", live: "/live/actions", title: "Recent actions", view: c.viewActions},
-	} {
-		file := strings.TrimPrefix(p.live, "/live/") + ".html"
-		p.template = template.Must(template.Must(layout.Clone()).ParseFS(files, "web/"+file))
-		c.pages = append(c.pages, p)
 	}
-	return c
+}
+
+// plannerPages are the pages of a planner.
+func (c *Console) plannerPages() []*page {
+	src := c.opts.Planner
+	c.dualPath.load = src.DualPath
+	c.requests.load = src.Requests
+	return []*page{
+		{path: "/", live: "/live/dualpath", title: "Dual path", view: c.viewDualPath},
+		{path: "/requests", live: "/live/requests", title: "Requests", view: c.viewRequests},
+	}
 }
 
 // Register adds the pages, their streams and the static files to mux.

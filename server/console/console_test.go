@@ -99,10 +99,10 @@ func (c *caller) SeesNamespace(_ context.Context, name string) bool {
 
 func (c *caller) SeesPins(ctx context.Context, name string) bool { return c.SeesNamespace(ctx, name) }
 
-// serve serves a console, and returns its address.
 // nameKey is the key of a caller's name, which serve takes from the query.
 type nameKey struct{}
 
+// serve serves a console, and returns its address.
 func serve(t *testing.T, o console.Options) (*console.Console, string) {
 	t.Helper()
 	if o.Access == nil {

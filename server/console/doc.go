@@ -1,5 +1,5 @@
-// Package console is the web console: pages in HTML about a node, served on its HTTP listener. It
-// renders the state that a Source supplies, and changes nothing.
+// Package console is the web console: pages in HTML about a node or a planner, served on its HTTP
+// listener. It renders the state that a Source or a PlannerSource supplies, and changes nothing.
 //
 //	browser                         Console                                     Source (the node)
 //	───────                         ───────                                     ─────────────────
@@ -21,7 +21,8 @@
 // other client. Stop ends the streams, and Close waits for their end.
 //
 // The pages are the overview with the cluster and the faults, the namespaces, the prefixes (reasons of
-// cuts, and heat), the pins, and the recent actions of administrators. docs/console.md describes them.
+// cuts, and heat), the pins, and the recent actions of administrators. A planner has the load of its
+// engines and storage NICs, and the time lines of its last requests. docs/console.md describes them.
 //
 // Access decides each request, and again each event of a stream. A namespace that the caller may not
 // see is in none of its pages, counts and sums.
