@@ -7,17 +7,22 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/server/console"
+	"github.com/penstock-kv/penstock/server/planner"
 )
 
 // PlannerService serves the calls of a planner. *planner.Service and *planner.Elected implement it.
 type PlannerService interface {
 	pb.PlannerServer
+	// Recent returns up to n of the last requests that were planned, the newest first.
+	Recent(n int) []planner.RecentRequest
 	// Close ends every stream. It may be called twice.
 	Close()
 }
@@ -32,13 +37,18 @@ type PlannerOptions struct {
 	Registry *prometheus.Registry
 	// Logger receives a line for each operator call (audit). Nil disables the audit.
 	Logger *slog.Logger
+	// Name is the name of the planner on the pages of its console.
+	Name string
+	// ConsoleInterval is the time between two updates of a page of the console. Default: 2 s.
+	ConsoleInterval time.Duration
 }
 
-// PlannerNode serves a planner: gRPC for gateways and leaders, HTTP for scrapers and probes.
+// PlannerNode serves a planner: gRPC for gateways and leaders, HTTP for browsers, scrapers and probes.
 type PlannerNode struct {
 	service PlannerService
 	grpc    *grpc.Server
 	http    *http.Server
+	console *console.Console
 }
 
 // plannerMessageBytes is the maximum size of one message to a planner, in bytes. When an engine
@@ -55,6 +65,8 @@ func NewPlannerNode(opts PlannerOptions) *PlannerNode {
 	mux := commonRoutes(opts.Registry)
 	mux.HandleFunc("GET /readyz", n.readyz)
 	mux.HandleFunc("GET /leaderz", n.leaderz)
+	n.console = console.New(console.Options{Planner: plannerSource{opts.Service}, Access: consoleAccess{guard}, Node: opts.Name, Interval: opts.ConsoleInterval})
+	n.console.Register(mux)
 	n.http = httpServer(guard.web(mux, audit))
 	return n
 }
@@ -98,6 +110,7 @@ func (n *PlannerNode) readyz(w http.ResponseWriter, r *http.Request) {
 // of the servers fails.
 func (n *PlannerNode) Serve(control, web net.Listener) error {
 	stop := func() {
+		n.console.Stop()
 		n.grpc.Stop()
 		_ = n.http.Close() // an error is ignored: Close closes only listeners and connections
 	}
@@ -109,6 +122,7 @@ func (n *PlannerNode) Serve(control, web net.Listener) error {
 // error.
 func (n *PlannerNode) Shutdown(ctx context.Context) error {
 	n.service.Close()
+	n.console.Stop()
 	stopped := make(chan struct{})
 	go func() {
 		n.grpc.GracefulStop()
@@ -120,5 +134,7 @@ func (n *PlannerNode) Shutdown(ctx context.Context) error {
 		n.grpc.Stop()
 		<-stopped
 	}
-	return n.http.Shutdown(ctx)
+	err := n.http.Shutdown(ctx)
+	n.console.Close()
+	return err
 }

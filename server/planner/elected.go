@@ -273,6 +273,17 @@ func (e *Elected) Top(ctx context.Context, r *pb.TopRequest) (*pb.TopResponse, e
 	return unary(ctx, e, r, (*Service).Top)
 }
 
+// Recent is Service.Recent of the present term. A standby has no requests.
+func (e *Elected) Recent(n int) []RecentRequest {
+	e.mu.Lock()
+	s := e.service
+	e.mu.Unlock()
+	if s == nil {
+		return nil
+	}
+	return s.Recent(n)
+}
+
 var (
 	descLeader = desc("leader", "1 if this planner leads, 0 if it is a standby. Only with cluster.etcd.")
 	descTerm   = desc("term", "Term of the leader, as this planner has read it from etcd; each new leader has a higher one. 0: no planner leads, or etcd does not answer. Only with cluster.etcd.")
