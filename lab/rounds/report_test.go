@@ -105,8 +105,8 @@ func (r *report) table() string {
 	return b.String()
 }
 
-// write writes rounds.tsv and a figure for each round.
-func (r *report) write(seed uint64) error {
+// write writes rounds.tsv, the events, and a figure for each round.
+func (r *report) write(seed uint64, events []string) error {
 	if r.dir == "" {
 		return nil
 	}
@@ -114,6 +114,9 @@ func (r *report) write(seed uint64) error {
 		return err
 	}
 	if err := os.WriteFile(filepath.Join(r.dir, "rounds.tsv"), []byte(r.table()), 0o644); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(r.dir, "events.txt"), []byte(strings.Join(events, "\n")+"\n"), 0o644); err != nil {
 		return err
 	}
 	for i, one := range r.rows {

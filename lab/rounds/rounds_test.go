@@ -100,7 +100,7 @@ func TestRounds(t *testing.T) {
 	}
 	t.Logf("seed %d, %d rounds in %v: %d blocks compared, %d wrong; %d epochs, %d requests of old or newest epochs, %d answers of an old epoch\n%s",
 		*roundsSeed, *roundsCount, time.Since(c.began).Round(time.Second), c.load.blocks.Load(), c.load.wrong.Load(), c.load.bumps.Load(), c.load.tooOld.Load(), c.load.old.Load(), r.table())
-	if err := r.write(*roundsSeed); err != nil {
+	if err := r.write(*roundsSeed, c.events); err != nil {
 		t.Error(err)
 	}
 	if c.load.tooOld.Load() == 0 {
