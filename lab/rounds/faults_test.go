@@ -3,6 +3,7 @@ package rounds
 import (
 	"context"
 	"os"
+	"regexp"
 	"slices"
 	"syscall"
 
@@ -26,6 +27,11 @@ func (c *cluster) faults(n int) (all []fault) {
 		{"node joins or leaves", (*cluster).joinOrLeave},
 		{"etcd member killed", (*cluster).killEtcdMember},
 		{"etcd majority killed", (*cluster).killEtcdMajority},
+	}
+	want := regexp.MustCompile(*roundsFaults)
+	kinds = slices.DeleteFunc(kinds, func(f fault) bool { return !want.MatchString(f.name) })
+	if len(kinds) == 0 {
+		c.t.Fatalf("no fault matches %q", *roundsFaults)
 	}
 	for len(all) < n {
 		c.rng.Shuffle(len(kinds), func(i, k int) { kinds[i], kinds[k] = kinds[k], kinds[i] })

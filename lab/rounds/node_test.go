@@ -40,10 +40,11 @@ type node struct {
 	err   error
 }
 
-// newNode makes a node with an empty directory, and starts it.
-func newNode(t *testing.T, binary, name string, etcd []string) *node {
+// newNode makes a node with an empty directory, whose name is that of the node, and starts it.
+func newNode(t *testing.T, binary, dir string, etcd []string) *node {
 	t.Helper()
-	n := &node{t: t, name: name, dir: filepath.Join(t.TempDir(), name)}
+	name := filepath.Base(dir)
+	n := &node{t: t, name: name, dir: dir}
 	wired := func(listen, to string) *wire {
 		w, err := newWire(listen, to)
 		if err != nil {

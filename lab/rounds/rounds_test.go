@@ -7,6 +7,8 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"sync"
@@ -23,6 +25,7 @@ import (
 var (
 	roundsSeed   = flag.Uint64("rounds.seed", 1, "seed of TestRounds")
 	roundsCount  = flag.Int("rounds.count", 6, "number of rounds of TestRounds")
+	roundsFaults = flag.String("rounds.faults", "", "regular expression of the faults that TestRounds makes; empty: all")
 	roundsOut    = flag.String("rounds.out", "", "directory for the hit rates of TestRounds; empty: they are not written")
 	roundsBinary = flag.String("rounds.binary", "", "the program penstock that TestRounds runs; empty: it is built")
 )
@@ -42,6 +45,7 @@ const (
 type cluster struct {
 	t      *testing.T
 	binary string
+	dir    string
 	etcd   *testetcd.Etcd
 	rng    *rand.Rand
 	load   *load
@@ -62,7 +66,7 @@ func TestRounds(t *testing.T) {
 	if binary == "" {
 		binary = testkit.BuildPenstock(t)
 	}
-	c := &cluster{t: t, binary: binary, etcd: testetcd.Start(t, 3), rng: rand.New(rand.NewPCG(*roundsSeed, 0x5EED)), began: time.Now()}
+	c := &cluster{t: t, binary: binary, dir: t.TempDir(), etcd: testetcd.Start(t, 3), rng: rand.New(rand.NewPCG(*roundsSeed, 0x5EED)), began: time.Now()}
 	t.Cleanup(func() {
 		if t.Failed() {
 			c.explain()
@@ -139,7 +143,11 @@ func (c *cluster) await(what string, ok func() bool) {
 		case <-tick.C:
 		case <-deadline:
 			c.event("NOT REACHED within %v: %s", limit, what)
-			c.t.Fatal("not reached: " + what)
+			var stacks strings.Builder
+			if err := pprof.Lookup("goroutine").WriteTo(&stacks, 1); err != nil {
+				c.t.Error(err)
+			}
+			c.t.Fatalf("not reached: %s\n%s", what, &stacks)
 		}
 		for _, n := range c.nodes {
 			if !n.down && !n.running() {
@@ -157,7 +165,7 @@ func (c *cluster) await(what string, ok func() bool) {
 func (c *cluster) add() *node {
 	c.t.Helper()
 	c.made++
-	n := newNode(c.t, c.binary, fmt.Sprintf("n%d", c.made), c.etcd.Endpoints)
+	n := newNode(c.t, c.binary, filepath.Join(c.dir, fmt.Sprintf("n%d", c.made)), c.etcd.Endpoints)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.nodes = append(c.nodes, n)
