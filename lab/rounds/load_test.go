@@ -20,12 +20,12 @@ import (
 const (
 	sequences      = 48
 	sequenceBlocks = 4
-	engines        = 3
+	engines        = 4
 	latecomers     = 2
 	// callEvery is the pause of an engine between two sequences, callWithin the deadline of a call, and
 	// bumpEvery the pause between two epochs.
 	callEvery  = 10 * time.Millisecond
-	callWithin = 2 * time.Second
+	callWithin = time.Second
 	bumpEvery  = 400 * time.Millisecond
 )
 
@@ -95,8 +95,8 @@ type load struct {
 	t      *testing.T
 	began  time.Time
 	spaces []*space
-	// through returns a node for an administrative call.
-	through func(*rand.Rand) *node
+	// through returns the node for the next bump.
+	through func() *node
 
 	ctx     context.Context
 	wg      sync.WaitGroup
@@ -359,9 +359,9 @@ func (l *load) latecomer(rng *rand.Rand, c *caller) {
 }
 
 // bump begins an epoch of the last namespace through any node, and gives it to the engines.
-func (l *load) bump(rng *rand.Rand, c *caller) {
+func (l *load) bump(_ *rand.Rand, c *caller) {
 	s := l.spaces[len(l.spaces)-1]
-	err := l.through(rng).admin(l.ctx, 4*leaseTTL, func(ctx context.Context, admin pb.AdminClient) error {
+	err := l.through().admin(l.ctx, 3*leaseTTL, func(ctx context.Context, admin pb.AdminClient) error {
 		b, err := admin.BumpEpoch(ctx, &pb.BumpEpochRequest{Name: s.name})
 		if err == nil {
 			s.bumped.Store(max(s.bumped.Load(), b.GetNewEpoch()))
