@@ -71,6 +71,7 @@ func (c *cluster) killNode() string {
 // pauseNode stops a node with SIGSTOP for longer than its lease. Epochs begin meanwhile.
 func (c *cluster) pauseNode() string {
 	n := c.victim()
+	c.setStopped(n, true)
 	n.signal(syscall.SIGSTOP)
 	c.event("node %s is stopped", n.name)
 	c.surfaced()
@@ -78,8 +79,15 @@ func (c *cluster) pauseNode() string {
 	c.bumped("without the node")
 	c.others()
 	n.signal(syscall.SIGCONT)
+	c.setStopped(n, false)
 	c.event("node %s continues", n.name)
 	return n.name
+}
+
+func (c *cluster) setStopped(n *node, stopped bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n.stopped = stopped
 }
 
 // cutNode cuts a node off from etcd, from the clients, or from both.

@@ -20,11 +20,11 @@ import (
 const (
 	sequences      = 48
 	sequenceBlocks = 4
-	engines        = 4
+	engines        = 8
 	latecomers     = 2
 	// callEvery is the pause of an engine between two sequences, callWithin the deadline of a call, and
 	// bumpEvery the pause between two epochs.
-	callEvery  = 10 * time.Millisecond
+	callEvery  = 20 * time.Millisecond
 	callWithin = time.Second
 	bumpEvery  = 400 * time.Millisecond
 )

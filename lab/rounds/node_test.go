@@ -32,6 +32,8 @@ type node struct {
 	toClients, toEtcd  []*wire
 	args               []string
 
+	// stopped is set between SIGSTOP and SIGCONT. cluster.mu guards it.
+	stopped bool
 	// down is set while the process has ended as the test wants.
 	down bool
 	cmd  *exec.Cmd
@@ -171,4 +173,13 @@ func (n *node) states() map[string]string {
 		}
 	}
 	return all
+}
+
+// serves reports whether the node has a lease, and so answers calls on a namespace. The record in the
+// list of members may be that of an earlier life.
+func (n *node) serves(namespace string) bool {
+	return n.admin(context.Background(), 2*leaseTTL, func(ctx context.Context, c pb.AdminClient) error {
+		_, err := c.GetNamespace(ctx, &pb.GetNamespaceRequest{Name: namespace})
+		return err
+	}) == nil
 }

@@ -173,12 +173,16 @@ func (c *cluster) add() *node {
 	return n
 }
 
-// next returns the nodes in turn, whatever their states.
+// next returns the nodes in turn, without those that are stopped, which let a call wait for its deadline.
 func (c *cluster) next() *node {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.turn++
-	return c.nodes[c.turn%len(c.nodes)]
+	for {
+		c.turn++
+		if n := c.nodes[c.turn%len(c.nodes)]; !n.stopped {
+			return n
+		}
+	}
 }
 
 // other returns a node other than n.
@@ -195,7 +199,7 @@ func (c *cluster) awaitMembers() {
 	}
 	c.await("all nodes serve", func() bool {
 		for _, n := range c.nodes {
-			if !maps.Equal(n.states(), want) {
+			if !maps.Equal(n.states(), want) || c.load != nil && !n.serves(c.load.spaces[0].name) {
 				return false
 			}
 		}
