@@ -18,15 +18,14 @@ import (
 )
 
 const (
-	sequences      = 48
 	sequenceBlocks = 4
 	engines        = 8
 	latecomers     = 2
 	// callEvery is the pause of an engine between two sequences, callWithin the deadline of a call, and
 	// bumpEvery the pause between two epochs.
 	callEvery  = 20 * time.Millisecond
-	callWithin = time.Second
-	bumpEvery  = 400 * time.Millisecond
+	callWithin = 500 * time.Millisecond
+	bumpEvery  = 700 * time.Millisecond
 )
 
 var geometry = kv.SingleGroup(2, 4, 1024) // 8 KiB a block
@@ -65,8 +64,8 @@ func (c tally) minus(o tally) tally {
 
 // space is a namespace under load.
 type space struct {
-	name     string
-	replicas int
+	name                string
+	replicas, sequences int
 	// given is the definition with the newest epoch that a client was given. bumped is the newest epoch
 	// whose bump has succeeded.
 	given  atomic.Pointer[kv.Namespace]
@@ -147,16 +146,18 @@ func (l *load) open(seeds []string) *client.Store {
 }
 
 // start starts the load. stop ends it.
-func (l *load) start(ctx context.Context, seed uint64, seeds []string) {
+func (l *load) start(ctx context.Context, seed uint64, seeds []string, await func(what string, ok func() bool)) {
 	l.t.Helper()
 	l.ctx, l.began = ctx, time.Now()
 	// Each role has a client of its own, as processes do.
 	readers, late, admin := l.open(seeds), l.open(seeds), l.open(seeds)
 	for _, s := range l.spaces {
-		ns, err := admin.Namespace(ctx, s.name)
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		var ns kv.Namespace
+		await("namespace "+s.name+" is served", func() bool {
+			var err error
+			ns, err = admin.Namespace(ctx, s.name)
+			return err == nil
+		})
 		s.given.Store(&ns)
 		s.bumped.Store(uint64(ns.Epoch))
 	}
@@ -301,7 +302,8 @@ func (c *caller) write(s *space, ns kv.Namespace, i, first int) int {
 
 // engine reads a sequence with the newest epoch that it was given, and stores the blocks that are missing.
 func (l *load) engine(rng *rand.Rand, c *caller) {
-	s, i := l.spaces[rng.IntN(len(l.spaces))], rng.IntN(sequences)
+	s := l.spaces[rng.IntN(len(l.spaces))]
+	i := rng.IntN(s.sequences)
 	ns := *s.given.Load()
 	blocks, o, ok := c.read(s, ns, i)
 	if ok {
@@ -319,7 +321,8 @@ func (l *load) engine(rng *rand.Rand, c *caller) {
 // latecomer requests a retired epoch, or the newest one without naming it. A call that begins after a
 // bump has succeeded must not get the old epoch.
 func (l *load) latecomer(rng *rand.Rand, c *caller) {
-	s, i := l.spaces[len(l.spaces)-1], rng.IntN(sequences)
+	s := l.spaces[len(l.spaces)-1]
+	i := rng.IntN(s.sequences)
 	ns := *s.given.Load()
 	newest := s.bumped.Load()
 	if newest < 2 {

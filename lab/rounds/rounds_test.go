@@ -77,7 +77,12 @@ func TestRounds(t *testing.T) {
 		c.add()
 	}
 	c.awaitMembers()
-	c.load = &load{t: t, through: c.next, spaces: []*space{{name: "one", replicas: 1}, {name: "two", replicas: 2}, {name: "bumped", replicas: 2}}}
+	c.load = &load{t: t, through: c.next, spaces: []*space{
+		{name: "one", replicas: 1, sequences: 48},
+		{name: "two", replicas: 2, sequences: 48},
+		// Few, so that engines read most of them again within an epoch.
+		{name: "bumped", replicas: 2, sequences: 12},
+	}}
 	for _, s := range c.load.spaces {
 		c.create(s)
 	}
@@ -88,7 +93,7 @@ func TestRounds(t *testing.T) {
 	for _, n := range c.nodes {
 		seeds = append(seeds, n.advertised)
 	}
-	c.load.start(ctx, *roundsSeed, seeds)
+	c.load.start(ctx, *roundsSeed, seeds, c.await)
 	c.began = c.load.began
 	c.served("at the start", c.load.spaces...)
 	r := &report{dir: *roundsOut, load: c.load}
