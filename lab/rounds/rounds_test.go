@@ -228,7 +228,7 @@ func (c *cluster) create(s *space) {
 // served waits until reads find whole sequences in each of the namespaces.
 func (c *cluster) served(when string, spaces ...*space) {
 	c.t.Helper()
-	c.grow("hits in all namespaces "+when, hit, proof, spaces...)
+	c.grow("hits "+when, hit, proof, spaces...)
 }
 
 // grow waits until each namespace has n more calls of one outcome.
