@@ -233,31 +233,33 @@ func (c *caller) block(b int) []byte {
 	return c.memory.Bytes()[int64(b)*size:][:size]
 }
 
-// unexpected reports an error of a data call that is not the end of its deadline: a fault of a node or
-// of the network must be an outcome.
-func (c *caller) unexpected(ctx context.Context, s *space, what string, err error) {
-	if c.ctx.Err() != nil {
-		return
-	}
-	if ctx.Err() != nil {
+// unexpected reports an error of a data call in an epoch that is not the end of its deadline: a fault of
+// a node or of the network must be an outcome. An epoch above bumped, the newest whose bump had succeeded
+// before the call, is one whose bump has failed, so a node may not have it yet.
+func (c *caller) unexpected(ctx context.Context, s *space, epoch kv.Epoch, bumped uint64, what string, err error) {
+	switch {
+	case c.ctx.Err() != nil:
+	case ctx.Err() != nil:
 		s.count(late)
-		return
+	case errors.Is(err, client.ErrMismatch) && uint64(epoch) > bumped:
+		s.count(refused)
+	default:
+		s.count(failed)
+		c.report("%s of epoch %d in %s: %v", what, epoch, s.name, err)
 	}
-	s.count(failed)
-	c.report("%s in %s: %v", what, s.name, err)
 }
 
 // read reads a sequence in the epoch of ns, compares the bytes, and returns the number of blocks.
 func (c *caller) read(s *space, ns kv.Namespace, i int) (blocks int, o outcome, ok bool) {
 	ctx, cancel := context.WithTimeout(c.ctx, callWithin)
 	defer cancel()
-	ids := chain(ns, i)
+	ids, bumped := chain(ns, i), s.bumped.Load()
 	for k := range c.memory.Bytes() {
 		c.memory.Bytes()[k] = 0xEE // bytes that did not arrive must not pass the comparison
 	}
 	res, err := c.store.Read(ctx, client.ReadRequest{Namespace: ns, IDs: ids, Into: c.memory})
 	if err != nil {
-		c.unexpected(ctx, s, "read", err)
+		c.unexpected(ctx, s, ns.Epoch, bumped, "read", err)
 		return 0, 0, false
 	}
 	for b := range res.Blocks {
@@ -284,14 +286,14 @@ func (c *caller) read(s *space, ns kv.Namespace, i int) (blocks int, o outcome, 
 func (c *caller) write(s *space, ns kv.Namespace, i, first int) int {
 	ctx, cancel := context.WithTimeout(c.ctx, callWithin)
 	defer cancel()
-	ids := chain(ns, i)
+	ids, bumped := chain(ns, i), s.bumped.Load()
 	for b := first; b < len(ids); b++ {
 		content.Of(ids[b], ns.Epoch).Fill(c.block(b))
 	}
 	res, err := c.store.Write(ctx, client.WriteRequest{Namespace: ns, IDs: ids, First: first, From: c.memory})
 	switch {
 	case err != nil:
-		c.unexpected(ctx, s, "write", err)
+		c.unexpected(ctx, s, ns.Epoch, bumped, "write", err)
 	case res.Outcome == client.Busy:
 		s.count(busy)
 	case len(res.Refused) > 0 || res.Outcome == client.Miss:
@@ -335,7 +337,7 @@ func (l *load) latecomer(rng *rand.Rand, c *caller) {
 	case 0:
 		m, err := c.store.Match(ctx, client.MatchRequest{Namespace: ns, IDs: chain(ns, i), Newest: true})
 		if err != nil {
-			c.unexpected(ctx, s, "match", err)
+			c.unexpected(ctx, s, ns.Epoch, newest, "match", err)
 		} else if m.Blocks > 0 && uint64(m.Epoch) < newest {
 			l.old.Add(1)
 			l.report("a match of the newest epoch returned %d blocks of epoch %d after the bump to %d", m.Blocks, m.Epoch, newest)
