@@ -50,12 +50,14 @@ type cluster struct {
 	rng    *rand.Rand
 	load   *load
 	made   int // nodes
-
-	mu     sync.Mutex
-	nodes  []*node
-	turn   int
-	events []string
 	began  time.Time
+	events []string
+
+	// mu guards the changes of nodes, and turn, the number of calls of next. The test's goroutine reads
+	// nodes without it.
+	mu    sync.Mutex
+	nodes []*node
+	turn  int
 }
 
 // TestRounds makes one fault after the other in a cluster under load. No read returns wrong bytes, no
@@ -113,6 +115,7 @@ func TestRounds(t *testing.T) {
 	if err := r.write(*roundsSeed, c.events); err != nil {
 		t.Error(err)
 	}
+	c.sound()
 	if c.load.tooOld.Load() == 0 {
 		t.Error("no request of an old epoch was made")
 	}
@@ -120,7 +123,7 @@ func TestRounds(t *testing.T) {
 
 // explain logs what is needed to understand a failure, and to repeat its faults.
 func (c *cluster) explain() {
-	c.t.Logf("go test ./lab/rounds -run TestRounds -rounds.seed=%d -rounds.count=%d\n%s", *roundsSeed, *roundsCount, strings.Join(c.events, "\n"))
+	c.t.Logf("go test ./lab/rounds -run TestRounds -rounds.seed=%d -rounds.count=%d -rounds.faults=%q\n%s", *roundsSeed, *roundsCount, *roundsFaults, strings.Join(c.events, "\n"))
 	if c.load != nil {
 		c.t.Logf("violations:\n%s", strings.Join(c.load.violations(), "\n"))
 	}
@@ -160,11 +163,17 @@ func (c *cluster) await(what string, ok func() bool) {
 				c.t.Fatalf("node %s has ended: %v", n.name, n.err)
 			}
 		}
-		if c.load != nil && len(c.load.violations()) > 0 {
-			c.t.Fatalf("%d wrong blocks, %d answers of an old epoch, or unexpected errors", c.load.wrong.Load(), c.load.old.Load())
-		}
+		c.sound()
 	}
 	c.event("%s", what)
+}
+
+// sound fails the test if a guarantee was violated.
+func (c *cluster) sound() {
+	c.t.Helper()
+	if c.load != nil && len(c.load.violations()) > 0 {
+		c.t.Fatalf("%d wrong blocks, %d answers of an old epoch, or unexpected errors", c.load.wrong.Load(), c.load.old.Load())
+	}
 }
 
 // add starts a new node.
