@@ -308,14 +308,15 @@ func (n *node) live(ctx context.Context) (*session, error) {
 	return n.use(ctx)
 }
 
-// heard records whether the node has answered a Match or Read call that ended with err.
+// heard records whether the node has answered a Match or Read call that ended with err. The deadline of
+// the call may be noticed by the transport or the node just before ctx ends.
 func (n *node) heard(ctx context.Context, err error) {
 	switch {
 	case err == nil:
 		if n.silentUntil.Load() != nil {
 			n.silentUntil.Store(nil)
 		}
-	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(ctx.Err(), context.DeadlineExceeded):
 		until := time.Now().Add(n.store.opts.DeadFor)
 		n.silentUntil.Store(&until)
 	}

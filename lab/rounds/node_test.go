@@ -34,7 +34,7 @@ type node struct {
 
 	// stopped is set between SIGSTOP and SIGCONT. cluster.mu guards it.
 	stopped bool
-	// down is set while the process has ended as the test wants.
+	// down is set from a kill or stop by the test to the next start.
 	down bool
 	cmd  *exec.Cmd
 	// ended is closed when the process has ended with the error err.

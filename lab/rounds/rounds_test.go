@@ -61,8 +61,8 @@ type cluster struct {
 }
 
 // TestRounds makes one fault after the other in a cluster under load. No read returns wrong bytes, no
-// call returns an epoch after it has ended, all that can be reached is served during a fault, and
-// everything is served after it.
+// call returns an epoch after it has ended, sequences of the nodes that are left are found during a fault,
+// and those of all nodes after it.
 func TestRounds(t *testing.T) {
 	testkit.Long(t, "each fault lasts longer than a lease")
 	binary := *roundsBinary
@@ -121,7 +121,7 @@ func TestRounds(t *testing.T) {
 	}
 }
 
-// explain logs what is needed to understand a failure, and to repeat its faults.
+// explain logs the command that repeats the faults, the events, the violations, and the ends of the nodes' logs.
 func (c *cluster) explain() {
 	c.t.Logf("go test ./lab/rounds -run TestRounds -rounds.seed=%d -rounds.count=%d -rounds.faults=%q\n%s", *roundsSeed, *roundsCount, *roundsFaults, strings.Join(c.events, "\n"))
 	if c.load != nil {
