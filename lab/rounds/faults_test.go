@@ -123,16 +123,19 @@ func (c *cluster) cutNode() string {
 	return n.name + " " + which
 }
 
-// drain gives a node the order to drain, or takes it back.
+// drain gives a node the order to drain, or takes it back. etcd may not answer at once.
 func (c *cluster) drain(n *node, cancel bool) {
 	c.t.Helper()
-	err := c.other(n).admin(context.Background(), limit, func(ctx context.Context, admin pb.AdminClient) error {
-		_, err := admin.DrainMember(ctx, &pb.DrainMemberRequest{Name: n.name, Cancel: cancel})
-		return err
-	})
-	if err != nil {
-		c.t.Fatal(err)
+	what := n.name + " has the order to drain"
+	if cancel {
+		what = n.name + " has no order to drain"
 	}
+	c.await(what, func() bool {
+		return c.other(n).admin(context.Background(), 2*leaseTTL, func(ctx context.Context, admin pb.AdminClient) error {
+			_, err := admin.DrainMember(ctx, &pb.DrainMemberRequest{Name: n.name, Cancel: cancel})
+			return err
+		}) == nil
+	})
 }
 
 // drained waits until other nodes have the blocks of a node.
@@ -145,7 +148,6 @@ func (c *cluster) drained(n *node) {
 func (c *cluster) drainNode() string {
 	n, whole := c.victim(), c.coin()
 	c.drain(n, false)
-	c.event("node %s drains", n.name)
 	if whole {
 		c.drained(n)
 	}
@@ -187,7 +189,6 @@ func (c *cluster) joinOrLeave() string {
 		c.t.Fatal(err)
 	}
 	c.event("node %s leaves", n.name)
-	c.drain(n, true)
 	return n.name + " leaves"
 }
 

@@ -225,13 +225,12 @@ func (c *cluster) awaitMembers() {
 func (c *cluster) create(s *space) {
 	c.t.Helper()
 	def := api.NamespaceProto(kv.Namespace{Name: s.name, Geometry: geometry, Replicas: s.replicas})
-	err := c.nodes[0].admin(context.Background(), limit, func(ctx context.Context, admin pb.AdminClient) error {
-		_, err := admin.CreateNamespace(ctx, &pb.CreateNamespaceRequest{Namespace: def})
-		return err
+	c.await("namespace "+s.name+" exists", func() bool {
+		return c.nodes[0].admin(context.Background(), 3*leaseTTL, func(ctx context.Context, admin pb.AdminClient) error {
+			_, err := admin.CreateNamespace(ctx, &pb.CreateNamespaceRequest{Namespace: def})
+			return err
+		}) == nil
 	})
-	if err != nil {
-		c.t.Fatal(err)
-	}
 }
 
 // served waits until reads find whole sequences in each of the namespaces.
