@@ -239,12 +239,12 @@ func (n *node) present(ctx context.Context, req MatchRequest, ids []kv.BlockID, 
 		keys.IDs[k] = ids[i]
 	}
 	sh := share{node: n, ids: keys.IDs}
-	answer, err := sh.presence(ctx, "exists", existsCall(ctx, &keys, false))
+	answer, err := sh.presence(ctx, "exists", 1, existsCall(ctx, &keys, false, false))
 	if err != nil {
 		return nil // the read of these blocks reports the error
 	}
 	for k, i := range indexes {
-		found[i] = answer[k] == Present
+		found[i] = answer[0][k] == Present
 	}
 	return found
 }

@@ -2930,7 +2930,9 @@ type ExistsRequest struct {
 	Epoch     uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"` // 0: the newest
 	BlockIds  []byte                 `protobuf:"bytes,3,opt,name=block_ids,json=blockIds,proto3" json:"block_ids,omitempty"`
 	// touch makes the stored blocks count as used now in the order of eviction.
-	Touch         bool `protobuf:"varint,4,opt,name=touch,proto3" json:"touch,omitempty"`
+	Touch bool `protobuf:"varint,4,opt,name=touch,proto3" json:"touch,omitempty"`
+	// groups asks for all layer groups. A node of an earlier version ignores it, and so returns group 0 only.
+	Groups        bool `protobuf:"varint,5,opt,name=groups,proto3" json:"groups,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2993,9 +2995,17 @@ func (x *ExistsRequest) GetTouch() bool {
 	return false
 }
 
+func (x *ExistsRequest) GetGroups() bool {
+	if x != nil {
+		return x.Groups
+	}
+	return false
+}
+
 type ExistsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// present has one byte per block: 1 if the piece of group 0 is stored and matchable.
+	// present has one byte per block: 1 if the piece of group 0 is stored and matchable. With
+	// ExistsRequest.groups, bit g of the byte is set if the piece of group g is.
 	Present       []byte `protobuf:"bytes,1,opt,name=present,proto3" json:"present,omitempty"`
 	Epoch         uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -7187,12 +7197,13 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
 	"\tblock_ids\x18\x03 \x01(\fR\bblockIds\"-\n" +
 	"\x11DeliveredResponse\x12\x18\n" +
-	"\adropped\x18\x01 \x01(\rR\adropped\"v\n" +
+	"\adropped\x18\x01 \x01(\rR\adropped\"\x8e\x01\n" +
 	"\rExistsRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
 	"\tblock_ids\x18\x03 \x01(\fR\bblockIds\x12\x14\n" +
-	"\x05touch\x18\x04 \x01(\bR\x05touch\"@\n" +
+	"\x05touch\x18\x04 \x01(\bR\x05touch\x12\x16\n" +
+	"\x06groups\x18\x05 \x01(\bR\x06groups\"@\n" +
 	"\x0eExistsResponse\x12\x18\n" +
 	"\apresent\x18\x01 \x01(\fR\apresent\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"`\n" +

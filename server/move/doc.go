@@ -25,8 +25,10 @@
 //   - Blocks that are stored on this node meanwhile are copied too. When nodes join or leave the cluster, all
 //     blocks are compared again, because sequences may have other nodes then.
 //
-// Blocks of class Transfer are copied with class Prefix. Namespaces with several layer groups are not
-// copied; Progress counts their blocks as left.
+// Blocks of class Transfer are copied with class Prefix. In a namespace with several layer groups (a hybrid model)
+// the stored pieces of all groups are copied, and each piece counts as a block in Progress. A tree without a
+// group of full attention is not copied, because its index has no parents of blocks, and so the node of a
+// sequence is unknown; Progress counts its blocks as left.
 //
 // Mover.mu is a leaf.
 package move

@@ -2,12 +2,15 @@ package move
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/zeebo/xxh3"
 
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/client/relay"
@@ -17,11 +20,11 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// Target is the part of the cluster that gets the blocks. *client.Store implements it. Its Write and Exists
-// are called with AllCopies.
+// Target is the part of the cluster that gets the blocks. *client.Store implements it. Its Write is called
+// with AllCopies.
 type Target interface {
 	relay.Store
-	Exists(ctx context.Context, r client.KeysRequest, touch bool) ([]client.Presence, error)
+	ExistsGroups(ctx context.Context, r client.KeysRequest) ([][]client.Presence, error)
 	Placements() uint64
 }
 
@@ -141,7 +144,7 @@ func (m *Mover) Run(ctx context.Context) (err error) {
 		defer cancel()
 		err = errors.Join(err, link.Close(closing))
 	}()
-	done := make(map[tipKey]bool)
+	done := make(map[tipKey]chainSum)
 	wait := m.opts.RetryMin
 	placements := m.opts.To.Placements()
 	for {
@@ -149,7 +152,7 @@ func (m *Mover) Run(ctx context.Context) (err error) {
 			placements = now
 			m.forget(done) // sequences may have other nodes
 		}
-		change := m.node.Events().Last()
+		change := m.changes()
 		p := &pass{Mover: m, link: link, done: done}
 		if err := p.run(ctx); err != nil {
 			m.setPhase("")
@@ -168,7 +171,7 @@ func (m *Mover) Run(ctx context.Context) (err error) {
 				return ctx.Err()
 			}
 			wait = min(2*wait, m.opts.RetryMax)
-			if p.left > 0 || m.node.Events().Last() != change || m.opts.To.Placements() != placements {
+			if p.left > 0 || m.changes() != change || m.opts.To.Placements() != placements {
 				break
 			}
 			wait = m.opts.RetryMin // a change of the index is found soon
@@ -176,8 +179,12 @@ func (m *Mover) Run(ctx context.Context) (err error) {
 	}
 }
 
+// changes counts the changes of the index. An event reports the change of a block, and a commit may only
+// have stored pieces of other layer groups of a block.
+func (m *Mover) changes() [2]uint64 { return [2]uint64{m.node.Events().Last(), m.node.Commits()} }
+
 // forget makes the next pass compare all blocks again.
-func (m *Mover) forget(done map[tipKey]bool) {
+func (m *Mover) forget(done map[tipKey]chainSum) {
 	clear(done)
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -199,7 +206,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 type pass struct {
 	*Mover
 	link *relay.Relay
-	done map[tipKey]bool
+	done map[tipKey]chainSum
 
 	// The following fields are guarded by Mover.mu. copied is the number of bytes that were sent.
 	copied int64
@@ -243,11 +250,12 @@ func (p *pass) plan() (all []work) {
 				continue // the epoch or the namespace has ended
 			}
 			blocks, bytes = blocks+total.Blocks, bytes+total.Bytes
-			if len(ns.Geometry.Groups) > 1 {
-				p.leave(total.Blocks, fmt.Sprintf("namespace %q has %d layer groups; only namespaces with one are copied", ns.Name, len(ns.Geometry.Groups)))
+			if ns.Index != kv.IndexFlat && ns.Geometry.Groups[0].Kind != kv.Full {
+				// The node of a sequence depends on its first block, and the index has no parents of blocks.
+				p.leave(total.Blocks, fmt.Sprintf("namespace %q has no layer group of full attention, so the first blocks of its sequences are unknown", ns.Name))
 				continue
 			}
-			tips = slices.DeleteFunc(tips, func(t trie.Tip) bool { return p.done[tipKey{ns.ID, epoch, t.ID}] })
+			tips = slices.DeleteFunc(tips, func(t trie.Tip) bool { return p.isDone(ns, epoch, t) })
 			size := 1
 			if ns.Index == kv.IndexFlat {
 				size = flatBatch
@@ -274,82 +282,120 @@ func (p *pass) leave(blocks int64, reason string) {
 	}
 }
 
+// chainSum identifies the pieces of a chain.
+type chainSum uint64
+
+// sumOf returns the sum of a chain. In a namespace of one layer group a chain with the same last block has
+// the same pieces; otherwise pieces of more groups may be added.
+func sumOf(ns kv.Namespace, chain []trie.Link) chainSum {
+	if len(ns.Geometry.Groups) == 1 {
+		return 1
+	}
+	var b []byte
+	for _, link := range chain {
+		for _, piece := range link.Pieces {
+			b = binary.LittleEndian.AppendUint64(b, uint64(piece.Generation))
+		}
+	}
+	return chainSum(xxh3.Hash(b))
+}
+
+// isDone reports whether a sequence need not be compared again.
+func (p *pass) isDone(ns kv.Namespace, epoch kv.Epoch, tip trie.Tip) bool {
+	sum, ok := p.done[tipKey{ns.ID, epoch, tip.ID}]
+	if !ok || len(ns.Geometry.Groups) == 1 {
+		return ok
+	}
+	chain, err := p.node.Chain(ns.Name, epoch, tip.ID)
+	return err != nil || sumOf(ns, chain) == sum
+}
+
+// piece is a stored piece of the blocks of a work.
+type piece struct {
+	relay.Piece
+	node uint32 // its number in the index
+}
+
+// sequence has the blocks of a work, in order of the chain, and their stored pieces by block and group.
+type sequence struct {
+	ids    []kv.BlockID
+	pieces []piece
+}
+
+// add appends blocks.
+func (s *sequence) add(chain []trie.Link) {
+	for _, link := range chain {
+		for _, l := range link.Pieces {
+			s.pieces = append(s.pieces, piece{relay.Piece{Block: len(s.ids), Group: l.Group}, l.Node})
+		}
+		s.ids = append(s.ids, link.ID)
+	}
+}
+
 // copy copies one work, and records its result.
 func (p *pass) copy(ctx context.Context, w work) {
 	if ctx.Err() != nil {
 		return
 	}
-	if w.ns.Index == kv.IndexFlat {
-		p.copyKeys(ctx, w)
-		return
-	}
-	tip := w.tips[0]
-	ids, nodes, err := p.node.Chain(w.ns.Name, w.epoch, tip.ID)
-	if err != nil {
-		return // removed meanwhile
-	}
-	have, reason := p.present(ctx, w, ids)
-	if reason != "" {
-		p.settle(ctx, w, nil, nodes, reason)
-		return
-	}
-	first := 0
-	for first < len(have) && have[first] != client.Absent {
-		first++
-	}
-	got := p.send(ctx, w, ids, first)
-	if down := slices.Index(have[:first], client.Unknown); down >= 0 {
-		got.Blocks, got.Reason = down, nodeDown
-	}
-	p.settle(ctx, w, nodes[:got.Blocks], nodes[got.Blocks:], got.Reason)
-	if got.Blocks == len(ids) {
-		p.finish(w, tip)
-	}
-}
-
-// copyKeys copies keys of a flat namespace.
-func (p *pass) copyKeys(ctx context.Context, w work) {
-	var tips []trie.Tip
-	var ids []kv.BlockID
-	var nodes []uint32
-	for _, t := range w.tips {
-		if id, node, err := p.node.Chain(w.ns.Name, w.epoch, t.ID); err == nil {
-			tips, ids, nodes = append(tips, t), append(ids, id...), append(nodes, node...)
+	var s sequence
+	var tips []trie.Tip // that are stored
+	var sums []chainSum
+	for _, tip := range w.tips {
+		if chain, err := p.node.Chain(w.ns.Name, w.epoch, tip.ID); err == nil {
+			s.add(chain)
+			tips, sums = append(tips, tip), append(sums, sumOf(w.ns, chain))
 		}
 	}
-	if len(ids) == 0 {
+	if len(tips) == 0 {
 		return
 	}
-	have, reason := p.present(ctx, w, ids)
+	have, reason := p.present(ctx, w, s.ids)
 	if reason != "" {
-		p.settle(ctx, w, nil, nodes, reason)
+		p.settle(ctx, w, nil, s.pieces, reason)
 		return
 	}
-	var send []int // positions in ids
-	for i := range ids {
-		switch have[i] {
+	var send, copied, unknown []piece
+	for _, x := range s.pieces {
+		switch have[x.Group][x.Block] {
 		case client.Absent:
-			send = append(send, i)
+			send = append(send, x)
 		case client.Unknown:
-			p.settle(ctx, w, nil, nodes[i:i+1], nodeDown)
+			unknown = append(unknown, x)
 		case client.Present:
-			p.settle(ctx, w, nodes[i:i+1], nil, "")
-			p.finish(w, tips[i])
+			copied = append(copied, x)
 		}
 	}
+	p.settle(ctx, w, copied, unknown, nodeDown)
+	left := unknown
 	for len(send) > 0 && ctx.Err() == nil {
-		keys := make([]kv.BlockID, len(send))
-		for k, i := range send {
-			keys[k] = ids[i]
+		got := p.send(ctx, w, s.ids, send)
+		p.settle(ctx, w, send[:got.Pieces], nil, "")
+		if send = send[got.Pieces:]; len(send) == 0 {
+			break
 		}
-		got := p.send(ctx, w, keys, 0)
-		for _, i := range send[:got.Blocks] {
-			p.settle(ctx, w, nodes[i:i+1], nil, "")
-			p.finish(w, tips[i])
+		refused := send
+		if w.ns.Index == kv.IndexFlat {
+			refused = send[:1] // a key that is refused does not stop the next ones
 		}
-		if send = send[got.Blocks:]; len(send) > 0 {
-			p.settle(ctx, w, nil, nodes[send[0]:send[0]+1], got.Reason)
-			send = send[1:] // a key that is refused does not stop the next ones
+		p.settle(ctx, w, nil, refused, got.Reason)
+		left, send = append(left, refused...), send[len(refused):]
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	if w.ns.Index != kv.IndexFlat {
+		if len(left) == 0 {
+			p.finish(w, tips[0], sums[0])
+		}
+		return
+	}
+	refused := make(map[int]bool)
+	for _, x := range left {
+		refused[x.Block] = true
+	}
+	for i, tip := range tips {
+		if !refused[i] {
+			p.finish(w, tip, sums[i])
 		}
 	}
 }
@@ -357,12 +403,17 @@ func (p *pass) copyKeys(ctx context.Context, w work) {
 // nodeDown is the reason for blocks of which it is unknown whether a new node has them.
 const nodeDown = "node_down"
 
-// present returns which of the blocks all their new nodes have, or an error as the reason why that is
-// unknown. Blocks that are Unknown are on those of the nodes that answer.
-func (p *pass) present(ctx context.Context, w work, ids []kv.BlockID) (have []client.Presence, reason string) {
-	have, err := p.opts.To.Exists(ctx, client.KeysRequest{Namespace: w.ns, IDs: ids, Epoch: w.epoch, AllCopies: true}, false)
+// present returns, by layer group, which pieces of the blocks all their new nodes have, or an error as the
+// reason why that is unknown. Pieces that are Unknown are on those of the nodes that answer.
+func (p *pass) present(ctx context.Context, w work, ids []kv.BlockID) (have [][]client.Presence, reason string) {
+	have, err := p.opts.To.ExistsGroups(ctx, client.KeysRequest{Namespace: w.ns, IDs: ids, Epoch: w.epoch})
 	if errors.Is(err, client.ErrMismatch) {
-		return make([]client.Presence, len(ids)), "" // the other node refuses the blocks if it does not have the epoch
+		// The other node refuses the blocks if it does not have the epoch.
+		have = make([][]client.Presence, len(w.ns.Geometry.Groups))
+		for g := range have {
+			have[g] = make([]client.Presence, len(ids))
+		}
+		return have, ""
 	}
 	if err != nil {
 		return nil, err.Error()
@@ -370,41 +421,45 @@ func (p *pass) present(ctx context.Context, w work, ids []kv.BlockID) (have []cl
 	return have, ""
 }
 
-// send copies the blocks from first on.
-func (p *pass) send(ctx context.Context, w work, ids []kv.BlockID, first int) relay.Copied {
+// send copies the pieces.
+func (p *pass) send(ctx context.Context, w work, ids []kv.BlockID, pieces []piece) (sent relay.Copied) {
+	some := make([]relay.Piece, len(pieces))
+	for i, x := range pieces {
+		some[i] = x.Piece
+	}
 	for try := 0; ; try++ {
-		got, err := p.link.Copy(ctx, w.ns, w.epoch, ids, first)
+		got, err := p.link.CopyPieces(ctx, w.ns, w.epoch, ids, some[sent.Pieces:])
 		p.mu.Lock()
 		p.copied += got.Bytes
 		if got.Bytes > 0 {
 			p.rate.add(time.Now(), got.Bytes)
 		}
 		p.mu.Unlock()
+		got.Pieces += sent.Pieces
+		sent = got
 		if err != nil {
-			got.Reason = err.Error()
-			return got
+			sent.Reason = err.Error()
+			return sent
 		}
-		if got.Reason != "busy" || try == busyTries || !sleep(ctx, p.opts.RetryMin/16<<try) {
-			if got.Detail != "" {
-				got.Reason += ": " + got.Detail
+		if sent.Reason != "busy" || try == busyTries || !sleep(ctx, p.opts.RetryMin/16<<try) {
+			if sent.Detail != "" {
+				sent.Reason += ": " + sent.Detail
 			}
-			return got
+			return sent
 		}
-		first = got.Blocks
 	}
 }
 
-// settle counts, for each node, the blocks that other members have and the blocks that were not copied.
-func (p *pass) settle(ctx context.Context, w work, copied, left []uint32, reason string) {
+// settle counts the pieces that other members have and the pieces that were not copied.
+func (p *pass) settle(ctx context.Context, w work, copied, left []piece, reason string) {
 	if len(left) > 0 && (ctx.Err() != nil || !p.live(w)) {
 		left = nil
 	}
 	p.mu.Lock()
-	size := w.ns.Geometry.PieceBytes(0)
-	for _, n := range copied {
-		if p.seen.add(n) {
+	for _, x := range copied {
+		if p.seen.add(x.node) {
 			p.progress.CopiedBlocks++
-			p.progress.CopiedBytes += size
+			p.progress.CopiedBytes += w.ns.Geometry.PieceBytes(x.Group)
 		}
 	}
 	p.mu.Unlock()
@@ -418,9 +473,9 @@ func (p *pass) live(w work) bool {
 	return err == nil && ns.ID == w.ns.ID && ns.IsLive(w.epoch)
 }
 
-// finish makes later passes leave out a sequence.
-func (p *pass) finish(w work, tip trie.Tip) {
+// finish makes later passes leave out a sequence as long as its chain has the same pieces.
+func (p *pass) finish(w work, tip trie.Tip, sum chainSum) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.done[tipKey{w.ns.ID, w.epoch, tip.ID}] = true
+	p.done[tipKey{w.ns.ID, w.epoch, tip.ID}] = sum
 }
