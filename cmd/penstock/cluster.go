@@ -50,7 +50,7 @@ func (n *node) join() (*membership.Cluster, error) {
 			st := n.storage.Stats()
 			return n.share.capacityBytes, st.Store.Slots.UsedBytes() + st.Index.DiskBytes
 		},
-		Move: mv.state, Node: n.storage, Logger: n.log,
+		Move: mv.state, Copies: mv.copied, Node: n.storage, Logger: n.log,
 	})
 	if err != nil {
 		return nil, err

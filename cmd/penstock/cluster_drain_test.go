@@ -5,7 +5,9 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -268,6 +270,55 @@ func TestDrainMember(t *testing.T) {
 	if err := again.Stop(); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// moveMetrics returns the values of the metrics of a node's copies.
+func moveMetrics(t *testing.T, s *served) map[string]float64 {
+	t.Helper()
+	_, text := call(t, gatewayClient(t, nil), "GET", "http://"+s.ready.HTTP+"/metrics", "")
+	out := make(map[string]float64)
+	for _, m := range regexp.MustCompile(`(?m)^penstock_cluster_(move\S*) (\S+)$`).FindAllStringSubmatch(text, -1) {
+		value, err := strconv.ParseFloat(m[2], 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[m[1]] = value
+	}
+	return out
+}
+
+// TestDrainMetrics: the metrics of a draining node have the blocks that could not be copied, then the copied
+// ones, and after the draining no state.
+func TestDrainMetrics(t *testing.T) {
+	r := newMovesRig(t)
+	a := r.here("a")
+	b := r.process("b", "--free-floor", "1PiB")
+	a.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "256").must(t)
+	s := r.only(a, "m")
+	for i := range 3 {
+		s.write(i, 0, sequenceBlocks)
+	}
+	blocks, payload := float64(3*sequenceBlocks), float64(3*sequenceBlocks*s.ns.Geometry.BlockBytes())
+	a.run("cluster", "drain", "a").must(t)
+	awaitTrue(t, "blocks could not be copied", func() bool {
+		m := moveMetrics(t, a)
+		return m[`move_state{state="waiting"}`] == 1 && m["move_failed_blocks_total"] >= blocks && m["move_left_blocks"] == blocks &&
+			m["move_left_bytes"] == payload && m["moved_blocks_total"] == 0
+	})
+	if err := b.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	r.process("b")
+	a.run("cluster", "drain", "a", "--wait").must(t)
+	m := moveMetrics(t, a)
+	if m[`move_state{state="done"}`] != 1 || m[`move_state{state="waiting"}`] != 0 || m["move_left_blocks"] != 0 || m["move_left_bytes"] != 0 || m["moved_blocks_total"] != blocks || m["moved_bytes_total"] != payload {
+		t.Errorf("after the copies: %v", m)
+	}
+	a.run("cluster", "undrain", "a").must(t)
+	awaitTrue(t, "the state is gone", func() bool {
+		m := moveMetrics(t, a)
+		return m[`move_state{state="done"}`] == 0 && m["moved_blocks_total"] == blocks
+	})
 }
 
 // TestDrainReplicas: with two replicas the blocks of a draining node are copied until two other nodes have

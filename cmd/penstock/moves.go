@@ -27,6 +27,8 @@ type moves struct {
 	failed  atomic.Pointer[error]
 	// order identifies the order that is performed.
 	order atomic.Int64
+	// totals are the counters of all copies.
+	totals move.Totals
 
 	stop  context.CancelFunc
 	ended sync.WaitGroup
@@ -124,7 +126,7 @@ func (m *moves) copies(ctx context.Context, order membership.Drain) (err error) 
 		rate = int64(n.cfg.Cluster.MoveRate)
 	}
 	mover, err := move.New(move.Options{
-		Node: n.storage, To: store, BytesPerSecond: rate, ChunkBytes: m.chunkBytes(), Changed: m.cluster.Moved, Logger: n.log,
+		Node: n.storage, To: store, BytesPerSecond: rate, ChunkBytes: m.chunkBytes(), Changed: m.cluster.Moved, Totals: &m.totals, Logger: n.log,
 	})
 	if err != nil {
 		return err
@@ -177,6 +179,11 @@ func (m *moves) clientTLS() (*tls.Config, error) {
 		}
 	}
 	return t, nil
+}
+
+// copied returns the counters for the metrics.
+func (m *moves) copied() membership.Copies {
+	return membership.Copies{Blocks: m.totals.Blocks.Load(), Bytes: m.totals.Bytes.Load(), Failures: m.totals.Failures.Load()}
 }
 
 // state returns the progress for the list of members.

@@ -43,6 +43,8 @@ type Options struct {
 	Held func() error
 	// Move returns the state of the copies while the node drains. Nil: it is always zero.
 	Move func() Move
+	// Copies returns the counters of the copies of the process. Nil: they are zero.
+	Copies func() Copies
 	// Node is the node that follows the cluster's namespaces.
 	Node   *storage.Node
 	Logger *slog.Logger
@@ -57,6 +59,9 @@ func (o *Options) EnsureDefaults() {
 	}
 	if o.Move == nil {
 		o.Move = func() Move { return Move{} }
+	}
+	if o.Copies == nil {
+		o.Copies = func() Copies { return Copies{} }
 	}
 	if o.Usage == nil {
 		o.Usage = func() (int64, int64) { return 0, 0 }

@@ -51,6 +51,12 @@ type Move struct {
 	Reason string `json:"reason,omitempty"`
 }
 
+// Copies are the counters of the copies of this process.
+type Copies struct {
+	// Blocks and Bytes were copied. Failures counts the blocks that could not be copied, once in each pass.
+	Blocks, Bytes, Failures int64
+}
+
 // MovePhase is the phase of a Move.
 type MovePhase string
 
@@ -184,6 +190,17 @@ func (c *Cluster) setDrain(d *Drain) {
 	c.drain = d
 	close(c.drainChanged)
 	c.drainChanged = make(chan struct{})
+}
+
+// MoveState returns the state of the copies of this node, and the counters of all of its copies. The state
+// is zero if there is no order to drain the node.
+func (c *Cluster) MoveState() (Move, Copies) {
+	order, _ := c.Draining()
+	m := c.opts.Move()
+	if order == nil || m.Order != order.ID() {
+		m = Move{}
+	}
+	return m, c.opts.Copies()
 }
 
 // Moved makes the member's record have the present Options.Move soon.

@@ -55,7 +55,9 @@ type Options struct {
 	RetryMin, RetryMax time.Duration
 	// Changed is called, by one goroutine at a time, when Progress.Phase has changed. Nil: no call.
 	Changed func()
-	Logger  *slog.Logger
+	// Totals are the counters of the copies. Nil: the Mover has its own.
+	Totals *Totals
+	Logger *slog.Logger
 }
 
 // EnsureDefaults fills the fields that are zero.
@@ -68,6 +70,9 @@ func (o *Options) EnsureDefaults() {
 	options.SetDefault(&o.Logger, slog.New(slog.DiscardHandler))
 	if o.Changed == nil {
 		o.Changed = func() {}
+	}
+	if o.Totals == nil {
+		o.Totals = new(Totals)
 	}
 }
 
@@ -274,6 +279,7 @@ func (p *pass) plan() (all []work) {
 
 // leave counts blocks that were not copied.
 func (p *pass) leave(blocks int64, reason string) {
+	p.opts.Totals.Failures.Add(blocks)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.left += blocks
@@ -429,6 +435,8 @@ func (p *pass) send(ctx context.Context, w work, ids []kv.BlockID, pieces []piec
 	}
 	for try := 0; ; try++ {
 		got, err := p.link.CopyPieces(ctx, w.ns, w.epoch, ids, some[sent.Pieces:])
+		p.opts.Totals.Blocks.Add(int64(got.Pieces))
+		p.opts.Totals.Bytes.Add(got.Bytes)
 		p.mu.Lock()
 		p.copied += got.Bytes
 		if got.Bytes > 0 {
