@@ -81,11 +81,11 @@ func (s *adminService) ListMembers(ctx context.Context, _ *pb.ListMembersRequest
 	if s.opts.Cluster == nil {
 		return nil, errAlone
 	}
-	all, err := s.opts.Cluster.Members(ctx)
+	all, removed, err := s.opts.Cluster.List(ctx)
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	resp := new(pb.ListMembersResponse)
+	resp := &pb.ListMembersResponse{Removed: removed}
 	for _, m := range all {
 		resp.Members = append(resp.Members, &pb.Member{
 			Name: m.Name, Addr: m.Addr, Zone: m.Zone, State: string(m.State), CapacityBytes: m.CapacityBytes, UsedBytes: m.UsedBytes,
@@ -120,4 +120,18 @@ func (s *adminService) DrainMember(ctx context.Context, req *pb.DrainMemberReque
 		return nil, statusOf(err)
 	}
 	return &pb.DrainMemberResponse{}, nil
+}
+
+func (s *adminService) RemoveMember(ctx context.Context, req *pb.RemoveMemberRequest) (*pb.RemoveMemberResponse, error) {
+	if s.opts.Cluster == nil {
+		return nil, errAlone
+	}
+	if req.GetCancel() {
+		return &pb.RemoveMemberResponse{}, statusOf(s.opts.Cluster.ReadmitMember(ctx, req.GetName()))
+	}
+	lost, err := s.opts.Cluster.RemoveMember(ctx, req.GetName(), req.GetForce(), req.GetDryRun())
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &pb.RemoveMemberResponse{Up: lost.Up, LostBlocks: lost.LostBlocks, LostBytes: lost.LostBytes, Leases: lost.Leases}, nil
 }

@@ -46,9 +46,11 @@ func (n *node) join() (*membership.Cluster, error) {
 		Held:      held,
 		Endpoints: c.Etcd, Prefix: c.Prefix, TLS: secure, Username: c.User, Password: password, TTL: c.LeaseTTL.Std(),
 		Member: membership.Member{Name: n.cfg.Node, Addr: mv.addr, Store: n.storeID, Zone: c.Zone, Version: readBuildInfo().String()},
-		Usage: func() (capacityBytes, usedBytes int64) {
+		Usage: func() membership.Usage {
 			st := n.storage.Stats()
-			return n.share.capacityBytes, st.Store.Slots.UsedBytes() + st.Index.DiskBytes
+			return membership.Usage{
+				CapacityBytes: n.share.capacityBytes, UsedBytes: st.Store.Slots.UsedBytes() + st.Index.DiskBytes, Blocks: st.Index.Pieces, Leases: st.Index.Leases,
+			}
 		},
 		Move: mv.state, Copies: mv.copied, Node: n.storage, Logger: n.log,
 	})
@@ -115,12 +117,12 @@ func etcdTLS(c config.Cluster, log *slog.Logger) (*tls.Config, error) {
 func newClusterCommand(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cluster",
-		Short: "Show and drain the nodes of a cluster",
-		Long: `Show and drain the nodes of a cluster. Nodes with the same setting cluster.etcd and cluster.prefix
+		Short: "Show, drain and remove the nodes of a cluster",
+		Long: `Show, drain and remove the nodes of a cluster. Nodes with the same setting cluster.etcd and cluster.prefix
 are a cluster: a namespace that is created, bumped or deleted on one of them changes on all.`,
 	}
 	c := addConnectionFlags(cmd, w)
-	return noun(cmd, newClusterMembers(c), newClusterStatus(c), newClusterDrain(w, c), newClusterUndrain(c), newClusterRestartPlan(c))
+	return noun(cmd, newClusterMembers(c), newClusterStatus(c), newClusterDrain(w, c), newClusterUndrain(c), newClusterRemove(c), newClusterReadmit(c), newClusterRestartPlan(c))
 }
 
 func newClusterMembers(c *connection) *cobra.Command {
