@@ -22,6 +22,8 @@
 //     many.
 //   - A sequence whose node refuses it, is down or is full does not stop the others. It is tried
 //     again, and Progress has the reason.
+//   - A block that is deleted on this node during its copy is deleted on the other nodes again, at the latest at the
+//     end of the pass.
 //   - Blocks that are stored on this node meanwhile are copied too. When nodes join or leave the cluster, all
 //     blocks are compared again, because sequences may have other nodes then.
 //

@@ -25,6 +25,7 @@ import (
 type Target interface {
 	relay.Store
 	ExistsGroups(ctx context.Context, r client.KeysRequest) ([][]client.Presence, error)
+	Delete(ctx context.Context, r client.KeysRequest) ([]client.Presence, error)
 	Placements() uint64
 }
 
@@ -158,7 +159,7 @@ func (m *Mover) Run(ctx context.Context) (err error) {
 			m.forget(done) // sequences may have other nodes
 		}
 		change := m.changes()
-		p := &pass{Mover: m, link: link, done: done}
+		p := &pass{Mover: m, link: link, done: done, began: change[0]}
 		if err := p.run(ctx); err != nil {
 			m.setPhase("")
 			return err
@@ -212,6 +213,8 @@ type pass struct {
 	*Mover
 	link *relay.Relay
 	done map[tipKey]chainSum
+	// began is the number of the node's last event before the pass.
+	began uint64
 
 	// The following fields are guarded by Mover.mu. copied is the number of bytes that were sent.
 	copied int64
@@ -242,6 +245,7 @@ func (p *pass) run(ctx context.Context) error {
 	}
 	close(next)
 	wg.Wait()
+	p.deleteAgain(ctx, p.began, func(storage.Event) bool { return true })
 	return ctx.Err()
 }
 
@@ -291,11 +295,12 @@ func (p *pass) leave(blocks int64, reason string) {
 // chainSum identifies the pieces of a chain.
 type chainSum uint64
 
-// sumOf returns the sum of a chain. In a namespace of one layer group a chain with the same last block has
-// the same pieces; otherwise pieces of more groups may be added.
-func sumOf(ns kv.Namespace, chain []trie.Link) chainSum {
+// sumOf returns the sum of a chain. In a namespace of one layer group a chain with the same slot of the last
+// block has the same pieces: a block is removed after the blocks that follow it. Otherwise pieces of more
+// groups may be added.
+func sumOf(ns kv.Namespace, tip trie.Tip, chain []trie.Link) chainSum {
 	if len(ns.Geometry.Groups) == 1 {
-		return 1
+		return chainSum(tip.Generation)
 	}
 	var b []byte
 	for _, link := range chain {
@@ -309,11 +314,17 @@ func sumOf(ns kv.Namespace, chain []trie.Link) chainSum {
 // isDone reports whether a sequence need not be compared again.
 func (p *pass) isDone(ns kv.Namespace, epoch kv.Epoch, tip trie.Tip) bool {
 	sum, ok := p.done[tipKey{ns.ID, epoch, tip.ID}]
-	if !ok || len(ns.Geometry.Groups) == 1 {
-		return ok
+	if !ok {
+		return false
 	}
-	chain, err := p.node.Chain(ns.Name, epoch, tip.ID)
-	return err != nil || sumOf(ns, chain) == sum
+	var chain []trie.Link
+	if len(ns.Geometry.Groups) > 1 {
+		var err error
+		if chain, err = p.node.Chain(ns.Name, epoch, tip.ID); err != nil {
+			return true // removed meanwhile
+		}
+	}
+	return sumOf(ns, tip, chain) == sum
 }
 
 // piece is a stored piece of the blocks of a work.
@@ -343,13 +354,14 @@ func (p *pass) copy(ctx context.Context, w work) {
 	if ctx.Err() != nil {
 		return
 	}
+	before := p.node.Events().Last()
 	var s sequence
 	var tips []trie.Tip // that are stored
 	var sums []chainSum
 	for _, tip := range w.tips {
 		if chain, err := p.node.Chain(w.ns.Name, w.epoch, tip.ID); err == nil {
 			s.add(chain)
-			tips, sums = append(tips, tip), append(sums, sumOf(w.ns, chain))
+			tips, sums = append(tips, tip), append(sums, sumOf(w.ns, tip, chain))
 		}
 	}
 	if len(tips) == 0 {
@@ -386,6 +398,9 @@ func (p *pass) copy(ctx context.Context, w work) {
 		p.settle(ctx, w, nil, refused, got.Reason)
 		left, send = append(left, refused...), send[len(refused):]
 	}
+	p.deleteAgain(ctx, before, func(e storage.Event) bool {
+		return e.Namespace == w.ns.Name && e.Epoch == w.epoch && slices.ContainsFunc(e.IDs, func(id kv.BlockID) bool { return slices.Contains(s.ids, id) })
+	})
 	if ctx.Err() != nil {
 		return
 	}
@@ -472,6 +487,48 @@ func (p *pass) settle(ctx context.Context, w work, copied, left []piece, reason 
 	}
 	p.mu.Unlock()
 	p.leave(int64(len(left)), reason)
+}
+
+// deleteAgain repeats, on the other nodes, the deletions on this node after the event seq for which which
+// returns true. A deletion that reaches another node before a copy of the block would have no effect there.
+// If the log of events has lost the deletion, or the other node is down, the copy stays.
+func (p *pass) deleteAgain(ctx context.Context, seq uint64, which func(storage.Event) bool) {
+	for last := p.node.Events().Last(); seq < last && ctx.Err() == nil; {
+		events, err := p.node.Events().After(ctx, seq, 256)
+		if err != nil {
+			return
+		}
+		for _, e := range events {
+			seq = e.Sequence
+			if e.Kind == storage.BlockRemoved && e.Reason == "deleted" && which(e) {
+				p.deleteOn(ctx, e)
+			}
+		}
+	}
+}
+
+// deleteOn deletes the blocks of an event on the other nodes, except those that this node has again.
+func (p *pass) deleteOn(ctx context.Context, e storage.Event) {
+	ns, err := p.node.Namespace(e.Namespace)
+	if err != nil || !ns.IsLive(e.Epoch) {
+		return
+	}
+	have, _, err := p.node.Exists(e.Namespace, e.Epoch, e.IDs, false)
+	if err != nil {
+		return
+	}
+	var gone []kv.BlockID
+	for i, id := range e.IDs {
+		if have[i] == 0 {
+			gone = append(gone, id)
+		}
+	}
+	if len(gone) == 0 {
+		return
+	}
+	if _, err := p.opts.To.Delete(ctx, client.KeysRequest{Namespace: ns, Epoch: e.Epoch, IDs: gone}); err != nil && ctx.Err() == nil {
+		p.log.Warn("blocks that were deleted on this node may have been copied, and cannot be deleted on the other nodes", "namespace", ns.Name, "blocks", len(gone), "err", err)
+	}
 }
 
 // live reports whether the epoch of a work is live on this node: otherwise its blocks are no longer

@@ -115,6 +115,7 @@ type target struct {
 	roots  []kv.BlockID // of the writes, in order
 	bytes  int64
 	before func(client.WriteRequest)
+	after  func(client.WriteRequest)
 }
 
 func (w *target) Write(ctx context.Context, r client.WriteRequest) (client.WriteResult, error) {
@@ -122,6 +123,9 @@ func (w *target) Write(ctx context.Context, r client.WriteRequest) (client.Write
 		w.before(r)
 	}
 	result, err := w.Store.Write(ctx, r)
+	if w.after != nil {
+		w.after(r)
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.roots = append(w.roots, r.IDs[0])
@@ -414,6 +418,61 @@ func TestGroups(t *testing.T) {
 	for _, ids := range [][]kv.BlockID{long, short} {
 		if was, is := from.pieces(ids), to.pieces(ids); !slices.Equal(was, is) {
 			t.Errorf("the pieces %v were copied as %v", was, is)
+		}
+	}
+}
+
+// TestDeleted: a block that is deleted while it is copied does not come back on the other node, whichever of
+// the nodes deletes it first. The blocks before it stay. If it is stored again, it is copied.
+func TestDeleted(t *testing.T) {
+	testkit.VerifyNone(t)
+	for _, index := range []kv.IndexKind{kv.IndexTrie, kv.IndexFlat} {
+		for _, late := range []bool{false, true} { // the draining node deletes it after the copy
+			from, to := newSite(t, index), newSite(t, index)
+			ids := from.ids(1, 8)
+			from.put(ids, 1)
+			bad := ids[5:6]
+			remove := func(s *site) {
+				if _, err := s.Delete(t.Context(), client.KeysRequest{Namespace: s.ns, IDs: bad}); err != nil {
+					t.Error(err)
+				}
+			}
+			w := &target{Store: to.Store}
+			var before, after sync.Once
+			w.before = func(client.WriteRequest) {
+				before.Do(func() {
+					remove(to)
+					if !late {
+						remove(from)
+					}
+				})
+			}
+			w.after = func(client.WriteRequest) {
+				if late {
+					after.Do(func() { remove(from) })
+				}
+			}
+			want := int64(5)
+			if index == kv.IndexFlat {
+				want = 7
+			}
+			stored := false
+			run(t, Options{Node: from.node.Storage, To: w}, func(p Progress) bool {
+				if p.Phase == Done && p.Blocks == want && !stored {
+					if n := to.has(bad, 1); n != 0 && index == kv.IndexFlat {
+						t.Errorf("index %v, late %t: the deleted key is on the other node", index, late)
+					}
+					if n := to.has(ids, 1); n != 5 {
+						t.Errorf("index %v, late %t: the other node has the first %d blocks; want 5", index, late, n)
+					}
+					from.put(ids, 1)
+					stored = true
+				}
+				return stored && p.Phase == Done && p.Blocks == 8
+			})
+			if n := to.has(ids, 1); n != 8 {
+				t.Errorf("index %v, late %t: after another write the other node has %d blocks", index, late, n)
+			}
 		}
 	}
 }
