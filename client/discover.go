@@ -156,7 +156,7 @@ func (d *directory) replace(list []*pb.Member, removed []string) {
 		// A member that joins again keeps its sequences, or stays draining, until it serves.
 		draining := m.GetState() == stateDraining || m.GetState() == stateJoining && old.place.Draining
 		old.place = placement.Place{
-			Seed: placement.PlaceSeed(m.GetName()), Capacity: max(1, m.GetCapacityBytes()), Draining: draining, Zone: m.GetZone(), Used: m.GetUsedBytes(),
+			Seed: placement.PlaceSeed(m.GetName()), Capacity: max(1, m.GetCapacityBytes()), Draining: draining, Zone: m.GetZone(), Used: m.GetUsedBytes(), New: m.GetFilling(),
 		}
 		old.seen = now
 	}

@@ -41,7 +41,7 @@ func volumeState() *prometheus.Desc {
 
 // clusterMoveState returns a metric with one series for each phase of a draining node.
 func clusterMoveState() *prometheus.Desc {
-	return prometheus.NewDesc("penstock_cluster_move_state", "1 for the phase of the draining of this node (copying, waiting: pieces could not be copied and are tried again, done), 0 for the others.", []string{"state"}, nil)
+	return prometheus.NewDesc("penstock_cluster_move_state", "1 for the phase of the copies to other nodes (copying, waiting: pieces could not be copied and are tried again, done), 0 for the others.", []string{"state"}, nil)
 }
 
 // moveFigure is one metric of volume draining, with the label volume.
@@ -209,10 +209,10 @@ func figures() []figure {
 			}
 			return 0
 		}),
-		counter("cluster_moved_blocks_total", "Pieces copied to other nodes of the cluster while this node drained.", func(s *scrape) float64 { return float64(s.copies.Blocks) }),
-		counter("cluster_moved_bytes_total", "Payload copied to other nodes of the cluster while this node drained.", func(s *scrape) float64 { return float64(s.copies.Bytes) }),
+		counter("cluster_moved_blocks_total", "Pieces that this node has copied to other nodes of the cluster, because it drained or nodes had joined.", func(s *scrape) float64 { return float64(s.copies.Blocks) }),
+		counter("cluster_moved_bytes_total", "Payload that this node has copied to other nodes of the cluster, because it drained or nodes had joined.", func(s *scrape) float64 { return float64(s.copies.Bytes) }),
 		counter("cluster_move_failed_blocks_total", "Pieces that could not be copied to other nodes, once for each try.", func(s *scrape) float64 { return float64(s.copies.Failures) }),
-		gauge("cluster_move_left_blocks", "Pieces of this node that its draining has still to compare or copy; 0 if it does not drain.", func(s *scrape) float64 { return float64(s.move.Blocks - s.move.CopiedBlocks) }),
+		gauge("cluster_move_left_blocks", "Pieces that this node has still to compare with those of other nodes, or to copy to them; 0 without an order to do so.", func(s *scrape) float64 { return float64(s.move.Blocks - s.move.CopiedBlocks) }),
 		gauge("cluster_move_left_bytes", "Payload of these pieces.", func(s *scrape) float64 { return float64(s.move.Bytes - s.move.CopiedBytes) }),
 		gauge("node_writable", "1 while writes are taken, 0 while draining or read-only.", func(s *scrape) float64 {
 			if state, _ := s.server.node.WriteState(); state == "serving" {

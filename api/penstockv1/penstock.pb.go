@@ -6576,8 +6576,9 @@ type Member struct {
 	UsedBytes     int64                  `protobuf:"varint,6,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`
 	Version       string                 `protobuf:"bytes,7,opt,name=version,proto3" json:"version,omitempty"`
 	SinceUnixMs   int64                  `protobuf:"varint,8,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"`
-	Applied       int64                  `protobuf:"varint,9,opt,name=applied,proto3" json:"applied,omitempty"` // etcd revision up to which the node has applied all changes of namespaces
-	Move          *MoveStatus            `protobuf:"bytes,10,opt,name=move,proto3" json:"move,omitempty"`       // set while the node drains
+	Applied       int64                  `protobuf:"varint,9,opt,name=applied,proto3" json:"applied,omitempty"`  // etcd revision up to which the node has applied all changes of namespaces
+	Move          *MoveStatus            `protobuf:"bytes,10,opt,name=move,proto3" json:"move,omitempty"`        // set while the node drains, or copies sequences to nodes that are filled
+	Filling       bool                   `protobuf:"varint,11,opt,name=filling,proto3" json:"filling,omitempty"` // the node has joined, and other nodes copy its sequences to it (FillMembers)
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6682,11 +6683,18 @@ func (x *Member) GetMove() *MoveStatus {
 	return nil
 }
 
-// MoveStatus is the progress of a draining node.
+func (x *Member) GetFilling() bool {
+	if x != nil {
+		return x.Filling
+	}
+	return false
+}
+
+// MoveStatus is the progress of a node that drains, or that copies sequences to nodes that are filled.
 type MoveStatus struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Phase          string                 `protobuf:"bytes,1,opt,name=phase,proto3" json:"phase,omitempty"`                                    // copying, waiting (blocks are left, which are tried again) or done
-	Blocks         int64                  `protobuf:"varint,2,opt,name=blocks,proto3" json:"blocks,omitempty"`                                 // blocks on the node
+	Blocks         int64                  `protobuf:"varint,2,opt,name=blocks,proto3" json:"blocks,omitempty"`                                 // blocks on the node that are to be copied
 	Bytes          int64                  `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`                                   // their payload
 	CopiedBlocks   int64                  `protobuf:"varint,4,opt,name=copied_blocks,json=copiedBlocks,proto3" json:"copied_blocks,omitempty"` // those that other nodes have, as far as they were compared
 	CopiedBytes    int64                  `protobuf:"varint,5,opt,name=copied_bytes,json=copiedBytes,proto3" json:"copied_bytes,omitempty"`
@@ -6976,6 +6984,172 @@ func (x *ListMembersResponse) GetRemoved() []string {
 	return nil
 }
 
+type FillMembersRequest struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Names          []string               `protobuf:"bytes,1,rep,name=names,proto3" json:"names,omitempty"`                                            // empty: end the order
+	BytesPerSecond int64                  `protobuf:"varint,2,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // maximum rate of the copies of each node; 0: the setting of the node
+	// dry_run: change nothing, and return what the node that takes the call would copy.
+	DryRun        bool `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FillMembersRequest) Reset() {
+	*x = FillMembersRequest{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[93]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FillMembersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FillMembersRequest) ProtoMessage() {}
+
+func (x *FillMembersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[93]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FillMembersRequest.ProtoReflect.Descriptor instead.
+func (*FillMembersRequest) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{93}
+}
+
+func (x *FillMembersRequest) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+func (x *FillMembersRequest) GetBytesPerSecond() int64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+func (x *FillMembersRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type FillMembersResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Fills         []*Fill                `protobuf:"bytes,1,rep,name=fills,proto3" json:"fills,omitempty"` // with dry_run
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FillMembersResponse) Reset() {
+	*x = FillMembersResponse{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[94]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FillMembersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FillMembersResponse) ProtoMessage() {}
+
+func (x *FillMembersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[94]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FillMembersResponse.ProtoReflect.Descriptor instead.
+func (*FillMembersResponse) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{94}
+}
+
+func (x *FillMembersResponse) GetFills() []*Fill {
+	if x != nil {
+		return x.Fills
+	}
+	return nil
+}
+
+// Fill is the part of a node's blocks that it would copy to another node.
+type Fill struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`      // of the node that gets the blocks
+	Blocks        int64                  `protobuf:"varint,2,opt,name=blocks,proto3" json:"blocks,omitempty"` // it may have some of them already
+	Bytes         int64                  `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`   // their payload
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Fill) Reset() {
+	*x = Fill{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[95]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Fill) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Fill) ProtoMessage() {}
+
+func (x *Fill) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[95]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Fill.ProtoReflect.Descriptor instead.
+func (*Fill) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{95}
+}
+
+func (x *Fill) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Fill) GetBlocks() int64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *Fill) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
 type RemoveMemberRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -6988,7 +7162,7 @@ type RemoveMemberRequest struct {
 
 func (x *RemoveMemberRequest) Reset() {
 	*x = RemoveMemberRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[93]
+	mi := &file_penstockv1_penstock_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7000,7 +7174,7 @@ func (x *RemoveMemberRequest) String() string {
 func (*RemoveMemberRequest) ProtoMessage() {}
 
 func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[93]
+	mi := &file_penstockv1_penstock_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7013,7 +7187,7 @@ func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberRequest.ProtoReflect.Descriptor instead.
 func (*RemoveMemberRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{93}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *RemoveMemberRequest) GetName() string {
@@ -7058,7 +7232,7 @@ type RemoveMemberResponse struct {
 
 func (x *RemoveMemberResponse) Reset() {
 	*x = RemoveMemberResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[94]
+	mi := &file_penstockv1_penstock_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7070,7 +7244,7 @@ func (x *RemoveMemberResponse) String() string {
 func (*RemoveMemberResponse) ProtoMessage() {}
 
 func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[94]
+	mi := &file_penstockv1_penstock_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7083,7 +7257,7 @@ func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberResponse.ProtoReflect.Descriptor instead.
 func (*RemoveMemberResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{94}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *RemoveMemberResponse) GetUp() bool {
@@ -7649,7 +7823,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x13ReloadConfigRequest\"_\n" +
 	"\x14ReloadConfigResponse\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x123\n" +
-	"\achanges\x18\x02 \x03(\v2\x19.penstock.v1.ConfigChangeR\achanges\"\xa5\x02\n" +
+	"\achanges\x18\x02 \x03(\v2\x19.penstock.v1.ConfigChangeR\achanges\"\xbf\x02\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x12\x12\n" +
@@ -7662,7 +7836,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\rsince_unix_ms\x18\b \x01(\x03R\vsinceUnixMs\x12\x18\n" +
 	"\aapplied\x18\t \x01(\x03R\aapplied\x12+\n" +
 	"\x04move\x18\n" +
-	" \x01(\v2\x17.penstock.v1.MoveStatusR\x04move\"\x9e\x02\n" +
+	" \x01(\v2\x17.penstock.v1.MoveStatusR\x04move\x12\x18\n" +
+	"\afilling\x18\v \x01(\bR\afilling\"\x9e\x02\n" +
 	"\n" +
 	"MoveStatus\x12\x14\n" +
 	"\x05phase\x18\x01 \x01(\tR\x05phase\x12\x16\n" +
@@ -7683,7 +7858,17 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x12ListMembersRequest\"^\n" +
 	"\x13ListMembersResponse\x12-\n" +
 	"\amembers\x18\x01 \x03(\v2\x13.penstock.v1.MemberR\amembers\x12\x18\n" +
-	"\aremoved\x18\x02 \x03(\tR\aremoved\"p\n" +
+	"\aremoved\x18\x02 \x03(\tR\aremoved\"m\n" +
+	"\x12FillMembersRequest\x12\x14\n" +
+	"\x05names\x18\x01 \x03(\tR\x05names\x12(\n" +
+	"\x10bytes_per_second\x18\x02 \x01(\x03R\x0ebytesPerSecond\x12\x17\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\">\n" +
+	"\x13FillMembersResponse\x12'\n" +
+	"\x05fills\x18\x01 \x03(\v2\x11.penstock.v1.FillR\x05fills\"H\n" +
+	"\x04Fill\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06blocks\x18\x02 \x01(\x03R\x06blocks\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\"p\n" +
 	"\x13RemoveMemberRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05force\x18\x02 \x01(\bR\x05force\x12\x17\n" +
@@ -7730,7 +7915,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\tDelivered\x12\x1d.penstock.v1.DeliveredRequest\x1a\x1e.penstock.v1.DeliveredResponse\x12A\n" +
 	"\x06Exists\x12\x1a.penstock.v1.ExistsRequest\x1a\x1b.penstock.v1.ExistsResponse\x12A\n" +
 	"\x06Delete\x12\x1a.penstock.v1.DeleteRequest\x1a\x1b.penstock.v1.DeleteResponse\x12:\n" +
-	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\xb1\x0f\n" +
+	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\x83\x10\n" +
 	"\x05Admin\x12N\n" +
 	"\x0fCreateNamespace\x12#.penstock.v1.CreateNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12H\n" +
 	"\fGetNamespace\x12 .penstock.v1.GetNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12Y\n" +
@@ -7757,7 +7942,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"DiffConfig\x12\x1e.penstock.v1.DiffConfigRequest\x1a\x1f.penstock.v1.DiffConfigResponse\x12S\n" +
 	"\fReloadConfig\x12 .penstock.v1.ReloadConfigRequest\x1a!.penstock.v1.ReloadConfigResponse\x12P\n" +
 	"\vListMembers\x12\x1f.penstock.v1.ListMembersRequest\x1a .penstock.v1.ListMembersResponse\x12P\n" +
-	"\vDrainMember\x12\x1f.penstock.v1.DrainMemberRequest\x1a .penstock.v1.DrainMemberResponse\x12S\n" +
+	"\vDrainMember\x12\x1f.penstock.v1.DrainMemberRequest\x1a .penstock.v1.DrainMemberResponse\x12P\n" +
+	"\vFillMembers\x12\x1f.penstock.v1.FillMembersRequest\x1a .penstock.v1.FillMembersResponse\x12S\n" +
 	"\fRemoveMember\x12 .penstock.v1.RemoveMemberRequest\x1a!.penstock.v1.RemoveMemberResponseB;Z9github.com/penstock-kv/penstock/api/penstockv1;penstockv1b\x06proto3"
 
 var (
@@ -7773,7 +7959,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 95)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 98)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -7874,8 +8060,11 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*DrainMemberResponse)(nil),     // 96: penstock.v1.DrainMemberResponse
 	(*ListMembersRequest)(nil),      // 97: penstock.v1.ListMembersRequest
 	(*ListMembersResponse)(nil),     // 98: penstock.v1.ListMembersResponse
-	(*RemoveMemberRequest)(nil),     // 99: penstock.v1.RemoveMemberRequest
-	(*RemoveMemberResponse)(nil),    // 100: penstock.v1.RemoveMemberResponse
+	(*FillMembersRequest)(nil),      // 99: penstock.v1.FillMembersRequest
+	(*FillMembersResponse)(nil),     // 100: penstock.v1.FillMembersResponse
+	(*Fill)(nil),                    // 101: penstock.v1.Fill
+	(*RemoveMemberRequest)(nil),     // 102: penstock.v1.RemoveMemberRequest
+	(*RemoveMemberResponse)(nil),    // 103: penstock.v1.RemoveMemberResponse
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,   // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
@@ -7921,89 +8110,92 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	88,  // 40: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
 	94,  // 41: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
 	93,  // 42: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
-	11,  // 43: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	13,  // 44: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	18,  // 45: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	20,  // 46: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	24,  // 47: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	27,  // 48: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	29,  // 49: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	32,  // 50: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	36,  // 51: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	15,  // 52: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
-	38,  // 53: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	40,  // 54: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
-	42,  // 55: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
-	44,  // 56: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	47,  // 57: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	48,  // 58: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	49,  // 59: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	51,  // 60: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	53,  // 61: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	55,  // 62: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
-	57,  // 63: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	58,  // 64: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
-	59,  // 65: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	61,  // 66: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	66,  // 67: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	71,  // 68: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	73,  // 69: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	75,  // 70: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	63,  // 71: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	86,  // 72: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	77,  // 73: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
-	82,  // 74: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
-	84,  // 75: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
-	80,  // 76: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
-	89,  // 77: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
-	91,  // 78: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
-	97,  // 79: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
-	95,  // 80: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
-	99,  // 81: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
-	12,  // 82: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	17,  // 83: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	19,  // 84: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	21,  // 85: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	26,  // 86: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	28,  // 87: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	30,  // 88: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	33,  // 89: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	37,  // 90: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	16,  // 91: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
-	39,  // 92: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	41,  // 93: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
-	43,  // 94: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
-	46,  // 95: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	8,   // 96: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	8,   // 97: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	50,  // 98: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	52,  // 99: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	54,  // 100: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	56,  // 101: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
-	8,   // 102: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	8,   // 103: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
-	60,  // 104: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	62,  // 105: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	68,  // 106: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	72,  // 107: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	74,  // 108: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	76,  // 109: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	64,  // 110: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	87,  // 111: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	78,  // 112: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
-	83,  // 113: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
-	85,  // 114: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
-	81,  // 115: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
-	90,  // 116: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
-	92,  // 117: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
-	98,  // 118: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
-	96,  // 119: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
-	100, // 120: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
-	82,  // [82:121] is the sub-list for method output_type
-	43,  // [43:82] is the sub-list for method input_type
-	43,  // [43:43] is the sub-list for extension type_name
-	43,  // [43:43] is the sub-list for extension extendee
-	0,   // [0:43] is the sub-list for field type_name
+	101, // 43: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
+	11,  // 44: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	13,  // 45: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	18,  // 46: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	20,  // 47: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	24,  // 48: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	27,  // 49: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	29,  // 50: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	32,  // 51: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	36,  // 52: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	15,  // 53: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
+	38,  // 54: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	40,  // 55: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
+	42,  // 56: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
+	44,  // 57: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	47,  // 58: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	48,  // 59: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	49,  // 60: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	51,  // 61: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	53,  // 62: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	55,  // 63: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
+	57,  // 64: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	58,  // 65: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
+	59,  // 66: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	61,  // 67: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	66,  // 68: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	71,  // 69: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	73,  // 70: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	75,  // 71: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	63,  // 72: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	86,  // 73: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	77,  // 74: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
+	82,  // 75: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
+	84,  // 76: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
+	80,  // 77: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
+	89,  // 78: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
+	91,  // 79: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
+	97,  // 80: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
+	95,  // 81: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
+	99,  // 82: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
+	102, // 83: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
+	12,  // 84: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	17,  // 85: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	19,  // 86: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	21,  // 87: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	26,  // 88: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	28,  // 89: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	30,  // 90: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	33,  // 91: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	37,  // 92: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	16,  // 93: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
+	39,  // 94: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	41,  // 95: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
+	43,  // 96: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
+	46,  // 97: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	8,   // 98: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	8,   // 99: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	50,  // 100: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	52,  // 101: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	54,  // 102: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	56,  // 103: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
+	8,   // 104: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	8,   // 105: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
+	60,  // 106: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	62,  // 107: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	68,  // 108: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	72,  // 109: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	74,  // 110: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	76,  // 111: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	64,  // 112: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	87,  // 113: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	78,  // 114: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
+	83,  // 115: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
+	85,  // 116: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
+	81,  // 117: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
+	90,  // 118: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
+	92,  // 119: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
+	98,  // 120: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
+	96,  // 121: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
+	100, // 122: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
+	103, // 123: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
+	84,  // [84:124] is the sub-list for method output_type
+	44,  // [44:84] is the sub-list for method input_type
+	44,  // [44:44] is the sub-list for extension type_name
+	44,  // [44:44] is the sub-list for extension extendee
+	0,   // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -8017,7 +8209,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   95,
+			NumMessages:   98,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

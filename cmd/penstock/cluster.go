@@ -122,7 +122,7 @@ func newClusterCommand(w world) *cobra.Command {
 are a cluster: a namespace that is created, bumped or deleted on one of them changes on all.`,
 	}
 	c := addConnectionFlags(cmd, w)
-	return noun(cmd, newClusterMembers(c), newClusterStatus(c), newClusterDrain(w, c), newClusterUndrain(c), newClusterRemove(c), newClusterReadmit(c), newClusterRestartPlan(c))
+	return noun(cmd, newClusterMembers(c), newClusterStatus(c), newClusterDrain(w, c), newClusterUndrain(c), newClusterRebalance(w, c), newClusterRemove(c), newClusterReadmit(c), newClusterRestartPlan(c))
 }
 
 func newClusterMembers(c *connection) *cobra.Command {
@@ -132,7 +132,7 @@ func newClusterMembers(c *connection) *cobra.Command {
 		Long: `List the nodes of the cluster, as etcd has them. A node that is down is not in the list;
 it leaves the list cluster.lease_ttl after its end. APPLIED is the revision of etcd up to
 which a node has applied all changes of namespaces. A line below the table has the progress of
-each node that is draining.`,
+each node that drains, or copies sequences to nodes that have joined.`,
 		Args: args(cobra.NoArgs),
 	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -149,7 +149,7 @@ each node that is draining.`,
 				}
 				for _, m := range resp.GetMembers() {
 					if m.GetMove() != nil {
-						t.row("  " + m.GetName() + ": " + moveLine(m.GetMove()))
+						t.row("  " + m.GetName() + ": " + moveLine(m))
 					}
 				}
 			})

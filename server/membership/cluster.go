@@ -136,6 +136,9 @@ type Cluster struct {
 	// changes.
 	drain        *Drain
 	drainChanged chan struct{}
+	// fill is the order to fill members, nil if there is none. fillChanged is closed when it changes.
+	fill        *Drain
+	fillChanged chan struct{}
 	// lastMove is the last state that the copies of this node had.
 	lastMove Move
 	// joined is closed when the node serves for the first time.
@@ -151,7 +154,7 @@ func Join(o Options) (*Cluster, error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	c := &Cluster{opts: o, node: o.Node, log: o.Logger, began: time.Now(), cancel: cancel, wake: make(chan struct{}, 1), joined: make(chan struct{}), drainChanged: make(chan struct{})}
+	c := &Cluster{opts: o, node: o.Node, log: o.Logger, began: time.Now(), cancel: cancel, wake: make(chan struct{}, 1), joined: make(chan struct{}), drainChanged: make(chan struct{}), fillChanged: make(chan struct{})}
 	c.until.Store(-1)
 	c.wg.Go(func() { c.run(ctx) })
 	return c, nil
@@ -326,6 +329,7 @@ func (c *Cluster) List(ctx context.Context) (all []Member, removed []string, err
 		clientv3.OpGet(c.drainsPrefix(), clientv3.WithPrefix()),
 		clientv3.OpGet(c.membersPrefix(), clientv3.WithPrefix()),
 		clientv3.OpGet(c.removedPrefix(), clientv3.WithPrefix()),
+		clientv3.OpGet(c.fillsPrefix(), clientv3.WithPrefix()),
 	}, nil))
 	if err != nil {
 		return nil, nil, err
@@ -343,6 +347,14 @@ func (c *Cluster) List(ctx context.Context) (all []Member, removed []string, err
 	for _, kv := range read(2) {
 		removals[string(kv.Key[len(c.removedPrefix()):])] = true
 	}
+	filling := make(map[string]bool)
+	var fill *Drain
+	for _, kv := range read(3) {
+		if fill, err = decodeDrain(kv.Key, kv.Value); err != nil {
+			return nil, nil, err
+		}
+		filling[string(kv.Key[len(c.fillsPrefix()):])] = true
+	}
 	for _, kv := range read(1) {
 		m, err := decodeMember(kv.Key, kv.Value)
 		if err != nil {
@@ -354,6 +366,10 @@ func (c *Cluster) List(ctx context.Context) (all []Member, removed []string, err
 		d := draining[m.Name]
 		if d != nil && m.serves() {
 			m.State = Draining
+		}
+		m.Filling = filling[m.Name]
+		if d == nil {
+			d = fill
 		}
 		if d == nil || m.Move.Order != d.ID() {
 			m.Move = Move{} // the copies of an earlier order

@@ -11,8 +11,9 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Drain is the order that a member's blocks be copied to the other members. It is in etcd until
-// Undrain, so it also holds for later processes of the node.
+// Drain is the order that a member's blocks be copied to the other members, or that members be filled
+// (FillMembers). It is in etcd until UndrainMember or the end of the copies, so it also holds for later
+// processes of the nodes.
 type Drain struct {
 	// BytesPerSecond is the largest rate of the copies; 0: the node's own setting.
 	BytesPerSecond int64 `json:"bytes_per_second,omitempty"`
@@ -193,9 +194,12 @@ func (c *Cluster) setDrain(d *Drain) {
 }
 
 // MoveState returns the state of the copies of this node, and the counters of all of its copies. The state
-// is zero if there is no order to drain the node.
+// is zero if there is no order to drain the node or to fill others.
 func (c *Cluster) MoveState() (Move, Copies) {
 	order, _ := c.Draining()
+	if order == nil {
+		order, _ = c.Filling()
+	}
 	m := c.opts.Move()
 	if order == nil || m.Order != order.ID() {
 		m = Move{}

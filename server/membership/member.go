@@ -45,8 +45,11 @@ type Member struct {
 	Since time.Time `json:"since"`
 	// Applied is the etcd revision up to which the node has applied all changes of namespaces.
 	Applied int64 `json:"applied"`
-	// Move is the state of the copies while the member drains.
+	// Move is the state of the copies while the member drains, or copies sequences to members that are
+	// filled.
 	Move Move `json:"move,omitzero"`
+	// Filling is set by Members if there is an order to fill the member (FillMembers).
+	Filling bool `json:"-"`
 }
 
 // serves reports whether the member may serve a namespace as of revision Applied.

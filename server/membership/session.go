@@ -57,6 +57,7 @@ func (c *Cluster) runSession(ctx context.Context) error {
 	g.Go(func() error { return s.renew(ctx) })
 	g.Go(func() error { return s.follow(ctx) })
 	g.Go(func() error { return s.followDrain(ctx) })
+	g.Go(func() error { return s.followFills(ctx) })
 	g.Go(func() error { return s.followRemoval(ctx) })
 	err = g.Wait()
 	c.until.Store(-1)

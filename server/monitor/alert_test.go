@@ -161,8 +161,8 @@ func cases() map[string]alertCases {
 			situation{[]series{{"penstock_cluster_refused_namespaces{" + node + "}", "0 2x30"}}, "6m", onNode, "Storage node n1 refuses 2 namespaces."},
 			append(quietAt("7m", "penstock_cluster_refused_namespaces{"+node+"}", "0x30"), quietAt("4m", "penstock_cluster_refused_namespaces{"+node+"}", "0 2x30")...),
 		},
-		"PenstockNodeDrainStalls": {
-			situation{moving("waiting", "500x60", "100x60"), "11m", onNode, "Storage node n1 drains and has copied nothing for 10 minutes."},
+		"PenstockNodeCopiesStall": {
+			situation{moving("waiting", "500x60", "100x60"), "11m", onNode, "Storage node n1 has blocks to copy to other nodes, and has copied nothing for 10 minutes."},
 			[]situation{
 				{series: moving("waiting", "0+500x60", "100x60"), at: "40m"},
 				{series: moving("copying", "500x60", "6000-100x60"), at: "40m"},

@@ -1,5 +1,6 @@
 // Package move copies the blocks of a storage node to the other members of its cluster, so that the
-// node can leave it. The node is then a client of the other nodes.
+// node can leave it, or the sequences of members that have joined, so that these have them (Options.Only).
+// The node is then a client of the other nodes.
 //
 //	storage.Node ── Tips, hottest first ─► one sequence ── which blocks has its new node? ─► Exists
 //	                                            │ the rest, first block first

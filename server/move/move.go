@@ -44,6 +44,9 @@ type Options struct {
 	Node *storage.Node
 	// To is a client of the cluster that has no draining members.
 	To Target
+	// Only returns whether a sequence, or a key of a flat namespace, is copied, by its first block. Nil: all
+	// are.
+	Only func(ns kv.Namespace, root kv.BlockID) bool
 	// BytesPerSecond is the largest rate of all copies together. Default 256 MiB/s.
 	BytesPerSecond int64
 	// ChunkBytes is the largest size of the blocks that are copied at a time. The node's limit of a
@@ -258,6 +261,9 @@ func (p *pass) plan() (all []work) {
 			if err != nil {
 				continue // the epoch or the namespace has ended
 			}
+			if p.opts.Only != nil {
+				tips, total = p.only(ns, epoch, tips)
+			}
 			blocks, bytes = blocks+total.Blocks, bytes+total.Bytes
 			if ns.Index != kv.IndexFlat && ns.Geometry.Groups[0].Kind != kv.Full {
 				// The node of a sequence depends on its first block, and the index has no parents of blocks.
@@ -279,6 +285,27 @@ func (p *pass) plan() (all []work) {
 	p.mu.Unlock()
 	slices.SortStableFunc(all, func(a, b work) int { return b.heat - a.heat })
 	return all
+}
+
+// only returns the tips of the sequences that are copied, and the number and the payload of their pieces.
+func (p *pass) only(ns kv.Namespace, epoch kv.Epoch, tips []trie.Tip) (some []trie.Tip, total storage.Removed) {
+	var counted bits
+	for _, tip := range tips {
+		chain, err := p.node.Chain(ns.Name, epoch, tip.ID)
+		if err != nil || !p.opts.Only(ns, chain[0].ID) {
+			continue
+		}
+		some = append(some, tip)
+		for _, link := range chain {
+			for _, l := range link.Pieces {
+				if counted.add(l.Node) {
+					total.Blocks++
+					total.Bytes += ns.Geometry.PieceBytes(l.Group)
+				}
+			}
+		}
+	}
+	return some, total
 }
 
 // leave counts blocks that were not copied.

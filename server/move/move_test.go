@@ -490,6 +490,36 @@ func TestWithoutFullGroup(t *testing.T) {
 	}
 }
 
+// TestOnly: with Options.Only the sequences and keys for which it returns true are copied, and Progress counts
+// their blocks only.
+func TestOnly(t *testing.T) {
+	testkit.VerifyNone(t)
+	for _, index := range []kv.IndexKind{kv.IndexTrie, kv.IndexFlat} {
+		from, to := newSite(t, index), newSite(t, index)
+		for i := range 4 {
+			from.put(from.ids(i, 5), 1)
+		}
+		chosen := from.ids(2, 5)
+		want := int64(5)
+		if index == kv.IndexFlat {
+			want = 1
+		}
+		p := run(t, Options{Node: from.node.Storage, To: &target{Store: to.Store}, Only: func(_ kv.Namespace, root kv.BlockID) bool { return root == chosen[0] }}, done)
+		if p.Blocks != want || p.CopiedBlocks != want || p.Bytes != want*4096 || p.CopiedBytes != p.Bytes {
+			t.Errorf("index %v: %+v", index, p)
+		}
+		for i := range 4 {
+			n := 0
+			if i == 2 {
+				n = int(want)
+			}
+			if got := to.has(to.ids(i, 5), 1); got != n {
+				t.Errorf("index %v: %d blocks of sequence %d are copied; want %d", index, got, i, n)
+			}
+		}
+	}
+}
+
 // TestRefused: invalid options.
 func TestRefused(t *testing.T) {
 	for _, o := range []Options{{}, {To: &target{}}, {BytesPerSecond: -1}} {
