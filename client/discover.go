@@ -73,9 +73,9 @@ func (d *directory) run() {
 // after the other. The error is errDown if no node has returned a list.
 func (d *directory) refresh(ctx context.Context) error {
 	var errs []error
-	take := func(list []*pb.Member, err error) bool {
+	take := func(list *pb.ListMembersResponse, err error) bool {
 		if err == nil {
-			d.replace(list)
+			d.replace(list.GetMembers(), list.GetRemoved())
 			return true
 		}
 		errs = append(errs, err)
@@ -103,7 +103,7 @@ func (d *directory) refresh(ctx context.Context) error {
 
 // askSeed returns the members as the node at target has them. It opens a connection for this call
 // only, because the node may be a member under another address.
-func (s *Store) askSeed(ctx context.Context, target string) ([]*pb.Member, error) {
+func (s *Store) askSeed(ctx context.Context, target string) (*pb.ListMembersResponse, error) {
 	conn, err := Dial(target, DialOptions{BearerToken: s.opts.BearerToken, TLS: s.opts.TLS, Insecure: s.opts.Insecure, Timeout: s.opts.DialTimeout})
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrAuth, err)
@@ -113,7 +113,7 @@ func (s *Store) askSeed(ctx context.Context, target string) ([]*pb.Member, error
 }
 
 // listMembers returns the members as one node has them from etcd, at least one.
-func (s *Store) listMembers(ctx context.Context, target string, admin pb.AdminClient) ([]*pb.Member, error) {
+func (s *Store) listMembers(ctx context.Context, target string, admin pb.AdminClient) (*pb.ListMembersResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.opts.DialTimeout)
 	defer cancel()
 	resp, err := admin.ListMembers(ctx, &pb.ListMembersRequest{})
@@ -122,7 +122,7 @@ func (s *Store) listMembers(ctx context.Context, target string, admin pb.AdminCl
 		if len(resp.GetMembers()) == 0 {
 			return nil, fmt.Errorf("client: %s returned a list without members", target)
 		}
-		return resp.GetMembers(), nil
+		return resp, nil
 	case codes.FailedPrecondition, codes.Unimplemented:
 		return nil, fmt.Errorf("client: %w: Options.Discover: %s is not in a cluster: %w", ErrRequest, target, err)
 	}
@@ -136,9 +136,9 @@ const (
 )
 
 // replace makes Store.table the nodes of the listed members and of the members that were last
-// listed within GoneFor. It leaves out a new member that is still joining and, with
+// listed within GoneFor and are not removed. It leaves out a new member that is still joining and, with
 // Options.SkipDraining, the members that drain.
-func (d *directory) replace(list []*pb.Member) {
+func (d *directory) replace(list []*pb.Member, removed []string) {
 	now := time.Now()
 	var left []*node
 	for _, m := range list {
@@ -156,13 +156,13 @@ func (d *directory) replace(list []*pb.Member) {
 		// A member that joins again keeps its sequences, or stays draining, until it serves.
 		draining := m.GetState() == stateDraining || m.GetState() == stateJoining && old.place.Draining
 		old.place = placement.Place{
-			Seed: placement.PlaceSeed(m.GetName()), Capacity: max(1, m.GetCapacityBytes()), Draining: draining, Zone: m.GetZone(), Used: m.GetUsedBytes(),
+			Seed: placement.PlaceSeed(m.GetName()), Capacity: max(1, m.GetCapacityBytes()), Draining: draining, Zone: m.GetZone(), Used: m.GetUsedBytes(), New: m.GetFilling(),
 		}
 		old.seen = now
 	}
 	var names, hidden []string
 	for name, m := range d.members {
-		if now.Sub(m.seen) > d.store.opts.GoneFor {
+		if now.Sub(m.seen) > d.store.opts.GoneFor || slices.Contains(removed, name) {
 			delete(d.members, name)
 			left = append(left, m.node)
 			continue

@@ -462,6 +462,7 @@ func TestPlacements(t *testing.T) {
 	s.ctx = t.Context()
 	d := &directory{store: s, members: make(map[string]*member), absent: newNode(s, "the cluster")}
 	list := []*pb.Member{{Name: "a", Addr: "a:1", CapacityBytes: 100}, {Name: "b", Addr: "b:1", CapacityBytes: 100}, {Name: "c", Addr: "c:1", CapacityBytes: 100}}
+	var removed []string
 	for _, step := range []struct {
 		name    string
 		change  func()
@@ -481,10 +482,11 @@ func TestPlacements(t *testing.T) {
 		{"it is gone", func() { s.opts.GoneFor = 0 }, true},
 		{"a new member joins", func() { list = append(list, &pb.Member{Name: "d", Addr: "d:1", State: stateJoining}) }, false},
 		{"it serves", func() { list[2].State = "serving" }, true},
+		{"it is removed", func() { s.opts.GoneFor, list, removed = time.Hour, list[:2], []string{"d"} }, true},
 	} {
 		step.change()
 		before := s.Placements()
-		d.replace(list)
+		d.replace(list, removed)
 		if changed := s.Placements() != before; changed != step.changes {
 			t.Errorf("%s: the placements changed: %t", step.name, changed)
 		}

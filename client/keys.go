@@ -54,13 +54,29 @@ func (s *Store) Exists(ctx context.Context, req KeysRequest, touch bool) ([]Pres
 	if req.AllCopies {
 		onHolders = s.onReaders
 	}
-	return s.keys(ctx, "exists", &req, onHolders, existsCall(ctx, &req, touch))
+	return onlyFirst(s.keys(ctx, "exists", &req, 1, onHolders, existsCall(ctx, &req, touch, false)))
 }
 
-// existsCall returns the Exists call to one node.
-func existsCall(ctx context.Context, req *KeysRequest, touch bool) func(*node, *session, []byte) ([]byte, error) {
+// ExistsGroups is Exists with KeysRequest.AllCopies for the piece of each layer group, in the order of
+// Geometry.Groups. A piece on a node of an earlier version, which lists only the first group, is Absent.
+func (s *Store) ExistsGroups(ctx context.Context, req KeysRequest) ([][]Presence, error) {
+	req.AllCopies = true
+	return s.keys(ctx, "exists", &req, len(req.Namespace.Geometry.Groups), s.onReaders, existsCall(ctx, &req, false, true))
+}
+
+// onlyFirst returns the results for the first layer group.
+func onlyFirst(all [][]Presence, err error) ([]Presence, error) {
+	if all == nil {
+		return nil, err
+	}
+	return all[0], err
+}
+
+// existsCall returns the Exists call to one node. With groups, bit g of a byte of the result is that of
+// layer group g.
+func existsCall(ctx context.Context, req *KeysRequest, touch, groups bool) func(*node, *session, []byte) ([]byte, error) {
 	return func(n *node, sess *session, ids []byte) ([]byte, error) {
-		msg := &pb.ExistsRequest{Namespace: req.Namespace.Name, Epoch: uint64(req.Epoch), BlockIds: ids, Touch: touch}
+		msg := &pb.ExistsRequest{Namespace: req.Namespace.Name, Epoch: uint64(req.Epoch), BlockIds: ids, Touch: touch, Groups: groups}
 		overGRPC := func() (*pb.ExistsResponse, error) { return sess.cache.Exists(ctx, msg) }
 		if !sess.existsCalls {
 			r, err := overGRPC()
@@ -78,33 +94,34 @@ func existsCall(ctx context.Context, req *KeysRequest, touch bool) func(*node, *
 // also removes all descendants of the blocks. Delete may be repeated. A node that is
 // down deletes nothing, and its blocks are Unknown. Errors: as Exists.
 func (s *Store) Delete(ctx context.Context, req KeysRequest) ([]Presence, error) {
-	return s.keys(ctx, "delete", &req, s.onAllNodes, func(_ *node, sess *session, ids []byte) ([]byte, error) {
+	return onlyFirst(s.keys(ctx, "delete", &req, 1, s.onAllNodes, func(_ *node, sess *session, ids []byte) ([]byte, error) {
 		r, err := sess.cache.Delete(ctx, &pb.DeleteRequest{Namespace: req.Namespace.Name, Epoch: uint64(req.Epoch), BlockIds: ids})
 		return r.GetDeleted(), err
-	})
+	}))
 }
 
-// keys makes one call to each node that split returns, and merges the results.
-func (s *Store) keys(ctx context.Context, what string, req *KeysRequest, split func(kv.Namespace, []kv.BlockID) []share, call func(*node, *session, []byte) ([]byte, error)) ([]Presence, error) {
+// keys makes one call to each node that split returns, and merges the results of the first layer groups, of
+// which there are groups.
+func (s *Store) keys(ctx context.Context, what string, req *KeysRequest, groups int, split func(kv.Namespace, []kv.BlockID) []share, call func(*node, *session, []byte) ([]byte, error)) ([][]Presence, error) {
 	if err := checkNamespace(req.Namespace); err != nil {
 		return nil, err
 	}
 	if err := ownEpoch(req.Namespace, &req.Epoch); err != nil {
 		return nil, fmt.Errorf("client: %s: %w", what, err)
 	}
-	out := make([]Presence, len(req.IDs))
+	out := newPresence(groups, len(req.IDs))
 	if len(req.IDs) == 0 {
 		return out, nil
 	}
 	shares := split(req.Namespace, req.IDs)
 	errs := make([]error, len(shares))
-	answers := make([][]Presence, len(shares))
+	answers := make([][][]Presence, len(shares))
 	if len(shares) == 1 {
-		answers[0], errs[0] = shares[0].presence(ctx, what, call)
+		answers[0], errs[0] = shares[0].presence(ctx, what, groups, call)
 	} else {
 		var wg sync.WaitGroup
 		for i := range shares {
-			wg.Go(func() { answers[i], errs[i] = shares[i].presence(ctx, what, call) })
+			wg.Go(func() { answers[i], errs[i] = shares[i].presence(ctx, what, groups, call) })
 		}
 		wg.Wait()
 	}
@@ -113,13 +130,24 @@ func (s *Store) keys(ctx context.Context, what string, req *KeysRequest, split f
 		return out, nil
 	}
 	for i := range shares {
-		for k, p := range answers[i] {
-			if at := &out[shares[i].global(k)]; *at != Present && p != Absent {
-				*at = p
+		for g := range answers[i] {
+			for k, p := range answers[i][g] {
+				if at := &out[g][shares[i].global(k)]; *at != Present && p != Absent {
+					*at = p
+				}
 			}
 		}
 	}
 	return out, errors.Join(errs...)
+}
+
+// newPresence returns results, all Absent, for the first layer groups of n blocks.
+func newPresence(groups, n int) [][]Presence {
+	out := make([][]Presence, groups)
+	for g := range out {
+		out[g] = make([]Presence, n)
+	}
+	return out
 }
 
 // onAllNodes is used instead of shares for blocks in the middle of chains. The first block of the
@@ -147,25 +175,27 @@ func (s *Store) onReaders(ns kv.Namespace, ids []kv.BlockID) []share {
 }
 
 // inAll sets out to the answers that hold for all copies. shares are those of onReaders.
-func inAll(ns kv.Namespace, shares []share, answers [][]Presence, out []Presence) {
+func inAll(ns kv.Namespace, shares []share, answers [][][]Presence, out [][]Presence) {
 	if last := len(answers) - 1; ns.Index != kv.IndexFlat && last == ns.Copies() {
 		// Readers ask the last node, to which the sequence may have passed a home over, instead of a home
 		// that does not have the first block.
 		instead := last
-		if answers[last][0] == Present {
-			if k := slices.IndexFunc(answers[:last], func(a []Presence) bool { return a[0] != Present }); k >= 0 {
+		if answers[last][0][0] == Present {
+			if k := slices.IndexFunc(answers[:last], func(a [][]Presence) bool { return a[0][0] != Present }); k >= 0 {
 				instead = k
 			}
 		}
 		shares, answers = slices.Delete(shares, instead, instead+1), slices.Delete(answers, instead, instead+1)
 	}
-	for i := range out {
-		out[i] = Present
-	}
-	for i := range shares {
-		for k, p := range answers[i] {
-			if at := &out[shares[i].global(k)]; p == Absent || p == Unknown && *at == Present {
-				*at = p
+	for g := range out {
+		for i := range out[g] {
+			out[g][i] = Present
+		}
+		for i := range shares {
+			for k, p := range answers[i][g] {
+				if at := &out[g][shares[i].global(k)]; p == Absent || p == Unknown && *at == Present {
+					*at = p
+				}
 			}
 		}
 	}
@@ -182,19 +212,20 @@ func wholeOn(nodes []*node, ids []kv.BlockID) []share {
 
 // presence makes the call to the node of the share, and to the others if the node does not have the
 // first block or does not answer. It returns the result for each block.
-func (sh *share) presence(ctx context.Context, what string, call func(*node, *session, []byte) ([]byte, error)) ([]Presence, error) {
-	first, err := sh.presenceHere(ctx, what, call)
-	for answer := first; err == nil && answer[0] != Present && len(sh.others) > 0; {
+func (sh *share) presence(ctx context.Context, what string, groups int, call func(*node, *session, []byte) ([]byte, error)) ([][]Presence, error) {
+	first, err := sh.presenceHere(ctx, what, groups, call)
+	for answer := first; err == nil && answer[0][0] != Present && len(sh.others) > 0; {
 		sh.node, sh.others = sh.others[0], sh.others[1:]
-		if answer, err = sh.presenceHere(ctx, what, call); err == nil && answer[0] == Present {
+		if answer, err = sh.presenceHere(ctx, what, groups, call); err == nil && answer[0][0] == Present {
 			return answer, nil
 		}
 	}
 	return first, err
 }
 
-// presenceHere makes the call to one node and returns the result for each of its blocks.
-func (sh *share) presenceHere(ctx context.Context, what string, call func(*node, *session, []byte) ([]byte, error)) ([]Presence, error) {
+// presenceHere makes the call to one node and returns the result for each of the first layer groups and each
+// of its blocks.
+func (sh *share) presenceHere(ctx context.Context, what string, groups int, call func(*node, *session, []byte) ([]byte, error)) ([][]Presence, error) {
 	var set []byte
 	err := sh.node.retry(ctx, sh.node.use, func(sess *session) (err error) {
 		set, err = call(sh.node, sess, api.AppendIDs(nil, sh.ids))
@@ -210,13 +241,15 @@ func (sh *share) presenceHere(ctx context.Context, what string, call func(*node,
 	if err != nil && !down {
 		return nil, err
 	}
-	out := make([]Presence, len(sh.ids))
-	for i := range out {
-		switch {
-		case down:
-			out[i] = Unknown
-		case set[i] != 0:
-			out[i] = Present
+	out := newPresence(groups, len(sh.ids))
+	for g := range out {
+		for i := range out[g] {
+			switch {
+			case down:
+				out[g][i] = Unknown
+			case set[i]>>g&1 != 0:
+				out[g][i] = Present
+			}
 		}
 	}
 	return out, nil

@@ -118,34 +118,50 @@ func (s *Store) readers(ns kv.Namespace, id kv.BlockID) []*node {
 }
 
 // candidates returns all nodes that may have the block or the sequence id: its readers, and then the
-// draining members that stored it before they began to drain.
+// members that stored it formerly.
 func (s *Store) candidates(ns kv.Namespace, id kv.BlockID) []*node {
 	return slices.Concat(s.readers(ns, id), s.former(ns, id))
 }
 
-// former returns the draining members that stored the block or the sequence id before they began to drain.
+// former returns the draining members that stored the block or the sequence id before they began to drain, and
+// its homes before the members joined that are being filled.
 func (s *Store) former(ns kv.Namespace, id kv.BlockID) (nodes []*node) {
 	t := s.table.Load()
 	if t.places == nil {
 		return nil
 	}
-	for _, i := range placement.Former(nil, t.places, id, ns.Copies(), ns.Index != kv.IndexFlat) {
-		nodes = append(nodes, t.nodes[i])
+	spare := ns.Index != kv.IndexFlat
+	former := placement.Former(nil, t.places, id, ns.Copies(), spare)
+	for _, i := range placement.Previous(former, t.places, id, ns.Copies(), spare) {
+		if n := t.nodes[i]; !slices.Contains(nodes, n) {
+			nodes = append(nodes, n)
+		}
 	}
 	return nodes
 }
 
-// anyDraining reports whether a member drains.
-func (s *Store) anyDraining() bool {
-	return slices.ContainsFunc(s.table.Load().places, func(p placement.Place) bool { return p.Draining })
+// Incoming reports whether a home of the block or the sequence id is a member that is being filled.
+func (s *Store) Incoming(ns kv.Namespace, id kv.BlockID) bool {
+	t := s.table.Load()
+	return t.places != nil && slices.ContainsFunc(placement.Homes(nil, t.places, id, ns.Copies()), func(i int) bool { return t.places[i].New })
+}
+
+// AnyIncoming reports whether a member is being filled, as of the last list of members.
+func (s *Store) AnyIncoming() bool {
+	return slices.ContainsFunc(s.table.Load().places, func(p placement.Place) bool { return p.New })
+}
+
+// anyMoving reports whether a member drains or is being filled.
+func (s *Store) anyMoving() bool {
+	return slices.ContainsFunc(s.table.Load().places, func(p placement.Place) bool { return p.Draining || p.New })
 }
 
 // routes returns a function from the index of a block to the nodes from which it is read, one after the
 // other until one has it. These are its readers or, if a draining member stored the sequence, the
 // candidates that have its beginning, first the one that has most of it. That costs one call to each of
-// the candidates; without a draining member it costs none. req has the epochs.
+// the candidates; if no member drains or is filled, it costs none. req has the epochs.
 func (s *Store) routes(ctx context.Context, req MatchRequest, ids []kv.BlockID) func(int) []*node {
-	if s.anyDraining() {
+	if s.anyMoving() {
 		return s.probed(ctx, req, ids)
 	}
 	if req.Namespace.Index == kv.IndexFlat {
@@ -244,12 +260,12 @@ func (n *node) present(ctx context.Context, req MatchRequest, ids []kv.BlockID, 
 		keys.IDs[k] = ids[i]
 	}
 	sh := share{node: n, ids: keys.IDs}
-	answer, err := sh.presence(ctx, "exists", existsCall(ctx, &keys, false))
+	answer, err := sh.presence(ctx, "exists", 1, existsCall(ctx, &keys, false, false))
 	if err != nil {
 		return nil // the read of these blocks reports the error
 	}
 	for k, i := range indexes {
-		found[i] = answer[k] == Present
+		found[i] = answer[0][k] == Present
 	}
 	return found
 }

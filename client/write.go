@@ -300,7 +300,11 @@ func (w *writing) copies(ctx context.Context) [][]line {
 		for i := range pieces {
 			pieces[i] = i
 		}
-		rest := slices.DeleteFunc(w.store.candidates(w.req.Namespace, w.ids[0]), func(n *node) bool { return slices.Contains(homes, n) })
+		mayHave := w.store.candidates
+		if w.req.AllCopies {
+			mayHave = w.store.readers // a copy on a former node is none of the copies
+		}
+		rest := slices.DeleteFunc(slices.Clone(mayHave(w.req.Namespace, w.ids[0])), func(n *node) bool { return slices.Contains(homes, n) })
 		out, shared := make([][]line, len(homes)), &others{nodes: rest}
 		for k, n := range homes {
 			out[k] = []line{{node: n, others: shared, pieces: pieces}}

@@ -139,6 +139,8 @@ var rules = map[string]rule{
 	// Clients place blocks by the members of the cluster.
 	pb.Admin_ListMembers_FullMethodName:  anywhere(access.Any),
 	pb.Admin_DrainMember_FullMethodName:  anywhere(access.Operate),
+	pb.Admin_FillMembers_FullMethodName:  anywhere(access.Operate),
+	pb.Admin_RemoveMember_FullMethodName: anywhere(access.Operate),
 	pb.Admin_Scrub_FullMethodName:        anywhere(access.Operate),
 	pb.Admin_ListVolumes_FullMethodName:  anywhere(access.Operate),
 	pb.Admin_DrainVolume_FullMethodName:  anywhere(access.Operate),

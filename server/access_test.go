@@ -227,6 +227,8 @@ func (h *host) rows(t *testing.T, ids []byte, digest []byte) []row {
 		h.unary(pb.Admin_ListPins_FullMethodName, "all namespaces", fixed(&pb.ListPinsRequest{})),
 		h.unary(pb.Admin_ListMembers_FullMethodName, "", fixed(&pb.ListMembersRequest{})),
 		h.unary(pb.Admin_DrainMember_FullMethodName, "", fixed(&pb.DrainMemberRequest{Name: "n"})),
+		h.unary(pb.Admin_FillMembers_FullMethodName, "", fixed(&pb.FillMembersRequest{Names: []string{"n"}, DryRun: true})),
+		h.unary(pb.Admin_RemoveMember_FullMethodName, "", fixed(&pb.RemoveMemberRequest{Name: "n", DryRun: true})),
 		streamed(h.conn, pb.Admin_Scrub_FullMethodName, "", &pb.ScrubRequest{BytesPerSecond: -1}, nil),
 		h.unary(pb.Admin_ListVolumes_FullMethodName, "", fixed(&pb.ListVolumesRequest{})),
 		h.unary(pb.Admin_DrainVolume_FullMethodName, "", fixed(&pb.DrainVolumeRequest{Volume: "0", DryRun: true})),

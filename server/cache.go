@@ -556,7 +556,15 @@ func (s *cacheService) Exists(_ context.Context, req *pb.ExistsRequest) (*pb.Exi
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	return &pb.ExistsResponse{Present: flags(present), Epoch: uint64(epoch)}, nil
+	out := &pb.ExistsResponse{Present: make([]byte, len(present)), Epoch: uint64(epoch)}
+	mask := trie.GroupSet(1)
+	if req.GetGroups() {
+		mask = ^trie.GroupSet(0)
+	}
+	for i, groups := range present {
+		out.Present[i] = byte(groups & mask)
+	}
+	return out, nil
 }
 
 func (s *cacheService) Delete(_ context.Context, req *pb.DeleteRequest) (*pb.DeleteResponse, error) {

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/internal/placement"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/server/membership"
 	"github.com/penstock-kv/penstock/server/storage"
@@ -81,23 +83,23 @@ func (s *adminService) ListMembers(ctx context.Context, _ *pb.ListMembersRequest
 	if s.opts.Cluster == nil {
 		return nil, errAlone
 	}
-	all, err := s.opts.Cluster.Members(ctx)
+	all, removed, err := s.opts.Cluster.List(ctx)
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	resp := new(pb.ListMembersResponse)
+	resp := &pb.ListMembersResponse{Removed: removed}
 	for _, m := range all {
 		resp.Members = append(resp.Members, &pb.Member{
 			Name: m.Name, Addr: m.Addr, Zone: m.Zone, State: string(m.State), CapacityBytes: m.CapacityBytes, UsedBytes: m.UsedBytes,
-			Version: m.Version, SinceUnixMs: m.Since.UnixMilli(), Applied: m.Applied, Move: moveProto(m),
+			Version: m.Version, SinceUnixMs: m.Since.UnixMilli(), Applied: m.Applied, Move: moveProto(m), Filling: m.Filling,
 		})
 	}
 	return resp, nil
 }
 
-// moveProto returns the progress of a draining member, nil for other members.
+// moveProto returns the progress of a member that drains or fills others, nil for other members.
 func moveProto(m membership.Member) *pb.MoveStatus {
-	if m.State != membership.Draining || m.Move.Phase == "" {
+	if m.Move.Phase == "" {
 		return nil
 	}
 	return &pb.MoveStatus{
@@ -120,4 +122,81 @@ func (s *adminService) DrainMember(ctx context.Context, req *pb.DrainMemberReque
 		return nil, statusOf(err)
 	}
 	return &pb.DrainMemberResponse{}, nil
+}
+
+func (s *adminService) FillMembers(ctx context.Context, req *pb.FillMembersRequest) (*pb.FillMembersResponse, error) {
+	if s.opts.Cluster == nil {
+		return nil, errAlone
+	}
+	if req.GetDryRun() {
+		return s.planFill(ctx, req.GetNames())
+	}
+	err := s.opts.Cluster.FillMembers(ctx, req.GetNames(), membership.Drain{BytesPerSecond: req.GetBytesPerSecond(), Since: time.Now().UTC()})
+	return &pb.FillMembersResponse{}, statusOf(err)
+}
+
+// planFill returns the blocks that this node would copy to the named members.
+func (s *adminService) planFill(ctx context.Context, names []string) (*pb.FillMembersResponse, error) {
+	members, err := s.opts.Cluster.Members(ctx)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	places := make([]placement.Place, len(members))
+	fills := make(map[int]*pb.Fill)
+	resp := new(pb.FillMembersResponse)
+	for i, m := range members {
+		places[i] = placement.Place{Seed: placement.PlaceSeed(m.Name), Capacity: max(1, m.CapacityBytes), Draining: m.State == membership.Draining, Zone: m.Zone}
+		if slices.Contains(names, m.Name) {
+			fills[i] = &pb.Fill{Name: m.Name}
+			resp.Fills = append(resp.Fills, fills[i])
+		}
+	}
+	for _, ns := range s.node.Namespaces() {
+		for _, epoch := range ns.Live() {
+			tips, _, err := s.node.Tips(ns.Name, epoch)
+			if err != nil {
+				continue // the epoch or the namespace has ended
+			}
+			counted := make(map[uint32]bool)
+			for _, tip := range tips {
+				chain, err := s.node.Chain(ns.Name, epoch, tip.ID)
+				if err != nil {
+					continue
+				}
+				if ctx.Err() != nil {
+					return nil, statusOf(ctx.Err())
+				}
+				homes := placement.Homes(nil, places, chain[0].ID, ns.Copies())
+				for _, link := range chain {
+					for _, piece := range link.Pieces {
+						if counted[piece.Node] {
+							continue
+						}
+						counted[piece.Node] = true
+						for _, home := range homes {
+							if f := fills[home]; f != nil {
+								f.Blocks++
+								f.Bytes += ns.Geometry.PieceBytes(piece.Group)
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+	return resp, nil
+}
+
+func (s *adminService) RemoveMember(ctx context.Context, req *pb.RemoveMemberRequest) (*pb.RemoveMemberResponse, error) {
+	if s.opts.Cluster == nil {
+		return nil, errAlone
+	}
+	if req.GetCancel() {
+		return &pb.RemoveMemberResponse{}, statusOf(s.opts.Cluster.ReadmitMember(ctx, req.GetName()))
+	}
+	lost, err := s.opts.Cluster.RemoveMember(ctx, req.GetName(), req.GetForce(), req.GetDryRun())
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &pb.RemoveMemberResponse{Up: lost.Up, LostBlocks: lost.LostBlocks, LostBytes: lost.LostBytes, Leases: lost.Leases}, nil
 }

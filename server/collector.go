@@ -10,6 +10,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/sys"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/server/handoff"
+	"github.com/penstock-kv/penstock/server/membership"
 	"github.com/penstock-kv/penstock/server/metrics"
 	"github.com/penstock-kv/penstock/server/storage"
 	"github.com/penstock-kv/penstock/trie"
@@ -36,6 +37,11 @@ type volumeFigure struct {
 // volumeState returns a metric with one series for each volume and state.
 func volumeState() *prometheus.Desc {
 	return prometheus.NewDesc("penstock_volume_state", "1 for the state that the volume is in (ok, suspect, failed, draining, removed), 0 for the others.", []string{"volume", "state"}, nil)
+}
+
+// clusterMoveState returns a metric with one series for each phase of a draining node.
+func clusterMoveState() *prometheus.Desc {
+	return prometheus.NewDesc("penstock_cluster_move_state", "1 for the phase of the copies to other nodes (copying, waiting: pieces could not be copied and are tried again, done), 0 for the others.", []string{"state"}, nil)
 }
 
 // moveFigure is one metric of volume draining, with the label volume.
@@ -203,6 +209,11 @@ func figures() []figure {
 			}
 			return 0
 		}),
+		counter("cluster_moved_blocks_total", "Pieces that this node has copied to other nodes of the cluster, because it drained or nodes had joined.", func(s *scrape) float64 { return float64(s.copies.Blocks) }),
+		counter("cluster_moved_bytes_total", "Payload that this node has copied to other nodes of the cluster, because it drained or nodes had joined.", func(s *scrape) float64 { return float64(s.copies.Bytes) }),
+		counter("cluster_move_failed_blocks_total", "Pieces that could not be copied to other nodes, once for each try.", func(s *scrape) float64 { return float64(s.copies.Failures) }),
+		gauge("cluster_move_left_blocks", "Pieces that this node has still to compare with those of other nodes, or to copy to them; 0 without an order to do so.", func(s *scrape) float64 { return float64(s.move.Blocks - s.move.CopiedBlocks) }),
+		gauge("cluster_move_left_bytes", "Payload of these pieces.", func(s *scrape) float64 { return float64(s.move.Bytes - s.move.CopiedBytes) }),
 		gauge("node_writable", "1 while writes are taken, 0 while draining or read-only.", func(s *scrape) float64 {
 			if state, _ := s.server.node.WriteState(); state == "serving" {
 				return 1
@@ -258,6 +269,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 		ch <- f.desc
 	}
 	ch <- volumeState()
+	ch <- clusterMoveState()
 	for _, f := range principalFigures() {
 		ch <- f.desc
 	}
@@ -280,6 +292,9 @@ type scrape struct {
 	sessions int
 	rssBytes int64
 	local    handoff.Stats
+	// move and copies are those of membership.Cluster.MoveState.
+	move   membership.Move
+	copies membership.Copies
 }
 
 // Collect implements prometheus.Collector.
@@ -290,6 +305,16 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	if mem, err := sys.ReadMemory(); err == nil {
 		s.rssBytes = mem.RSSBytes
+	}
+	if cluster := c.server.opts.Cluster; cluster != nil {
+		s.move, s.copies = cluster.MoveState()
+	}
+	for _, phase := range []membership.MovePhase{membership.MoveCopying, membership.MoveWaiting, membership.MoveDone} {
+		is := 0.0
+		if s.move.Phase == phase {
+			is = 1
+		}
+		ch <- prometheus.MustNewConstMetric(clusterMoveState(), prometheus.GaugeValue, is, string(phase))
 	}
 	for _, f := range figures() {
 		ch <- prometheus.MustNewConstMetric(f.desc, f.kind, f.value(s))

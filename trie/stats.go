@@ -15,6 +15,8 @@ type EpochStats struct {
 	Kept bool
 	// Blocks, Pieces and Bytes count as in NamespaceStats, for this epoch only.
 	Blocks, Pieces, Bytes int64
+	// GroupPieces is the number of matchable pieces of each layer group.
+	GroupPieces [kv.MaxGroups]int64
 	// Matches is the number of matches with MatchOptions.Count that this epoch answered since Open,
 	// and Hits the number of blocks that they matched.
 	Matches, Hits int64
@@ -122,7 +124,7 @@ func (ns *namespace) stats() NamespaceStats {
 	}
 	for i, sp := range ns.live {
 		e := EpochStats{
-			Epoch: sp.epoch, Kept: i < max(1, ns.def.Keep), Blocks: sp.pieces[0], Bytes: sp.bytes,
+			Epoch: sp.epoch, Kept: i < max(1, ns.def.Keep), Blocks: sp.pieces[0], Bytes: sp.bytes, GroupPieces: sp.pieces,
 			Matches: sp.matches.Load(), Hits: sp.hits.Load(), Leases: sp.leases, Pins: sp.pins,
 		}
 		for _, n := range sp.pieces {

@@ -9,7 +9,7 @@ import (
 )
 
 // Tip is the last block of a stored sequence: a block without child blocks. In a flat namespace every
-// block is one.
+// block is a tip, as in a tree without a Full group.
 type Tip struct {
 	ID kv.BlockID
 	// Heat orders tips: the hottest have been read the most often, as the policy counts reads.
@@ -32,7 +32,7 @@ func (t *Trie) Tips(id kv.NamespaceID, epoch kv.Epoch) ([]Tip, error) {
 	var tips []Tip
 	for from := uint32(1); from != 0; {
 		from = t.visit(from, refsPerLock, func(n uint32) bool {
-			if nd := t.nodes.at(n); nd.group() == 0 && t.spaces[nd.space] == sp && nd.childCount() == 0 && !sp.dead && t.rootedLocked(n) {
+			if nd := t.nodes.at(n); t.spaces[nd.space] == sp && !sp.dead && t.isTipLocked(sp, nd) && t.rootedLocked(n) {
 				tips = append(tips, Tip{ID: nd.id, Heat: t.policy.Heat(n), Generation: nd.gen()})
 			}
 			return true
@@ -44,26 +44,69 @@ func (t *Trie) Tips(id kv.NamespaceID, epoch kv.Epoch) ([]Tip, error) {
 	return tips, nil
 }
 
+// isTipLocked reports whether the piece is the piece of layer group 0 of a tip. The block's pieces of other
+// groups are children of this piece. Trie.mu is held.
+func (t *Trie) isTipLocked(sp *space, nd *node) bool {
+	groups, children := len(sp.ns.def.Geometry.Groups), nd.childCount()
+	if nd.group() != 0 || children >= uint32(groups) {
+		return false
+	}
+	for g := 1; g < groups && children > 0; g++ {
+		if t.table.find(nd.space, uint8(g), &nd.id) != 0 {
+			children--
+		}
+	}
+	return children == 0
+}
+
+// Link is one block of a chain with its stored pieces.
+type Link struct {
+	ID     kv.BlockID
+	Pieces []LinkPiece
+}
+
+// LinkPiece is a stored piece of a Link.
+type LinkPiece struct {
+	Group int
+	// Node is the number of the piece's node: as long as the piece is stored, no other piece has the
+	// number. Generation is that of the piece's slot. No two slots have the same generation.
+	Node       uint32
+	Generation kv.Generation
+}
+
 // Chain returns the chain of a block from the first block of its sequence to the block itself, in one
-// live epoch, and the numbers of the blocks' nodes: as long as a block is stored, no other has its number.
-// It fails with ErrAbsent if the block is not stored.
-func (t *Trie) Chain(id kv.NamespaceID, epoch kv.Epoch, block kv.BlockID) (ids []kv.BlockID, nodes []uint32, err error) {
+// live epoch. In a flat namespace, and in a tree without a Full group, the chain is the block alone. Chain
+// fails with ErrAbsent if the block is not stored.
+func (t *Trie) Chain(id kv.NamespaceID, epoch kv.Epoch, block kv.BlockID) ([]Link, error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	sp, err := t.liveSpaceLocked(id, epoch)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	n := t.table.find(sp.number, 0, &block)
 	if n == 0 || t.nodes.at(n).has(flagPending) || !t.rootedLocked(n) {
-		return nil, nil, fmt.Errorf("trie: namespace %q: block %v: %w", sp.ns.def.Name, block, ErrAbsent)
+		return nil, fmt.Errorf("trie: namespace %q: block %v: %w", sp.ns.def.Name, block, ErrAbsent)
 	}
+	var chain []Link
 	for ; n != 0; n = t.nodes.at(n).parent {
-		ids, nodes = append(ids, t.nodes.at(n).id), append(nodes, n)
+		chain = append(chain, t.linkLocked(sp, t.nodes.at(n).id))
 	}
-	slices.Reverse(ids)
-	slices.Reverse(nodes)
-	return ids, nodes, nil
+	slices.Reverse(chain)
+	return chain, nil
+}
+
+// linkLocked returns a block with its stored pieces. Trie.mu is held.
+func (t *Trie) linkLocked(sp *space, id kv.BlockID) Link {
+	link := Link{ID: id}
+	for g := range sp.ns.def.Geometry.Groups {
+		n := t.table.find(sp.number, uint8(g), &id)
+		if n == 0 || t.nodes.at(n).has(flagPending) || !t.rootedLocked(n) {
+			continue
+		}
+		link.Pieces = append(link.Pieces, LinkPiece{Group: g, Node: n, Generation: t.nodes.at(n).gen()})
+	}
+	return link
 }
 
 // liveSpaceLocked returns the space of a live epoch. It fails with ErrEpoch. Trie.mu is held.

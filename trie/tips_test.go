@@ -2,6 +2,7 @@ package trie
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 
@@ -64,13 +65,13 @@ func TestTips(t *testing.T) {
 		if want := []byte{7, 4, 5, 3}; !slices.Equal(order, want) {
 			t.Errorf("%v: the tips are %d; want %d", policy, order, want)
 		}
-		ids, nodes, err := tr.Chain(ns.ID, 1, id(3))
-		if want := []kv.BlockID{id(1), id(2), id(3)}; err != nil || !slices.Equal(ids, want) || len(nodes) != 3 {
-			t.Errorf("the chain is %v, %d, %v; want %v", ids, nodes, err, want)
+		chain, err := tr.Chain(ns.ID, 1, id(3))
+		if err != nil || len(chain) != 3 || chain[0].ID != id(1) || chain[1].ID != id(2) || chain[2].ID != id(3) {
+			t.Errorf("the chain is %v, %v; want 1, 2, 3", chain, err)
 		}
-		_, others, err := tr.Chain(ns.ID, 1, id(4))
-		if err != nil || len(others) != 2 || others[0] != nodes[0] || others[1] == nodes[1] {
-			t.Errorf("a chain with the same first block has the nodes %d, the other %d, %v", others, nodes, err)
+		other, err := tr.Chain(ns.ID, 1, id(4))
+		if err != nil || len(other) != 2 || other[0].Pieces[0] != chain[0].Pieces[0] || other[1].Pieces[0].Node == chain[1].Pieces[0].Node {
+			t.Errorf("a chain with the same first block is %v, the other %v, %v", other, chain, err)
 		}
 		bumped, err := tr.PlanBump("m", 0, 2)
 		if err == nil {
@@ -86,7 +87,7 @@ func TestTips(t *testing.T) {
 		if tips, err := tr.Tips(ns.ID, 1); err != nil || len(tips) != 4 {
 			t.Errorf("epoch 1, which was kept: %v, %v", tips, err)
 		}
-		if _, _, err := tr.Chain(ns.ID, 2, id(3)); !errors.Is(err, ErrAbsent) {
+		if _, err := tr.Chain(ns.ID, 2, id(3)); !errors.Is(err, ErrAbsent) {
 			t.Errorf("a block of another epoch: %v", err)
 		}
 		if _, err := tr.Tips(ns.ID, 3); !errors.Is(err, ErrEpoch) {
@@ -100,4 +101,55 @@ func TestTips(t *testing.T) {
 		}
 		closeTest(t, tr)
 	}
+}
+
+// TestTipsOfGroups: in a tree of several layer groups a block whose children are its own pieces is a tip,
+// and Chain has the stored pieces of each block. Present returns the groups of each block.
+func TestTipsOfGroups(t *testing.T) {
+	g := kv.SingleGroup(2, 16, 128)
+	g.Groups = append(g.Groups, kv.Group{Kind: kv.Window, Layers: 1, TokenBytes: 128, WindowTokens: 32}, kv.Group{Kind: kv.State, Layers: 1, TokenBytes: 512})
+	tr := openTest(t, Options{})
+	ns, err := tr.Create(kv.Namespace{Name: "m", Index: kv.IndexTrie, Geometry: g, Epoch: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := func(b byte) (id kv.BlockID) { id[0] = b; return id }
+	slot := kv.Generation(0)
+	put := func(block, parent byte, groups ...int) {
+		t.Helper()
+		for _, group := range groups {
+			slot++
+			e := Entry{ID: id(block), Parent: id(parent), Group: group, Ref: kv.Ref{Extent: kv.Extent(slot), Generation: slot}}
+			if s, err := tr.Put(nil, ns.ID, 1, []Entry{e}, false); err != nil || s[0] != Added {
+				t.Fatal(s, err)
+			}
+		}
+	}
+	put(1, 0, 0, 1)
+	put(2, 1, 0, 1, 2)
+	put(3, 1, 0)
+	tips, err := tr.Tips(ns.ID, 1)
+	if err != nil || len(tips) != 2 || tips[0].ID != id(3) || tips[1].ID != id(2) {
+		t.Errorf("the tips are %v, %v; want 3 and 2", tips, err)
+	}
+	chain, err := tr.Chain(ns.ID, 1, id(2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pieces [][]int
+	for _, link := range chain {
+		var groups []int
+		for _, p := range link.Pieces {
+			groups = append(groups, p.Group)
+		}
+		pieces = append(pieces, groups)
+	}
+	if got := fmt.Sprint(pieces); got != "[[0 1] [0 1 2]]" {
+		t.Errorf("the chain has the pieces %s", got)
+	}
+	sets, _, err := tr.Present(nil, ns.ID, 1, []kv.BlockID{id(1), id(2), id(3), id(9)}, false)
+	if want := []GroupSet{3, 7, 1, 0}; err != nil || !slices.Equal(sets, want) {
+		t.Errorf("present %v, %v; want %v", sets, err, want)
+	}
+	closeTest(t, tr)
 }

@@ -2930,7 +2930,9 @@ type ExistsRequest struct {
 	Epoch     uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"` // 0: the newest
 	BlockIds  []byte                 `protobuf:"bytes,3,opt,name=block_ids,json=blockIds,proto3" json:"block_ids,omitempty"`
 	// touch makes the stored blocks count as used now in the order of eviction.
-	Touch         bool `protobuf:"varint,4,opt,name=touch,proto3" json:"touch,omitempty"`
+	Touch bool `protobuf:"varint,4,opt,name=touch,proto3" json:"touch,omitempty"`
+	// groups asks for all layer groups. A node of an earlier version ignores it, and so returns group 0 only.
+	Groups        bool `protobuf:"varint,5,opt,name=groups,proto3" json:"groups,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2993,9 +2995,17 @@ func (x *ExistsRequest) GetTouch() bool {
 	return false
 }
 
+func (x *ExistsRequest) GetGroups() bool {
+	if x != nil {
+		return x.Groups
+	}
+	return false
+}
+
 type ExistsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// present has one byte per block: 1 if the piece of group 0 is stored and matchable.
+	// present has one byte per block: 1 if the piece of group 0 is stored and matchable. With
+	// ExistsRequest.groups, bit g of the byte is set if the piece of group g is.
 	Present       []byte `protobuf:"bytes,1,opt,name=present,proto3" json:"present,omitempty"`
 	Epoch         uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -6566,8 +6576,9 @@ type Member struct {
 	UsedBytes     int64                  `protobuf:"varint,6,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`
 	Version       string                 `protobuf:"bytes,7,opt,name=version,proto3" json:"version,omitempty"`
 	SinceUnixMs   int64                  `protobuf:"varint,8,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"`
-	Applied       int64                  `protobuf:"varint,9,opt,name=applied,proto3" json:"applied,omitempty"` // etcd revision up to which the node has applied all changes of namespaces
-	Move          *MoveStatus            `protobuf:"bytes,10,opt,name=move,proto3" json:"move,omitempty"`       // set while the node drains
+	Applied       int64                  `protobuf:"varint,9,opt,name=applied,proto3" json:"applied,omitempty"`  // etcd revision up to which the node has applied all changes of namespaces
+	Move          *MoveStatus            `protobuf:"bytes,10,opt,name=move,proto3" json:"move,omitempty"`        // set while the node drains, or copies sequences to nodes that are filled
+	Filling       bool                   `protobuf:"varint,11,opt,name=filling,proto3" json:"filling,omitempty"` // the node has joined, and other nodes copy its sequences to it (FillMembers)
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6672,11 +6683,18 @@ func (x *Member) GetMove() *MoveStatus {
 	return nil
 }
 
-// MoveStatus is the progress of a draining node.
+func (x *Member) GetFilling() bool {
+	if x != nil {
+		return x.Filling
+	}
+	return false
+}
+
+// MoveStatus is the progress of a node that drains, or that copies sequences to nodes that are filled.
 type MoveStatus struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Phase          string                 `protobuf:"bytes,1,opt,name=phase,proto3" json:"phase,omitempty"`                                    // copying, waiting (blocks are left, which are tried again) or done
-	Blocks         int64                  `protobuf:"varint,2,opt,name=blocks,proto3" json:"blocks,omitempty"`                                 // blocks on the node
+	Blocks         int64                  `protobuf:"varint,2,opt,name=blocks,proto3" json:"blocks,omitempty"`                                 // blocks on the node that are to be copied
 	Bytes          int64                  `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`                                   // their payload
 	CopiedBlocks   int64                  `protobuf:"varint,4,opt,name=copied_blocks,json=copiedBlocks,proto3" json:"copied_blocks,omitempty"` // those that other nodes have, as far as they were compared
 	CopiedBytes    int64                  `protobuf:"varint,5,opt,name=copied_bytes,json=copiedBytes,proto3" json:"copied_bytes,omitempty"`
@@ -6914,8 +6932,10 @@ func (*ListMembersRequest) Descriptor() ([]byte, []int) {
 }
 
 type ListMembersResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Members       []*Member              `protobuf:"bytes,1,rep,name=members,proto3" json:"members,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Members []*Member              `protobuf:"bytes,1,rep,name=members,proto3" json:"members,omitempty"`
+	// removed are the names of the nodes that were removed from the cluster. Clients forget them at once.
+	Removed       []string `protobuf:"bytes,2,rep,name=removed,proto3" json:"removed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6955,6 +6975,317 @@ func (x *ListMembersResponse) GetMembers() []*Member {
 		return x.Members
 	}
 	return nil
+}
+
+func (x *ListMembersResponse) GetRemoved() []string {
+	if x != nil {
+		return x.Removed
+	}
+	return nil
+}
+
+type FillMembersRequest struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Names          []string               `protobuf:"bytes,1,rep,name=names,proto3" json:"names,omitempty"`                                            // empty: end the order
+	BytesPerSecond int64                  `protobuf:"varint,2,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // maximum rate of the copies of each node; 0: the setting of the node
+	// dry_run: change nothing, and return what the node that takes the call would copy.
+	DryRun        bool `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FillMembersRequest) Reset() {
+	*x = FillMembersRequest{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[93]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FillMembersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FillMembersRequest) ProtoMessage() {}
+
+func (x *FillMembersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[93]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FillMembersRequest.ProtoReflect.Descriptor instead.
+func (*FillMembersRequest) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{93}
+}
+
+func (x *FillMembersRequest) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+func (x *FillMembersRequest) GetBytesPerSecond() int64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+func (x *FillMembersRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type FillMembersResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Fills         []*Fill                `protobuf:"bytes,1,rep,name=fills,proto3" json:"fills,omitempty"` // with dry_run
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FillMembersResponse) Reset() {
+	*x = FillMembersResponse{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[94]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FillMembersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FillMembersResponse) ProtoMessage() {}
+
+func (x *FillMembersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[94]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FillMembersResponse.ProtoReflect.Descriptor instead.
+func (*FillMembersResponse) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{94}
+}
+
+func (x *FillMembersResponse) GetFills() []*Fill {
+	if x != nil {
+		return x.Fills
+	}
+	return nil
+}
+
+// Fill is the part of a node's blocks that it would copy to another node.
+type Fill struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`      // of the node that gets the blocks
+	Blocks        int64                  `protobuf:"varint,2,opt,name=blocks,proto3" json:"blocks,omitempty"` // it may have some of them already
+	Bytes         int64                  `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`   // their payload
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Fill) Reset() {
+	*x = Fill{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[95]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Fill) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Fill) ProtoMessage() {}
+
+func (x *Fill) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[95]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Fill.ProtoReflect.Descriptor instead.
+func (*Fill) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{95}
+}
+
+func (x *Fill) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Fill) GetBlocks() int64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *Fill) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+type RemoveMemberRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Force         bool                   `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`                 // also if the node is up, or has blocks that no other node has
+	DryRun        bool                   `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"` // change nothing
+	Cancel        bool                   `protobuf:"varint,4,opt,name=cancel,proto3" json:"cancel,omitempty"`               // admit the volumes of a removed node again
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveMemberRequest) Reset() {
+	*x = RemoveMemberRequest{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[96]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveMemberRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveMemberRequest) ProtoMessage() {}
+
+func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[96]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveMemberRequest.ProtoReflect.Descriptor instead.
+func (*RemoveMemberRequest) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{96}
+}
+
+func (x *RemoveMemberRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RemoveMemberRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *RemoveMemberRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *RemoveMemberRequest) GetCancel() bool {
+	if x != nil {
+		return x.Cancel
+	}
+	return false
+}
+
+type RemoveMemberResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Up    bool                   `protobuf:"varint,1,opt,name=up,proto3" json:"up,omitempty"` // the node was up, so it was serving
+	// The blocks of the node that no other node is known to have, and its leases and pins, as of its last
+	// record in etcd. Bytes are those of the slots, or the payload if the node has begun to drain.
+	LostBlocks    int64 `protobuf:"varint,2,opt,name=lost_blocks,json=lostBlocks,proto3" json:"lost_blocks,omitempty"`
+	LostBytes     int64 `protobuf:"varint,3,opt,name=lost_bytes,json=lostBytes,proto3" json:"lost_bytes,omitempty"`
+	Leases        int64 `protobuf:"varint,4,opt,name=leases,proto3" json:"leases,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveMemberResponse) Reset() {
+	*x = RemoveMemberResponse{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[97]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveMemberResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveMemberResponse) ProtoMessage() {}
+
+func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[97]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveMemberResponse.ProtoReflect.Descriptor instead.
+func (*RemoveMemberResponse) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{97}
+}
+
+func (x *RemoveMemberResponse) GetUp() bool {
+	if x != nil {
+		return x.Up
+	}
+	return false
+}
+
+func (x *RemoveMemberResponse) GetLostBlocks() int64 {
+	if x != nil {
+		return x.LostBlocks
+	}
+	return 0
+}
+
+func (x *RemoveMemberResponse) GetLostBytes() int64 {
+	if x != nil {
+		return x.LostBytes
+	}
+	return 0
+}
+
+func (x *RemoveMemberResponse) GetLeases() int64 {
+	if x != nil {
+		return x.Leases
+	}
+	return 0
 }
 
 var File_penstockv1_penstock_proto protoreflect.FileDescriptor
@@ -7187,12 +7518,13 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
 	"\tblock_ids\x18\x03 \x01(\fR\bblockIds\"-\n" +
 	"\x11DeliveredResponse\x12\x18\n" +
-	"\adropped\x18\x01 \x01(\rR\adropped\"v\n" +
+	"\adropped\x18\x01 \x01(\rR\adropped\"\x8e\x01\n" +
 	"\rExistsRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
 	"\tblock_ids\x18\x03 \x01(\fR\bblockIds\x12\x14\n" +
-	"\x05touch\x18\x04 \x01(\bR\x05touch\"@\n" +
+	"\x05touch\x18\x04 \x01(\bR\x05touch\x12\x16\n" +
+	"\x06groups\x18\x05 \x01(\bR\x06groups\"@\n" +
 	"\x0eExistsResponse\x12\x18\n" +
 	"\apresent\x18\x01 \x01(\fR\apresent\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"`\n" +
@@ -7491,7 +7823,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x13ReloadConfigRequest\"_\n" +
 	"\x14ReloadConfigResponse\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x123\n" +
-	"\achanges\x18\x02 \x03(\v2\x19.penstock.v1.ConfigChangeR\achanges\"\xa5\x02\n" +
+	"\achanges\x18\x02 \x03(\v2\x19.penstock.v1.ConfigChangeR\achanges\"\xbf\x02\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x12\x12\n" +
@@ -7504,7 +7836,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\rsince_unix_ms\x18\b \x01(\x03R\vsinceUnixMs\x12\x18\n" +
 	"\aapplied\x18\t \x01(\x03R\aapplied\x12+\n" +
 	"\x04move\x18\n" +
-	" \x01(\v2\x17.penstock.v1.MoveStatusR\x04move\"\x9e\x02\n" +
+	" \x01(\v2\x17.penstock.v1.MoveStatusR\x04move\x12\x18\n" +
+	"\afilling\x18\v \x01(\bR\afilling\"\x9e\x02\n" +
 	"\n" +
 	"MoveStatus\x12\x14\n" +
 	"\x05phase\x18\x01 \x01(\tR\x05phase\x12\x16\n" +
@@ -7522,9 +7855,32 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x06cancel\x18\x02 \x01(\bR\x06cancel\x12(\n" +
 	"\x10bytes_per_second\x18\x03 \x01(\x03R\x0ebytesPerSecond\"\x15\n" +
 	"\x13DrainMemberResponse\"\x14\n" +
-	"\x12ListMembersRequest\"D\n" +
+	"\x12ListMembersRequest\"^\n" +
 	"\x13ListMembersResponse\x12-\n" +
-	"\amembers\x18\x01 \x03(\v2\x13.penstock.v1.MemberR\amembers*W\n" +
+	"\amembers\x18\x01 \x03(\v2\x13.penstock.v1.MemberR\amembers\x12\x18\n" +
+	"\aremoved\x18\x02 \x03(\tR\aremoved\"m\n" +
+	"\x12FillMembersRequest\x12\x14\n" +
+	"\x05names\x18\x01 \x03(\tR\x05names\x12(\n" +
+	"\x10bytes_per_second\x18\x02 \x01(\x03R\x0ebytesPerSecond\x12\x17\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\">\n" +
+	"\x13FillMembersResponse\x12'\n" +
+	"\x05fills\x18\x01 \x03(\v2\x11.penstock.v1.FillR\x05fills\"H\n" +
+	"\x04Fill\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06blocks\x18\x02 \x01(\x03R\x06blocks\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\"p\n" +
+	"\x13RemoveMemberRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\x12\x17\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\x12\x16\n" +
+	"\x06cancel\x18\x04 \x01(\bR\x06cancel\"~\n" +
+	"\x14RemoveMemberResponse\x12\x0e\n" +
+	"\x02up\x18\x01 \x01(\bR\x02up\x12\x1f\n" +
+	"\vlost_blocks\x18\x02 \x01(\x03R\n" +
+	"lostBlocks\x12\x1d\n" +
+	"\n" +
+	"lost_bytes\x18\x03 \x01(\x03R\tlostBytes\x12\x16\n" +
+	"\x06leases\x18\x04 \x01(\x03R\x06leases*W\n" +
 	"\aOutcome\x12\x17\n" +
 	"\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vOUTCOME_HIT\x10\x01\x12\x10\n" +
@@ -7559,7 +7915,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\tDelivered\x12\x1d.penstock.v1.DeliveredRequest\x1a\x1e.penstock.v1.DeliveredResponse\x12A\n" +
 	"\x06Exists\x12\x1a.penstock.v1.ExistsRequest\x1a\x1b.penstock.v1.ExistsResponse\x12A\n" +
 	"\x06Delete\x12\x1a.penstock.v1.DeleteRequest\x1a\x1b.penstock.v1.DeleteResponse\x12:\n" +
-	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\xdc\x0e\n" +
+	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\x83\x10\n" +
 	"\x05Admin\x12N\n" +
 	"\x0fCreateNamespace\x12#.penstock.v1.CreateNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12H\n" +
 	"\fGetNamespace\x12 .penstock.v1.GetNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12Y\n" +
@@ -7586,7 +7942,9 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"DiffConfig\x12\x1e.penstock.v1.DiffConfigRequest\x1a\x1f.penstock.v1.DiffConfigResponse\x12S\n" +
 	"\fReloadConfig\x12 .penstock.v1.ReloadConfigRequest\x1a!.penstock.v1.ReloadConfigResponse\x12P\n" +
 	"\vListMembers\x12\x1f.penstock.v1.ListMembersRequest\x1a .penstock.v1.ListMembersResponse\x12P\n" +
-	"\vDrainMember\x12\x1f.penstock.v1.DrainMemberRequest\x1a .penstock.v1.DrainMemberResponseB;Z9github.com/penstock-kv/penstock/api/penstockv1;penstockv1b\x06proto3"
+	"\vDrainMember\x12\x1f.penstock.v1.DrainMemberRequest\x1a .penstock.v1.DrainMemberResponse\x12P\n" +
+	"\vFillMembers\x12\x1f.penstock.v1.FillMembersRequest\x1a .penstock.v1.FillMembersResponse\x12S\n" +
+	"\fRemoveMember\x12 .penstock.v1.RemoveMemberRequest\x1a!.penstock.v1.RemoveMemberResponseB;Z9github.com/penstock-kv/penstock/api/penstockv1;penstockv1b\x06proto3"
 
 var (
 	file_penstockv1_penstock_proto_rawDescOnce sync.Once
@@ -7601,7 +7959,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 93)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 98)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -7702,132 +8060,142 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*DrainMemberResponse)(nil),     // 96: penstock.v1.DrainMemberResponse
 	(*ListMembersRequest)(nil),      // 97: penstock.v1.ListMembersRequest
 	(*ListMembersResponse)(nil),     // 98: penstock.v1.ListMembersResponse
+	(*FillMembersRequest)(nil),      // 99: penstock.v1.FillMembersRequest
+	(*FillMembersResponse)(nil),     // 100: penstock.v1.FillMembersResponse
+	(*Fill)(nil),                    // 101: penstock.v1.Fill
+	(*RemoveMemberRequest)(nil),     // 102: penstock.v1.RemoveMemberRequest
+	(*RemoveMemberResponse)(nil),    // 103: penstock.v1.RemoveMemberResponse
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
-	1,  // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
-	6,  // 1: penstock.v1.Geometry.groups:type_name -> penstock.v1.Group
-	7,  // 2: penstock.v1.Namespace.geometry:type_name -> penstock.v1.Geometry
-	2,  // 3: penstock.v1.Namespace.index:type_name -> penstock.v1.IndexKind
-	10, // 4: penstock.v1.Namespace.live:type_name -> penstock.v1.LiveEpoch
-	9,  // 5: penstock.v1.Namespace.counters:type_name -> penstock.v1.Counters
-	0,  // 6: penstock.v1.MatchResponse.outcome:type_name -> penstock.v1.Outcome
-	14, // 7: penstock.v1.MatchResponse.epochs:type_name -> penstock.v1.EpochRun
-	23, // 8: penstock.v1.PieceRef.fragments:type_name -> penstock.v1.Fragment
-	22, // 9: penstock.v1.ReadRequest.pieces:type_name -> penstock.v1.PieceRef
-	4,  // 10: penstock.v1.PieceResult.state:type_name -> penstock.v1.PieceResult.State
-	0,  // 11: penstock.v1.ReadResponse.outcome:type_name -> penstock.v1.Outcome
-	25, // 12: penstock.v1.ReadResponse.pieces:type_name -> penstock.v1.PieceResult
-	22, // 13: penstock.v1.ReserveRequest.pieces:type_name -> penstock.v1.PieceRef
-	3,  // 14: penstock.v1.ReserveRequest.block_class:type_name -> penstock.v1.BlockClass
-	0,  // 15: penstock.v1.ReserveResponse.outcome:type_name -> penstock.v1.Outcome
-	25, // 16: penstock.v1.ReserveResponse.pieces:type_name -> penstock.v1.PieceResult
-	31, // 17: penstock.v1.CommitRequest.pieces:type_name -> penstock.v1.PieceSums
-	0,  // 18: penstock.v1.CommitResponse.outcome:type_name -> penstock.v1.Outcome
-	25, // 19: penstock.v1.CommitResponse.pieces:type_name -> penstock.v1.PieceResult
-	29, // 20: penstock.v1.WriteRequest.reserve:type_name -> penstock.v1.ReserveRequest
-	31, // 21: penstock.v1.WriteRequest.sums:type_name -> penstock.v1.PieceSums
-	30, // 22: penstock.v1.WriteResponse.reserve:type_name -> penstock.v1.ReserveResponse
-	33, // 23: penstock.v1.WriteResponse.commit:type_name -> penstock.v1.CommitResponse
-	5,  // 24: penstock.v1.Event.kind:type_name -> penstock.v1.Event.Kind
-	45, // 25: penstock.v1.Event.volume:type_name -> penstock.v1.VolumeState
-	8,  // 26: penstock.v1.CreateNamespaceRequest.namespace:type_name -> penstock.v1.Namespace
-	8,  // 27: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
-	65, // 28: penstock.v1.ListPinsResponse.pins:type_name -> penstock.v1.Pin
-	67, // 29: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	70, // 30: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
-	69, // 31: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
-	9,  // 32: penstock.v1.StatusResponse.counters:type_name -> penstock.v1.Counters
-	3,  // 33: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
-	72, // 34: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
-	25, // 35: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
-	67, // 36: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	79, // 37: penstock.v1.ListVolumesResponse.adopted:type_name -> penstock.v1.AdoptedNode
-	79, // 38: penstock.v1.AdoptVolumeResponse.adopted:type_name -> penstock.v1.AdoptedNode
-	88, // 39: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	88, // 40: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	94, // 41: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
-	93, // 42: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
-	11, // 43: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	13, // 44: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	18, // 45: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	20, // 46: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	24, // 47: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	27, // 48: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	29, // 49: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	32, // 50: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	36, // 51: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	15, // 52: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
-	38, // 53: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	40, // 54: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
-	42, // 55: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
-	44, // 56: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	47, // 57: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	48, // 58: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	49, // 59: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	51, // 60: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	53, // 61: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	55, // 62: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
-	57, // 63: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	58, // 64: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
-	59, // 65: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	61, // 66: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	66, // 67: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	71, // 68: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	73, // 69: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	75, // 70: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	63, // 71: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	86, // 72: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	77, // 73: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
-	82, // 74: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
-	84, // 75: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
-	80, // 76: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
-	89, // 77: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
-	91, // 78: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
-	97, // 79: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
-	95, // 80: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
-	12, // 81: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	17, // 82: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	19, // 83: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	21, // 84: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	26, // 85: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	28, // 86: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	30, // 87: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	33, // 88: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	37, // 89: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	16, // 90: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
-	39, // 91: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	41, // 92: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
-	43, // 93: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
-	46, // 94: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	8,  // 95: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	8,  // 96: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	50, // 97: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	52, // 98: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	54, // 99: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	56, // 100: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
-	8,  // 101: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	8,  // 102: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
-	60, // 103: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	62, // 104: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	68, // 105: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	72, // 106: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	74, // 107: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	76, // 108: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	64, // 109: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	87, // 110: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	78, // 111: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
-	83, // 112: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
-	85, // 113: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
-	81, // 114: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
-	90, // 115: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
-	92, // 116: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
-	98, // 117: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
-	96, // 118: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
-	81, // [81:119] is the sub-list for method output_type
-	43, // [43:81] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	1,   // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
+	6,   // 1: penstock.v1.Geometry.groups:type_name -> penstock.v1.Group
+	7,   // 2: penstock.v1.Namespace.geometry:type_name -> penstock.v1.Geometry
+	2,   // 3: penstock.v1.Namespace.index:type_name -> penstock.v1.IndexKind
+	10,  // 4: penstock.v1.Namespace.live:type_name -> penstock.v1.LiveEpoch
+	9,   // 5: penstock.v1.Namespace.counters:type_name -> penstock.v1.Counters
+	0,   // 6: penstock.v1.MatchResponse.outcome:type_name -> penstock.v1.Outcome
+	14,  // 7: penstock.v1.MatchResponse.epochs:type_name -> penstock.v1.EpochRun
+	23,  // 8: penstock.v1.PieceRef.fragments:type_name -> penstock.v1.Fragment
+	22,  // 9: penstock.v1.ReadRequest.pieces:type_name -> penstock.v1.PieceRef
+	4,   // 10: penstock.v1.PieceResult.state:type_name -> penstock.v1.PieceResult.State
+	0,   // 11: penstock.v1.ReadResponse.outcome:type_name -> penstock.v1.Outcome
+	25,  // 12: penstock.v1.ReadResponse.pieces:type_name -> penstock.v1.PieceResult
+	22,  // 13: penstock.v1.ReserveRequest.pieces:type_name -> penstock.v1.PieceRef
+	3,   // 14: penstock.v1.ReserveRequest.block_class:type_name -> penstock.v1.BlockClass
+	0,   // 15: penstock.v1.ReserveResponse.outcome:type_name -> penstock.v1.Outcome
+	25,  // 16: penstock.v1.ReserveResponse.pieces:type_name -> penstock.v1.PieceResult
+	31,  // 17: penstock.v1.CommitRequest.pieces:type_name -> penstock.v1.PieceSums
+	0,   // 18: penstock.v1.CommitResponse.outcome:type_name -> penstock.v1.Outcome
+	25,  // 19: penstock.v1.CommitResponse.pieces:type_name -> penstock.v1.PieceResult
+	29,  // 20: penstock.v1.WriteRequest.reserve:type_name -> penstock.v1.ReserveRequest
+	31,  // 21: penstock.v1.WriteRequest.sums:type_name -> penstock.v1.PieceSums
+	30,  // 22: penstock.v1.WriteResponse.reserve:type_name -> penstock.v1.ReserveResponse
+	33,  // 23: penstock.v1.WriteResponse.commit:type_name -> penstock.v1.CommitResponse
+	5,   // 24: penstock.v1.Event.kind:type_name -> penstock.v1.Event.Kind
+	45,  // 25: penstock.v1.Event.volume:type_name -> penstock.v1.VolumeState
+	8,   // 26: penstock.v1.CreateNamespaceRequest.namespace:type_name -> penstock.v1.Namespace
+	8,   // 27: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
+	65,  // 28: penstock.v1.ListPinsResponse.pins:type_name -> penstock.v1.Pin
+	67,  // 29: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	70,  // 30: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
+	69,  // 31: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
+	9,   // 32: penstock.v1.StatusResponse.counters:type_name -> penstock.v1.Counters
+	3,   // 33: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
+	72,  // 34: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
+	25,  // 35: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
+	67,  // 36: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	79,  // 37: penstock.v1.ListVolumesResponse.adopted:type_name -> penstock.v1.AdoptedNode
+	79,  // 38: penstock.v1.AdoptVolumeResponse.adopted:type_name -> penstock.v1.AdoptedNode
+	88,  // 39: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	88,  // 40: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	94,  // 41: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
+	93,  // 42: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
+	101, // 43: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
+	11,  // 44: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	13,  // 45: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	18,  // 46: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	20,  // 47: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	24,  // 48: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	27,  // 49: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	29,  // 50: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	32,  // 51: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	36,  // 52: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	15,  // 53: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
+	38,  // 54: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	40,  // 55: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
+	42,  // 56: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
+	44,  // 57: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	47,  // 58: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	48,  // 59: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	49,  // 60: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	51,  // 61: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	53,  // 62: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	55,  // 63: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
+	57,  // 64: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	58,  // 65: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
+	59,  // 66: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	61,  // 67: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	66,  // 68: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	71,  // 69: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	73,  // 70: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	75,  // 71: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	63,  // 72: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	86,  // 73: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	77,  // 74: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
+	82,  // 75: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
+	84,  // 76: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
+	80,  // 77: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
+	89,  // 78: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
+	91,  // 79: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
+	97,  // 80: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
+	95,  // 81: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
+	99,  // 82: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
+	102, // 83: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
+	12,  // 84: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	17,  // 85: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	19,  // 86: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	21,  // 87: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	26,  // 88: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	28,  // 89: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	30,  // 90: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	33,  // 91: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	37,  // 92: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	16,  // 93: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
+	39,  // 94: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	41,  // 95: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
+	43,  // 96: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
+	46,  // 97: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	8,   // 98: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	8,   // 99: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	50,  // 100: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	52,  // 101: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	54,  // 102: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	56,  // 103: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
+	8,   // 104: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	8,   // 105: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
+	60,  // 106: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	62,  // 107: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	68,  // 108: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	72,  // 109: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	74,  // 110: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	76,  // 111: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	64,  // 112: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	87,  // 113: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	78,  // 114: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
+	83,  // 115: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
+	85,  // 116: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
+	81,  // 117: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
+	90,  // 118: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
+	92,  // 119: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
+	98,  // 120: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
+	96,  // 121: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
+	100, // 122: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
+	103, // 123: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
+	84,  // [84:124] is the sub-list for method output_type
+	44,  // [44:84] is the sub-list for method input_type
+	44,  // [44:44] is the sub-list for extension type_name
+	44,  // [44:44] is the sub-list for extension extendee
+	0,   // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -7841,7 +8209,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   93,
+			NumMessages:   98,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

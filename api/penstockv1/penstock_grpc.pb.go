@@ -695,6 +695,8 @@ const (
 	Admin_ReloadConfig_FullMethodName    = "/penstock.v1.Admin/ReloadConfig"
 	Admin_ListMembers_FullMethodName     = "/penstock.v1.Admin/ListMembers"
 	Admin_DrainMember_FullMethodName     = "/penstock.v1.Admin/DrainMember"
+	Admin_FillMembers_FullMethodName     = "/penstock.v1.Admin/FillMembers"
+	Admin_RemoveMember_FullMethodName    = "/penstock.v1.Admin/RemoveMember"
 )
 
 // AdminClient is the client API for Admin service.
@@ -754,6 +756,14 @@ type AdminClient interface {
 	// after a restart of the drained node. ListMembers returns the progress. It fails with
 	// FAILED_PRECONDITION if no other node serves that is not draining.
 	DrainMember(ctx context.Context, in *DrainMemberRequest, opts ...grpc.CallOption) (*DrainMemberResponse, error)
+	// FillMembers orders the other nodes to copy to nodes that have joined the sequences whose homes these are.
+	// Meanwhile clients find the sequences at both nodes. The order is in etcd until all nodes have copied
+	// their blocks.
+	FillMembers(ctx context.Context, in *FillMembersRequest, opts ...grpc.CallOption) (*FillMembersResponse, error)
+	// RemoveMember takes a node out of the cluster for good: clients forget it at once, and a process with
+	// its volumes is not admitted. It fails with FAILED_PRECONDITION if the node is up or not drained,
+	// unless force is set, and if no other node serves. It returns when a node that was up has stopped to serve.
+	RemoveMember(ctx context.Context, in *RemoveMemberRequest, opts ...grpc.CallOption) (*RemoveMemberResponse, error)
 }
 
 type adminClient struct {
@@ -1013,6 +1023,26 @@ func (c *adminClient) DrainMember(ctx context.Context, in *DrainMemberRequest, o
 	return out, nil
 }
 
+func (c *adminClient) FillMembers(ctx context.Context, in *FillMembersRequest, opts ...grpc.CallOption) (*FillMembersResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FillMembersResponse)
+	err := c.cc.Invoke(ctx, Admin_FillMembers_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) RemoveMember(ctx context.Context, in *RemoveMemberRequest, opts ...grpc.CallOption) (*RemoveMemberResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveMemberResponse)
+	err := c.cc.Invoke(ctx, Admin_RemoveMember_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -1070,6 +1100,14 @@ type AdminServer interface {
 	// after a restart of the drained node. ListMembers returns the progress. It fails with
 	// FAILED_PRECONDITION if no other node serves that is not draining.
 	DrainMember(context.Context, *DrainMemberRequest) (*DrainMemberResponse, error)
+	// FillMembers orders the other nodes to copy to nodes that have joined the sequences whose homes these are.
+	// Meanwhile clients find the sequences at both nodes. The order is in etcd until all nodes have copied
+	// their blocks.
+	FillMembers(context.Context, *FillMembersRequest) (*FillMembersResponse, error)
+	// RemoveMember takes a node out of the cluster for good: clients forget it at once, and a process with
+	// its volumes is not admitted. It fails with FAILED_PRECONDITION if the node is up or not drained,
+	// unless force is set, and if no other node serves. It returns when a node that was up has stopped to serve.
+	RemoveMember(context.Context, *RemoveMemberRequest) (*RemoveMemberResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -1151,6 +1189,12 @@ func (UnimplementedAdminServer) ListMembers(context.Context, *ListMembersRequest
 }
 func (UnimplementedAdminServer) DrainMember(context.Context, *DrainMemberRequest) (*DrainMemberResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DrainMember not implemented")
+}
+func (UnimplementedAdminServer) FillMembers(context.Context, *FillMembersRequest) (*FillMembersResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method FillMembers not implemented")
+}
+func (UnimplementedAdminServer) RemoveMember(context.Context, *RemoveMemberRequest) (*RemoveMemberResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RemoveMember not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -1598,6 +1642,42 @@ func _Admin_DrainMember_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_FillMembers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FillMembersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).FillMembers(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_FillMembers_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).FillMembers(ctx, req.(*FillMembersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_RemoveMember_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveMemberRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).RemoveMember(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_RemoveMember_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).RemoveMember(ctx, req.(*RemoveMemberRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1696,6 +1776,14 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DrainMember",
 			Handler:    _Admin_DrainMember_Handler,
+		},
+		{
+			MethodName: "FillMembers",
+			Handler:    _Admin_FillMembers_Handler,
+		},
+		{
+			MethodName: "RemoveMember",
+			Handler:    _Admin_RemoveMember_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -133,15 +134,22 @@ func (r *Relay) Backlog() time.Duration {
 	return time.Duration(float64(r.Stats().WaitingBytes) / r.opts.BytesPerSecond * float64(time.Second))
 }
 
+// Piece is one layer group of one block of a chain.
+type Piece struct {
+	// Block is the index in the chain.
+	Block, Group int
+}
+
 // Copied is the result of a copy.
 type Copied struct {
 	// Blocks is the number of leading blocks of the chain that To has then. If no block was copied, it
-	// is the index of the first block that was to be copied.
-	Blocks int
+	// is the index of the first block that was to be copied. Pieces is the number of leading pieces that To
+	// has then.
+	Blocks, Pieces int
 	// Bytes is the number of bytes that To has stored.
 	Bytes int64
-	// Reason is the reason why the next block was not copied: a client.Cut or a client.Reason of From,
-	// or the reason for which To refused the block. It is empty if all were copied. Detail is a node's
+	// Reason is the reason why the next piece was not copied: a client.Cut or a client.Reason of From,
+	// or the reason for which To refused the piece. It is empty if all were copied. Detail is a node's
 	// explanation, for people.
 	Reason, Detail string
 }
@@ -150,74 +158,118 @@ type Copied struct {
 // have, or that To refuses, ends the copy without an error. The namespace must have the same
 // definition and epoch in From and To, and exactly one layer group.
 func (r *Relay) Copy(ctx context.Context, ns kv.Namespace, epoch kv.Epoch, ids []kv.BlockID, first int) (Copied, error) {
-	done := Copied{Blocks: first}
 	if len(ns.Geometry.Groups) != 1 {
-		return done, fmt.Errorf("relay: namespace %q has %d layer groups; want 1", ns.Name, len(ns.Geometry.Groups))
+		return Copied{Blocks: first}, fmt.Errorf("relay: namespace %q has %d layer groups; want 1", ns.Name, len(ns.Geometry.Groups))
 	}
-	size := ns.Geometry.PieceBytes(0)
-	if size > r.opts.MemoryBytes {
-		return done, fmt.Errorf("%w: %d of %d bytes", ErrTooLarge, size, r.opts.MemoryBytes)
+	pieces := make([]Piece, max(0, len(ids)-first))
+	for i := range pieces {
+		pieces[i].Block = first + i
 	}
-	left := int64(len(ids)-first) * size
+	done, err := r.CopyPieces(ctx, ns, epoch, ids, pieces)
+	done.Blocks = first + done.Pieces
+	return done, err
+}
+
+// CopyPieces copies pieces of the chain ids, in the given order, which is by block and then by group. A
+// piece that From does not have, or that To refuses, ends the copy without an error. The namespace must have
+// the same definition and epoch in From and To. If it has several layer groups, From must read pieces
+// that are not the ones of a match.
+func (r *Relay) CopyPieces(ctx context.Context, ns kv.Namespace, epoch kv.Epoch, ids []kv.BlockID, pieces []Piece) (Copied, error) {
+	var done Copied
+	var left int64
+	for _, p := range pieces {
+		size := ns.Geometry.PieceBytes(p.Group)
+		if size > r.opts.MemoryBytes {
+			return done, fmt.Errorf("%w: %d of %d bytes", ErrTooLarge, size, r.opts.MemoryBytes)
+		}
+		left += size
+	}
 	r.waiting.Add(left)
 	defer func() { r.waiting.Add(-left) }()
-	perChunk := int(max(1, min(r.opts.ChunkBytes, r.opts.MemoryBytes)/size))
-	for done.Blocks < len(ids) {
-		to := min(done.Blocks+perChunk, len(ids))
-		got, err := r.chunk(ctx, ns, epoch, ids[:to], done.Blocks)
-		moved := int64(got.Blocks-done.Blocks) * size
+	for done.Pieces < len(pieces) {
+		chunk := r.nextChunk(ns, pieces[done.Pieces:])
+		got, err := r.chunk(ctx, ns, epoch, ids, chunk)
+		var moved int64
+		for _, p := range chunk[:got.Pieces] {
+			moved += ns.Geometry.PieceBytes(p.Group)
+		}
 		left -= moved
 		r.waiting.Add(-moved)
 		r.copied.Add(moved)
-		got.Bytes += done.Bytes
+		whole := got.Pieces == len(chunk)
+		got.Pieces, got.Bytes = got.Pieces+done.Pieces, got.Bytes+done.Bytes
 		done = got
-		if err != nil || done.Blocks < to {
+		if err != nil || !whole {
 			return done, err
 		}
 	}
 	return done, nil
 }
 
-// chunk copies the blocks [first, len(ids)).
-func (r *Relay) chunk(ctx context.Context, ns kv.Namespace, epoch kv.Epoch, ids []kv.BlockID, first int) (Copied, error) {
-	none := Copied{Blocks: first}
-	size, n := ns.Geometry.PieceBytes(0), len(ids)-first
-	buf, err := r.memory.Alloc(ctx, int(size)*n)
+// nextChunk returns the pieces that are copied at a time: as many as fit, and at least one.
+func (r *Relay) nextChunk(ns kv.Namespace, pieces []Piece) []Piece {
+	room := min(r.opts.ChunkBytes, r.opts.MemoryBytes)
+	for i, p := range pieces {
+		if room -= ns.Geometry.PieceBytes(p.Group); room < 0 && i > 0 {
+			return pieces[:i]
+		}
+	}
+	return pieces
+}
+
+// chunk copies the pieces, of which there is at least one. Copied.Pieces counts these pieces.
+func (r *Relay) chunk(ctx context.Context, ns kv.Namespace, epoch kv.Epoch, ids []kv.BlockID, chunk []Piece) (Copied, error) {
+	var none Copied
+	var size int64
+	for _, p := range chunk {
+		size += ns.Geometry.PieceBytes(p.Group)
+	}
+	first, end := chunk[0].Block, chunk[len(chunk)-1].Block+1
+	buf, err := r.memory.Alloc(ctx, int(size))
 	if err != nil {
-		return none, fmt.Errorf("relay: memory for %d blocks: %w", n, err)
+		return none, fmt.Errorf("relay: memory for %d pieces: %w", len(chunk), err)
 	}
 	defer buf.Release()
-	if err := r.wait(ctx, int(size)*n); err != nil {
+	if err := r.wait(ctx, int(size)); err != nil {
 		return none, err
 	}
-	pieces, sums := make([]client.Piece, n), make([][]uint64, n)
-	for i := range pieces {
-		pieces[i] = client.Piece{Block: first + i, Offset: buf.Offset() + int64(i)*size}
-		sums[i] = make([]uint64, ns.Geometry.Groups[0].Layers)
+	pieces, sums, arrived := make([]client.Piece, len(chunk)), make([][]uint64, len(chunk)), make([]bool, len(chunk))
+	at := buf.Offset()
+	for i, p := range chunk {
+		pieces[i] = client.Piece{Block: p.Block, Group: p.Group, Offset: at}
+		sums[i] = make([]uint64, ns.Geometry.Groups[p.Group].Layers)
+		at += ns.Geometry.PieceBytes(p.Group)
 	}
-	read, err := r.opts.From.Read(ctx, client.ReadRequest{Namespace: ns, IDs: ids, First: first, Epoch: epoch, Into: r.from, Pieces: pieces, Sums: sums})
+	read, err := r.opts.From.Read(ctx, client.ReadRequest{
+		Namespace: ns, IDs: ids[:end], First: first, Epoch: epoch, Into: r.from, Pieces: pieces, Sums: sums, Arrived: arrived,
+	})
 	if err != nil {
-		return none, fmt.Errorf("relay: read of %d blocks from %d on: %w", n, first, err)
+		return none, fmt.Errorf("relay: read of %d pieces from block %d on: %w", len(chunk), first, err)
 	}
-	if read.Blocks < len(ids) {
+	n := 0
+	for n < len(chunk) && arrived[n] {
+		n++
+	}
+	if n < len(chunk) {
 		none.Reason = string(read.Cut)
 		if len(read.Lost) > 0 {
 			none.Reason, none.Detail = string(read.Lost[0].Reason), read.Lost[0].Detail
 		}
 	}
-	n = read.Blocks - first
-	if n <= 0 {
+	if n == 0 {
 		return none, nil
 	}
 	written, err := r.opts.To.Write(ctx, client.WriteRequest{
-		Namespace: ns, IDs: ids[:read.Blocks], First: first, Epoch: epoch, From: r.to, Pieces: pieces[:n], Sums: sums[:n],
+		Namespace: ns, IDs: ids[:chunk[n-1].Block+1], First: first, Epoch: epoch, From: r.to, Pieces: pieces[:n], Sums: sums[:n],
 	})
 	if err != nil {
-		return none, fmt.Errorf("relay: write of %d blocks from %d on: %w", n, first, err)
+		return none, fmt.Errorf("relay: write of %d pieces from block %d on: %w", n, first, err)
 	}
-	done := Copied{Blocks: written.Blocks, Bytes: written.Bytes, Reason: none.Reason, Detail: none.Detail}
+	done := Copied{Pieces: n, Bytes: written.Bytes, Reason: none.Reason, Detail: none.Detail}
 	if len(written.Refused) > 0 {
-		done.Reason, done.Detail = string(written.Refused[0].Reason), written.Refused[0].Detail
+		bad := written.Refused[0]
+		done.Pieces = slices.Index(chunk, Piece{bad.Block, bad.Group})
+		done.Reason, done.Detail = string(bad.Reason), bad.Detail
 	}
 	return done, nil
 }

@@ -46,11 +46,13 @@ func (n *node) join() (*membership.Cluster, error) {
 		Held:      held,
 		Endpoints: c.Etcd, Prefix: c.Prefix, TLS: secure, Username: c.User, Password: password, TTL: c.LeaseTTL.Std(),
 		Member: membership.Member{Name: n.cfg.Node, Addr: mv.addr, Store: n.storeID, Zone: c.Zone, Version: readBuildInfo().String()},
-		Usage: func() (capacityBytes, usedBytes int64) {
+		Usage: func() membership.Usage {
 			st := n.storage.Stats()
-			return n.share.capacityBytes, st.Store.Slots.UsedBytes() + st.Index.DiskBytes
+			return membership.Usage{
+				CapacityBytes: n.share.capacityBytes, UsedBytes: st.Store.Slots.UsedBytes() + st.Index.DiskBytes, Blocks: st.Index.Pieces, Leases: st.Index.Leases,
+			}
 		},
-		Move: mv.state, Node: n.storage, Logger: n.log,
+		Move: mv.state, Copies: mv.copied, Node: n.storage, Logger: n.log,
 	})
 	if err != nil {
 		return nil, err
@@ -115,12 +117,12 @@ func etcdTLS(c config.Cluster, log *slog.Logger) (*tls.Config, error) {
 func newClusterCommand(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cluster",
-		Short: "Show and drain the nodes of a cluster",
-		Long: `Show and drain the nodes of a cluster. Nodes with the same setting cluster.etcd and cluster.prefix
+		Short: "Show, drain and remove the nodes of a cluster",
+		Long: `Show, drain and remove the nodes of a cluster. Nodes with the same setting cluster.etcd and cluster.prefix
 are a cluster: a namespace that is created, bumped or deleted on one of them changes on all.`,
 	}
 	c := addConnectionFlags(cmd, w)
-	return noun(cmd, newClusterMembers(c), newClusterStatus(c), newClusterDrain(w, c), newClusterUndrain(c), newClusterRestartPlan(c))
+	return noun(cmd, newClusterMembers(c), newClusterStatus(c), newClusterDrain(w, c), newClusterUndrain(c), newClusterRebalance(w, c), newClusterRemove(c), newClusterReadmit(c), newClusterRestartPlan(c))
 }
 
 func newClusterMembers(c *connection) *cobra.Command {
@@ -130,7 +132,7 @@ func newClusterMembers(c *connection) *cobra.Command {
 		Long: `List the nodes of the cluster, as etcd has them. A node that is down is not in the list;
 it leaves the list cluster.lease_ttl after its end. APPLIED is the revision of etcd up to
 which a node has applied all changes of namespaces. A line below the table has the progress of
-each node that is draining.`,
+each node that drains, or copies sequences to nodes that have joined.`,
 		Args: args(cobra.NoArgs),
 	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -147,7 +149,7 @@ each node that is draining.`,
 				}
 				for _, m := range resp.GetMembers() {
 					if m.GetMove() != nil {
-						t.row("  " + m.GetName() + ": " + moveLine(m.GetMove()))
+						t.row("  " + m.GetName() + ": " + moveLine(m))
 					}
 				}
 			})

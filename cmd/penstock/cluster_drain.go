@@ -120,12 +120,16 @@ func moveNote(m *pb.MoveStatus, why string) string {
 	return note
 }
 
-// moveLine describes the progress of a draining node.
-func moveLine(m *pb.MoveStatus) string {
+// moveLine describes the progress of a node that drains or fills others.
+func moveLine(node *pb.Member) string {
+	m := node.GetMove()
 	line := fmt.Sprintf("other nodes have %s of %s blocks, %s of %s", count(m.GetCopiedBlocks()), count(m.GetBlocks()), size(m.GetCopiedBytes()), size(m.GetBytes()))
 	switch note := moveNote(m, ""); {
 	case m.GetPhase() == string(membership.MoveDone):
-		return line + "; drained"
+		if node.GetState() == string(membership.Draining) {
+			return line + "; drained"
+		}
+		return line + "; copied"
 	case m.GetReason() != "" && m.GetLeftBlocks() == 0:
 		return "nothing is copied at the moment, and it is tried again: " + m.GetReason()
 	case m.GetReason() != "":

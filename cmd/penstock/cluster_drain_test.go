@@ -5,6 +5,9 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -269,6 +272,55 @@ func TestDrainMember(t *testing.T) {
 	}
 }
 
+// moveMetrics returns the values of the metrics of a node's copies.
+func moveMetrics(t *testing.T, s *served) map[string]float64 {
+	t.Helper()
+	_, text := call(t, gatewayClient(t, nil), "GET", "http://"+s.ready.HTTP+"/metrics", "")
+	out := make(map[string]float64)
+	for _, m := range regexp.MustCompile(`(?m)^penstock_cluster_(move\S*) (\S+)$`).FindAllStringSubmatch(text, -1) {
+		value, err := strconv.ParseFloat(m[2], 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[m[1]] = value
+	}
+	return out
+}
+
+// TestDrainMetrics: the metrics of a draining node have the blocks that could not be copied, then the copied
+// ones, and after the draining no state.
+func TestDrainMetrics(t *testing.T) {
+	r := newMovesRig(t)
+	a := r.here("a")
+	b := r.process("b", "--free-floor", "1PiB")
+	a.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "256").must(t)
+	s := r.only(a, "m")
+	for i := range 3 {
+		s.write(i, 0, sequenceBlocks)
+	}
+	blocks, payload := float64(3*sequenceBlocks), float64(3*sequenceBlocks*s.ns.Geometry.BlockBytes())
+	a.run("cluster", "drain", "a").must(t)
+	awaitTrue(t, "blocks could not be copied", func() bool {
+		m := moveMetrics(t, a)
+		return m[`move_state{state="waiting"}`] == 1 && m["move_failed_blocks_total"] >= blocks && m["move_left_blocks"] == blocks &&
+			m["move_left_bytes"] == payload && m["moved_blocks_total"] == 0
+	})
+	if err := b.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	r.process("b")
+	a.run("cluster", "drain", "a", "--wait").must(t)
+	m := moveMetrics(t, a)
+	if m[`move_state{state="done"}`] != 1 || m[`move_state{state="waiting"}`] != 0 || m["move_left_blocks"] != 0 || m["move_left_bytes"] != 0 || m["moved_blocks_total"] != blocks || m["moved_bytes_total"] != payload {
+		t.Errorf("after the copies: %v", m)
+	}
+	a.run("cluster", "undrain", "a").must(t)
+	awaitTrue(t, "the state is gone", func() bool {
+		m := moveMetrics(t, a)
+		return m[`move_state{state="done"}`] == 0 && m["moved_blocks_total"] == blocks
+	})
+}
+
 // TestDrainReplicas: with two replicas the blocks of a draining node are copied until two other nodes have
 // them, chains and keys alike. A block that one of them has already is copied to the other.
 func TestDrainReplicas(t *testing.T) {
@@ -316,6 +368,77 @@ func TestDrainReplicas(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestDrainGroups: the pieces of all layer groups of a hybrid model are copied, with their bytes. Without the
+// drained node each sequence is found at each length at which it had a state.
+func TestDrainGroups(t *testing.T) {
+	r := newMovesRig(t)
+	a := r.here("a")
+	b := r.process("b")
+	r.here("c")
+	a.run("ns", "create", "h", "--block-tokens", "4", "--group", "full:2:256", "--group", "window:1:128:6", "--group", "state:2:300").must(t)
+	s := r.open(a, "h", false)
+	g := s.ns.Geometry
+	lengths := []int{2, sequenceBlocks} // with a state at the end
+	needed := func(n int) (pieces []client.Piece) {
+		for group := range g.Groups {
+			for block := g.FirstNeeded(group, n); block < n; block++ {
+				pieces = append(pieces, client.Piece{Block: block, Group: group, Offset: g.PieceOffset(block, group)})
+			}
+		}
+		return pieces
+	}
+	for i := range sequenceCount {
+		var pieces []client.Piece
+		for _, n := range lengths {
+			for _, p := range needed(n) {
+				if slices.Contains(pieces, p) {
+					continue
+				}
+				pieces = append(pieces, p)
+			}
+		}
+		for block := range sequenceBlocks {
+			copy(s.memory.Bytes()[g.PieceOffset(block, 0):], s.bytes(i, block, s.ns.Epoch))
+		}
+		w, err := s.Write(t.Context(), client.WriteRequest{Namespace: s.ns, Tokens: s.tokens(i, sequenceBlocks), From: s.memory, Pieces: pieces})
+		if err != nil || w.Stored != len(pieces) {
+			t.Fatalf("sequence %d: %+v, %v", i, w, err)
+		}
+	}
+	check := func(s *sequences) {
+		t.Helper()
+		for i := range sequenceCount {
+			for _, n := range lengths {
+				clear(s.memory.Bytes())
+				tokens := s.tokens(i, n)
+				if m, err := s.Match(t.Context(), client.MatchRequest{Namespace: s.ns, Tokens: tokens}); err != nil || m.Blocks != n {
+					t.Errorf("sequence %d of %d blocks: %+v, %v", i, n, m, err)
+					continue
+				}
+				res, err := s.Read(t.Context(), client.ReadRequest{Namespace: s.ns, Tokens: tokens, Into: s.memory})
+				if err != nil || res.Blocks != n {
+					t.Errorf("sequence %d of %d blocks: %+v, %v", i, n, res, err)
+					continue
+				}
+				for _, p := range needed(n) {
+					at := p.Offset - g.PieceOffset(p.Block, 0)
+					if want := s.bytes(i, p.Block, s.ns.Epoch)[at:][:g.PieceBytes(p.Group)]; !bytes.Equal(s.memory.Bytes()[p.Offset:][:len(want)], want) {
+						t.Errorf("sequence %d of %d blocks: block %d, group %d has other bytes", i, n, p.Block, p.Group)
+					}
+				}
+			}
+		}
+	}
+	check(s)
+	a.run("cluster", "drain", "b", "--wait").must(t)
+	check(s)
+	check(r.open(a, "h", true))
+	if err := b.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	check(s)
 }
 
 // TestDrainContinues: a sequence of a draining node is continued there while its new node lacks its

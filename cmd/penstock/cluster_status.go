@@ -121,9 +121,13 @@ func clusterStateOf(members []*pb.Member, expect int) clusterState {
 			s.fault("node %s is %s since %s: it serves nothing", m.GetName(), m.GetState(), time.UnixMilli(m.GetSinceUnixMs()).UTC().Format(time.RFC3339))
 		}
 		if move := m.GetMove(); move != nil {
-			s.Moves = append(s.Moves, "node "+m.GetName()+": "+moveLine(move))
+			s.Moves = append(s.Moves, "node "+m.GetName()+": "+moveLine(m))
 			if move.GetReason() != "" {
-				s.fault("the draining of node %s does not advance: %s", m.GetName(), move.GetReason())
+				if m.GetState() == string(membership.Draining) {
+					s.fault("the draining of node %s does not advance: %s", m.GetName(), move.GetReason())
+				} else {
+					s.fault("the copies of node %s to nodes that have joined do not advance: %s", m.GetName(), move.GetReason())
+				}
 			}
 		}
 		if overfull[i] {

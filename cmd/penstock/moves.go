@@ -11,12 +11,13 @@ import (
 
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/internal/certs"
+	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/server/membership"
 	"github.com/penstock-kv/penstock/server/move"
 )
 
-// moves copies the blocks of this node to the other nodes of its cluster while there is an order to
-// drain it.
+// moves copies blocks of this node to other nodes of its cluster while there is an order to drain this node
+// or to fill others.
 type moves struct {
 	node *node
 	// addr is the address of this node's control plane.
@@ -27,6 +28,8 @@ type moves struct {
 	failed  atomic.Pointer[error]
 	// order identifies the order that is performed.
 	order atomic.Int64
+	// totals are the counters of all copies.
+	totals move.Totals
 
 	stop  context.CancelFunc
 	ended sync.WaitGroup
@@ -35,7 +38,7 @@ type moves struct {
 // moveRetry is the time after which moves tries again to connect to the cluster.
 const moveRetry = time.Second
 
-// start begins to follow the order to drain.
+// start begins to follow the orders.
 func (m *moves) start(cluster *membership.Cluster) {
 	m.cluster = cluster
 	ctx, cancel := context.WithCancel(context.Background())
@@ -55,10 +58,16 @@ func (m *moves) close() {
 // run performs one order after the other until ctx ends.
 func (m *moves) run(ctx context.Context) {
 	for ctx.Err() == nil {
-		order, changed := m.cluster.Draining()
+		drain, drainChanged := m.cluster.Draining()
+		fill, fillChanged := m.cluster.Filling()
+		order := drain // it copies the sequences of the nodes that are filled too
+		if order == nil {
+			order = fill
+		}
 		if order == nil {
 			select {
-			case <-changed:
+			case <-drainChanged:
+			case <-fillChanged:
 			case <-ctx.Done():
 			}
 			continue
@@ -67,18 +76,24 @@ func (m *moves) run(ctx context.Context) {
 		during, cancel := context.WithCancel(ctx)
 		m.ended.Go(func() {
 			select {
-			case <-changed:
+			case <-drainChanged:
+			case <-fillChanged:
 			case <-during.Done():
 			}
 			cancel()
 		})
-		m.node.log.Info("draining: the blocks of this node are copied to the other nodes of the cluster", "since", order.Since)
+		if drain != nil {
+			m.node.log.Info("draining: the blocks of this node are copied to the other nodes of the cluster", "since", order.Since)
+		} else {
+			m.node.log.Info("sequences of this node are copied to the nodes that have joined", "since", order.Since)
+			m.ended.Go(func() { m.endFill(during, order.ID()) })
+		}
 		for during.Err() == nil {
-			err := m.copies(during, *order)
+			err := m.copies(during, *order, drain == nil)
 			if during.Err() != nil {
 				break
 			}
-			m.node.log.Warn("draining: blocks cannot be copied; it is tried again", "err", err)
+			m.node.log.Warn("blocks cannot be copied to other nodes; it is tried again", "err", err)
 			m.failed.Store(&err)
 			m.cluster.Moved()
 			pause(during, moveRetry)
@@ -89,8 +104,23 @@ func (m *moves) run(ctx context.Context) {
 	}
 }
 
-// copies copies blocks until ctx ends or it fails.
-func (m *moves) copies(ctx context.Context, order membership.Drain) (err error) {
+// endFill ends the order to fill nodes when all nodes have copied their sequences. It returns when ctx ends.
+func (m *moves) endFill(ctx context.Context, order int64) {
+	said := ""
+	for pause(ctx, moveRetry) {
+		if m.state().Phase != membership.MoveDone {
+			continue
+		}
+		if err := m.cluster.EndFill(ctx, order); err != nil && ctx.Err() == nil && err.Error() != said {
+			said = err.Error()
+			m.node.log.Warn("the order to fill nodes cannot be ended; it is tried again", "err", err)
+		}
+	}
+}
+
+// copies copies blocks until ctx ends or it fails: those of nodes that are filled or, for an order to drain
+// this node, all.
+func (m *moves) copies(ctx context.Context, order membership.Drain, fill bool) (err error) {
 	n := m.node
 	token, err := m.token()
 	if err != nil {
@@ -123,8 +153,17 @@ func (m *moves) copies(ctx context.Context, order membership.Drain) (err error) 
 	if rate == 0 {
 		rate = int64(n.cfg.Cluster.MoveRate)
 	}
+	var only func(kv.Namespace, kv.BlockID) bool
+	if fill {
+		only = store.Incoming
+		for !store.AnyIncoming() { // without the list of members no sequence would be copied
+			if !pause(ctx, moveRetry/10) {
+				return ctx.Err()
+			}
+		}
+	}
 	mover, err := move.New(move.Options{
-		Node: n.storage, To: store, BytesPerSecond: rate, ChunkBytes: m.chunkBytes(), Changed: m.cluster.Moved, Logger: n.log,
+		Node: n.storage, To: store, Only: only, BytesPerSecond: rate, ChunkBytes: m.chunkBytes(), Changed: m.cluster.Moved, Totals: &m.totals, Logger: n.log,
 	})
 	if err != nil {
 		return err
@@ -177,6 +216,11 @@ func (m *moves) clientTLS() (*tls.Config, error) {
 		}
 	}
 	return t, nil
+}
+
+// copied returns the counters for the metrics.
+func (m *moves) copied() membership.Copies {
+	return membership.Copies{Blocks: m.totals.Blocks.Load(), Bytes: m.totals.Bytes.Load(), Failures: m.totals.Failures.Load()}
 }
 
 // state returns the progress for the list of members.

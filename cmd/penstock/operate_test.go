@@ -428,6 +428,20 @@ func TestRunbooks(t *testing.T) {
 			}
 			o.run(steps[back:])
 		},
+		"Take a node out for good": func(t *testing.T, steps []step) {
+			o := started(t, steps, memberOfCluster, testetcd.Start(t, 1))
+			if out, code := o.do("n1", "penstock status --wait && "+makeNamespace); code != 0 {
+				t.Fatal(out)
+			}
+			if out, code := o.do("n2", "penstock status --wait"); code != 0 {
+				t.Fatal(out)
+			}
+			l := startLoad(t, o.hosts["n2"])
+			awaitTrue(t, "blocks are stored", func() bool { return l.puts.Load() > 0 })
+			l.stop()
+			o.run(steps)
+			l.all()
+		},
 		"Move to shared storage": func(t *testing.T, steps []step) {
 			o := started(t, steps, memberOfCluster, testetcd.Start(t, 1))
 			if out, code := o.do("n1", "penstock status --wait && mkdir /mnt/shared && "+makeNamespace); code != 0 {

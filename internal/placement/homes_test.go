@@ -179,3 +179,42 @@ func TestOverfull(t *testing.T) {
 		}
 	})
 }
+
+// TestPrevious: the homes of a sequence before new places joined are homes or previous ones, and so is the place
+// to which the sequence passed over a home. Without new places there are no previous ones.
+func TestPrevious(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		is, root := drawPlaces(t, 2), drawRoot(t)
+		n := rapid.IntRange(1, kv.MaxReplicas).Draw(t, "copies")
+		if got := Previous(nil, is, root, n, true); len(got) > 0 {
+			t.Fatalf("without new places %d are previous", got)
+		}
+		var was []Place
+		var index []int // of was in is
+		for i := range is {
+			if is[i].New = i > 0 && rapid.Bool().Draw(t, "new"); !is[i].New {
+				was, index = append(was, is[i]), append(index, i)
+			}
+		}
+		if len(was) == len(is) || !slices.ContainsFunc(was, func(p Place) bool { return !p.Draining }) {
+			return
+		}
+		now, keys, chains := Homes(nil, is, root, n), Previous(nil, is, root, n, false), Previous(nil, is, root, n, true)
+		before := Homes(nil, was, root, n+1)
+		for rank, k := range before {
+			i := index[k]
+			if rank < n && !slices.Contains(now, i) && (!slices.Contains(keys, i) || !slices.Contains(chains, i)) {
+				t.Fatalf("place %d was a home of %d; the homes are %d, the previous ones of keys %d and of chains %d", i, before, now, keys, chains)
+			}
+		}
+		filling := slices.ContainsFunc(before[:min(n, len(before))], func(k int) bool { return was[k].Filling() })
+		if last := index[before[len(before)-1]]; len(before) > n && filling && !slices.Contains(now, last) && !slices.Contains(chains, last) {
+			t.Fatalf("a sequence that passed a home over is at %d; it is sought at %d and %d", last, now, chains)
+		}
+		for _, i := range chains {
+			if is[i].New || slices.Contains(now, i) {
+				t.Fatalf("place %d is previous; the homes are %d", i, now)
+			}
+		}
+	})
+}

@@ -5,7 +5,8 @@
 //	list of members ─► []Place ─┬─ Home ────► the node for new blocks
 //	id of the first block ──────┼─ Homes ───► the nodes of all replicas
 //	                            ├─ Overfull ► the nodes that new sequences pass over
-//	                            └─ Former ──► draining nodes that may still have the sequence
+//	                            ├─ Former ──► draining nodes that may still have the sequence
+//	                            └─ Previous ► its homes before other nodes joined
 //
 // docs/cluster.md has the rules for users.
 package placement
@@ -27,6 +28,8 @@ type Place struct {
 	Capacity int64
 	// Draining: the node gets no new sequences.
 	Draining bool
+	// New: the node has joined, and sequences whose home it is may still be at their Previous homes.
+	New bool
 	// Zone is the failure domain of the node. Used is the part of Capacity that is in use, in bytes.
 	Zone string
 	Used int64
@@ -126,6 +129,29 @@ func Former(dst []int, places []Place, root kv.BlockID, n int, spare bool) []int
 		then[i].Draining = true
 		rank := slices.Index(order, i)
 		if rank >= 0 && rank < n || rank == n && spare && passedOver(places, order) {
+			dst = append(dst, i)
+		}
+	}
+	return dst
+}
+
+// Previous appends to dst the homes of a sequence that is stored n times as they were without the places
+// that are New, except those that are homes still. With spare, the next place also counts if the sequence
+// may have passed over a home to it.
+func Previous(dst []int, places []Place, root kv.BlockID, n int, spare bool) []int {
+	if !slices.ContainsFunc(places, func(p Place) bool { return p.New }) {
+		return dst
+	}
+	homes, then := Homes(nil, places, root, n), slices.Clone(places)
+	for i := range then {
+		then[i].Draining = then[i].Draining || then[i].New
+	}
+	if !slices.ContainsFunc(then, func(p Place) bool { return !p.Draining }) {
+		return dst
+	}
+	was := Homes(nil, then, root, n+1)
+	for rank, i := range was {
+		if !slices.Contains(homes, i) && (rank < n || spare && passedOver(places, was)) {
 			dst = append(dst, i)
 		}
 	}

@@ -171,9 +171,9 @@ func (n *Node) join(engine *Engine, o Options, addr string) (*membership.Cluster
 	member, err := membership.Join(membership.Options{
 		Endpoints: o.Etcd, Node: engine.Node, Logger: engine.log,
 		Member: membership.Member{Name: o.Name, Addr: addr, Store: addr, Version: "v0"},
-		Usage: func() (int64, int64) {
+		Usage: func() membership.Usage {
 			st := engine.Stats()
-			return engine.capacityBytes, st.Store.Slots.UsedBytes() + st.Index.DiskBytes
+			return membership.Usage{CapacityBytes: engine.capacityBytes, UsedBytes: st.Store.Slots.UsedBytes() + st.Index.DiskBytes}
 		},
 	})
 	if err == nil {

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
@@ -36,16 +37,23 @@ type Options struct {
 	TTL time.Duration
 	// Member has the name, address, zone and version of this node. The other fields are not used.
 	Member Member
-	// Usage returns the capacity and the use of the store in bytes. Nil: both are 0.
-	Usage func() (capacityBytes, usedBytes int64)
+	// Usage returns the use of the store. Nil: it is zero.
+	Usage func() Usage
 	// Held, if not nil, returns an error while the process may not own the node's shared volumes
 	// (Owner.Held). Admit then refuses: another process may serve the volumes under the node's name.
 	Held func() error
 	// Move returns the state of the copies while the node drains. Nil: it is always zero.
 	Move func() Move
+	// Copies returns the counters of the copies of the process. Nil: they are zero.
+	Copies func() Copies
 	// Node is the node that follows the cluster's namespaces.
 	Node   *storage.Node
 	Logger *slog.Logger
+}
+
+// Usage is the use of a node's store; see the fields of Member.
+type Usage struct {
+	CapacityBytes, UsedBytes, Blocks, Leases int64
 }
 
 // EnsureDefaults fills the fields that are zero.
@@ -58,8 +66,11 @@ func (o *Options) EnsureDefaults() {
 	if o.Move == nil {
 		o.Move = func() Move { return Move{} }
 	}
+	if o.Copies == nil {
+		o.Copies = func() Copies { return Copies{} }
+	}
 	if o.Usage == nil {
-		o.Usage = func() (int64, int64) { return 0, 0 }
+		o.Usage = func() Usage { return Usage{} }
 	}
 }
 
@@ -107,6 +118,8 @@ type Cluster struct {
 	// blocked has the namespaces whose calls the node refuses, because it could not apply a change
 	// of the namespace, with the error; nil if there is none. A stored map does not change.
 	blocked atomic.Pointer[map[string]error]
+	// removed is the error of Admit while the node is removed from the cluster; nil if it is not.
+	removed atomic.Pointer[refusal]
 
 	// etcd is the client of etcd. It is nil until the client is open. With a user name, opening the
 	// client needs an answer of etcd.
@@ -123,6 +136,11 @@ type Cluster struct {
 	// changes.
 	drain        *Drain
 	drainChanged chan struct{}
+	// fill is the order to fill members, nil if there is none. fillChanged is closed when it changes.
+	fill        *Drain
+	fillChanged chan struct{}
+	// lastMove is the last state that the copies of this node had.
+	lastMove Move
 	// joined is closed when the node serves for the first time.
 	joined chan struct{}
 	once   sync.Once
@@ -136,7 +154,7 @@ func Join(o Options) (*Cluster, error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	c := &Cluster{opts: o, node: o.Node, log: o.Logger, began: time.Now(), cancel: cancel, wake: make(chan struct{}, 1), joined: make(chan struct{}), drainChanged: make(chan struct{})}
+	c := &Cluster{opts: o, node: o.Node, log: o.Logger, began: time.Now(), cancel: cancel, wake: make(chan struct{}, 1), joined: make(chan struct{}), drainChanged: make(chan struct{}), fillChanged: make(chan struct{})}
 	c.until.Store(-1)
 	c.wg.Go(func() { c.run(ctx) })
 	return c, nil
@@ -177,6 +195,9 @@ func (c *Cluster) Joined() <-chan struct{} { return c.joined }
 // in general. Otherwise the error has a gRPC status.
 func (c *Cluster) Admit(namespace string) error {
 	if int64(time.Since(c.began)) >= c.until.Load() {
+		if removed := c.removed.Load(); removed != nil {
+			return *removed
+		}
 		return errNoLease
 	}
 	if c.opts.Held != nil {
@@ -238,6 +259,7 @@ func (c *Cluster) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
+		c.noteRemoved(err)
 		if time.Since(began) > c.opts.TTL {
 			wait, said = first, ""
 		}
@@ -293,34 +315,71 @@ func (c *Cluster) Close(ctx context.Context) error {
 }
 
 // Members returns the records of all members, sorted by name. A member with an order to drain is
-// Draining from the moment of the order, whether or not the member has seen the order.
+// Draining from the moment of the order, whether or not the member has seen the order. A member that is
+// being removed is not in the list.
 func (c *Cluster) Members(ctx context.Context) ([]Member, error) {
-	// The orders are read first, so a member that has lost its order meanwhile is draining too long by
-	// one call.
-	orders, err := c.get(ctx, c.drainsPrefix(), clientv3.WithPrefix())
+	all, _, err := c.List(ctx)
+	return all, err
+}
+
+// List returns the records of Members, and the names of the nodes that were removed and that no other node
+// has.
+func (c *Cluster) List(ctx context.Context) (all []Member, removed []string, err error) {
+	resp, err := c.do(ctx, clientv3.OpTxn(nil, []clientv3.Op{
+		clientv3.OpGet(c.drainsPrefix(), clientv3.WithPrefix()),
+		clientv3.OpGet(c.membersPrefix(), clientv3.WithPrefix()),
+		clientv3.OpGet(c.removedPrefix(), clientv3.WithPrefix()),
+		clientv3.OpGet(c.fillsPrefix(), clientv3.WithPrefix()),
+	}, nil))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	draining := make(map[string]*Drain, len(orders.Kvs))
-	for _, kv := range orders.Kvs {
+	read := func(i int) []*mvccpb.KeyValue { return resp.Txn().Responses[i].GetResponseRange().Kvs }
+	draining := make(map[string]*Drain)
+	for _, kv := range read(0) {
 		d, err := decodeDrain(kv.Key, kv.Value)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		draining[string(kv.Key[len(c.drainsPrefix()):])] = d
 	}
-	all, _, err := c.members(ctx)
-	for i := range all {
-		m := &all[i]
+	removals := make(map[string]bool)
+	for _, kv := range read(2) {
+		removals[string(kv.Key[len(c.removedPrefix()):])] = true
+	}
+	filling := make(map[string]bool)
+	var fill *Drain
+	for _, kv := range read(3) {
+		if fill, err = decodeDrain(kv.Key, kv.Value); err != nil {
+			return nil, nil, err
+		}
+		filling[string(kv.Key[len(c.fillsPrefix()):])] = true
+	}
+	for _, kv := range read(1) {
+		m, err := decodeMember(kv.Key, kv.Value)
+		if err != nil {
+			return nil, nil, err
+		}
+		if removals[m.Store] {
+			continue
+		}
 		d := draining[m.Name]
 		if d != nil && m.serves() {
 			m.State = Draining
 		}
+		m.Filling = filling[m.Name]
+		if d == nil {
+			d = fill
+		}
 		if d == nil || m.Move.Order != d.ID() {
 			m.Move = Move{} // the copies of an earlier order
 		}
+		all = append(all, m)
 	}
-	return all, err
+	if len(removals) > 0 {
+		removed, err = c.removedNames(ctx)
+	}
+	return all, removed, err
 }
 
 // members returns the members and the revision at which they were read.

@@ -11,6 +11,9 @@
 //	PREFIX/stores/ID/owner   an OwnerRecord, under the owner's lease
 //	PREFIX/stores/ID/claim   the store's own node waits for it; under a lease of that node
 //	PREFIX/drains/NAME       a Drain, while a member is to be drained; admin calls on any node write it
+//	PREFIX/fills/NAME        a Drain, while a member that has joined gets its sequences; admin calls write it
+//	PREFIX/nodes/STORE       the last Member of a node, under no lease, by Member.Store
+//	PREFIX/removed/STORE     the volumes were removed from the cluster; admin calls on any node write it
 //
 //	admin call ─► node A ── transaction ─► etcd ── watch ─► each node: storage.Node.Follow
 //	                                                           │
@@ -41,6 +44,13 @@
 //     crashed has ended. With shared volumes it owns them by a lease (Owner), and the earlier process
 //     is not admitted after the end of that lease (Options.Held). Another node gets the name when the
 //     lease has ended.
+//
+// # Removed nodes
+//
+// RemoveMember writes PREFIX/removed/STORE, and the node with these volumes is not admitted. A node that is up
+// watches the key: it ends its session, serves nothing, and revokes its lease. RemoveMember waits for that,
+// because until then a change of a namespace must wait for the node. A node with other volumes may have
+// the name.
 //
 // A namespace that a joining node has and etcd does not have is added to etcd. So the first node of
 // a cluster brings its namespaces along.

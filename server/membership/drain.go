@@ -11,8 +11,9 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Drain is the order that a member's blocks be copied to the other members. It is in etcd until
-// Undrain, so it also holds for later processes of the node.
+// Drain is the order that a member's blocks be copied to the other members, or that members be filled
+// (FillMembers). It is in etcd until UndrainMember or the end of the copies, so it also holds for later
+// processes of the nodes.
 type Drain struct {
 	// BytesPerSecond is the largest rate of the copies; 0: the node's own setting.
 	BytesPerSecond int64 `json:"bytes_per_second,omitempty"`
@@ -49,6 +50,12 @@ type Move struct {
 	// first of them was not.
 	Left   int64  `json:"left,omitempty"`
 	Reason string `json:"reason,omitempty"`
+}
+
+// Copies are the counters of the copies of this process.
+type Copies struct {
+	// Blocks and Bytes were copied. Failures counts the blocks that could not be copied, once in each pass.
+	Blocks, Bytes, Failures int64
 }
 
 // MovePhase is the phase of a Move.
@@ -184,6 +191,20 @@ func (c *Cluster) setDrain(d *Drain) {
 	c.drain = d
 	close(c.drainChanged)
 	c.drainChanged = make(chan struct{})
+}
+
+// MoveState returns the state of the copies of this node, and the counters of all of its copies. The state
+// is zero if there is no order to drain the node or to fill others.
+func (c *Cluster) MoveState() (Move, Copies) {
+	order, _ := c.Draining()
+	if order == nil {
+		order, _ = c.Filling()
+	}
+	m := c.opts.Move()
+	if order == nil || m.Order != order.ID() {
+		m = Move{}
+	}
+	return m, c.opts.Copies()
 }
 
 // Moved makes the member's record have the present Options.Move soon.

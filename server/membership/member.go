@@ -34,15 +34,22 @@ type Member struct {
 	Zone  string `json:"zone,omitempty"`
 	State State  `json:"state"`
 	// CapacityBytes is the size of the store, and UsedBytes its use at the last renewal.
-	CapacityBytes int64  `json:"capacity_bytes"`
-	UsedBytes     int64  `json:"used_bytes"`
-	Version       string `json:"version"`
+	CapacityBytes int64 `json:"capacity_bytes"`
+	UsedBytes     int64 `json:"used_bytes"`
+	// Blocks is the number of blocks, and Leases the number of open leases, pins included, at the last
+	// renewal.
+	Blocks  int64  `json:"blocks,omitempty"`
+	Leases  int64  `json:"leases,omitempty"`
+	Version string `json:"version"`
 	// Since is the time at which the node joined.
 	Since time.Time `json:"since"`
 	// Applied is the etcd revision up to which the node has applied all changes of namespaces.
 	Applied int64 `json:"applied"`
-	// Move is the state of the copies while the member drains.
+	// Move is the state of the copies while the member drains, or copies sequences to members that are
+	// filled.
 	Move Move `json:"move,omitzero"`
+	// Filling is set by Members if there is an order to fill the member (FillMembers).
+	Filling bool `json:"-"`
 }
 
 // serves reports whether the member may serve a namespace as of revision Applied.

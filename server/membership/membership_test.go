@@ -114,9 +114,9 @@ func (r *rig) beginUsing(name, addr string, store *storage.Node, writing func())
 			return membership.Move{}
 		},
 		Member: membership.Member{Name: name, Addr: addr, Store: fmt.Sprintf("%p", store), Zone: "rack-" + name, Version: "v0"},
-		Usage: func() (int64, int64) {
+		Usage: func() membership.Usage {
 			writing()
-			return 64 << 20, 1 << 20
+			return membership.Usage{CapacityBytes: 64 << 20, UsedBytes: 1 << 20, Blocks: 5, Leases: 2}
 		},
 	})
 	r.must(err)

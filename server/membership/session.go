@@ -57,8 +57,18 @@ func (c *Cluster) runSession(ctx context.Context) error {
 	g.Go(func() error { return s.renew(ctx) })
 	g.Go(func() error { return s.follow(ctx) })
 	g.Go(func() error { return s.followDrain(ctx) })
+	g.Go(func() error { return s.followFills(ctx) })
+	g.Go(func() error { return s.followRemoval(ctx) })
 	err = g.Wait()
 	c.until.Store(-1)
+	if errors.Is(err, errRemoved) {
+		// The node serves nothing from here on, so no change of a namespace must wait for its lease.
+		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.opts.TTL/4)
+		defer cancel()
+		if _, e := etcd.Revoke(limited, s.lease); e != nil {
+			err = fmt.Errorf("%w; its lease in etcd ends by itself: %w", err, e)
+		}
+	}
 	return err
 }
 
@@ -163,10 +173,17 @@ func (s *session) claim(ctx context.Context) error {
 		}
 		free = clientv3.Compare(clientv3.ModRevision(s.key), "=", resp.Kvs[0].ModRevision)
 	}
+	removed, err := s.etcd.Get(ctx, s.removedKey())
+	if err != nil {
+		return fmt.Errorf("read the removed nodes: %w", err)
+	}
+	if len(removed.Kvs) > 0 {
+		return s.wasRemoved()
+	}
 	s.Cluster.mu.Lock()
 	s.Cluster.session = s
 	s.Cluster.mu.Unlock()
-	ok, err := s.put(ctx, free)
+	ok, err := s.put(ctx, free, clientv3.Compare(clientv3.CreateRevision(s.removedKey()), "=", 0))
 	if err == nil && !ok {
 		err = fmt.Errorf("another node has taken the name %q", s.opts.Member.Name)
 	}
@@ -175,7 +192,7 @@ func (s *session) claim(ctx context.Context) error {
 
 // record returns the member's record as it is now.
 func (s *session) record() Member {
-	capacity, used := s.opts.Usage()
+	use := s.opts.Usage()
 	move := s.opts.Move()
 	s.Cluster.mu.Lock()
 	stopping := s.Cluster.stopping
@@ -183,7 +200,8 @@ func (s *session) record() Member {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	m := s.opts.Member
-	m.State, m.CapacityBytes, m.UsedBytes, m.Since, m.Applied, m.Move = s.state, capacity, used, s.since, s.applied, move
+	m.State, m.Since, m.Applied, m.Move = s.state, s.since, s.applied, move
+	m.CapacityBytes, m.UsedBytes, m.Blocks, m.Leases = use.CapacityBytes, use.UsedBytes, use.Blocks, use.Leases
 	if stopping && m.State == Serving {
 		m.State = Stopping
 	}
@@ -197,9 +215,15 @@ func (s *session) put(ctx context.Context, conditions ...clientv3.Cmp) (bool, er
 	if err != nil {
 		return false, fmt.Errorf("membership: %w", err)
 	}
+	last, err := json.Marshal(s.lastRecord(m))
+	if err != nil {
+		return false, fmt.Errorf("membership: %w", err)
+	}
 	limited, cancel := context.WithTimeout(ctx, s.opts.TTL)
 	defer cancel()
-	resp, err := s.etcd.Txn(limited).If(conditions...).Then(clientv3.OpPut(s.key, string(value), clientv3.WithLease(s.lease))).Commit()
+	resp, err := s.etcd.Txn(limited).If(conditions...).Then(
+		clientv3.OpPut(s.key, string(value), clientv3.WithLease(s.lease)), clientv3.OpPut(s.nodesPrefix()+s.opts.Member.Store, string(last)),
+	).Commit()
 	if err != nil {
 		return false, fmt.Errorf("write the member's record: %w", err)
 	}
@@ -248,10 +272,10 @@ func (s *session) hold(ctx context.Context) error {
 }
 
 // sameButUse reports whether two records differ only by less than a hundredth of the capacity in
-// use. A record is not written for such a difference.
+// use, less than a tenth of the blocks, and in leases. A record is not written for such a difference.
 func sameButUse(a, b Member) bool {
-	small := max(a.UsedBytes-b.UsedBytes, b.UsedBytes-a.UsedBytes) <= a.CapacityBytes/100
-	a.UsedBytes = b.UsedBytes
+	small := max(a.UsedBytes-b.UsedBytes, b.UsedBytes-a.UsedBytes) <= a.CapacityBytes/100 && max(a.Blocks-b.Blocks, b.Blocks-a.Blocks) <= a.Blocks/10
+	a.UsedBytes, a.Blocks, a.Leases = b.UsedBytes, b.Blocks, b.Leases
 	return small && a == b
 }
 
@@ -279,6 +303,7 @@ func (s *session) load(ctx context.Context) (int64, error) {
 		if err == nil && ok {
 			s.serving = true
 			s.serveUntilLocked()
+			s.removed.Store(nil)
 			s.mu.Unlock()
 			return rev, nil
 		}

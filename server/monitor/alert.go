@@ -74,6 +74,13 @@ func Alerts() []Alert {
 			Description: "Their blocks on this node are misses. The node's log names each namespace and the reason: volumes that take no writes, a limit that is smaller than the blocks, or a record of another release. The node tries again by itself.",
 		},
 		{
+			Group: "node", Name: "PenstockNodeCopiesStall", For: "10m", Severity: Warning,
+			Meaning:     "The draining of a storage node, or its copies to nodes that have joined, make no progress.",
+			Expr:        `sum without (state) (penstock_cluster_move_state{state=~"copying|waiting"}) == 1 and on (job, instance) increase(penstock_cluster_moved_bytes_total[10m]) == 0 and on (job, instance) delta(penstock_cluster_move_left_blocks[10m]) >= 0`,
+			Summary:     "Storage node " + at + " has blocks to copy to other nodes, and has copied nothing for 10 minutes.",
+			Description: "The other nodes do not take the blocks that are left. `penstock cluster members` has the reason: a node is full or down, the token is refused, or the model has no layer group of full attention. Nothing is lost while the node serves. To give the blocks up, stop the node; `penstock cluster undrain` ends the draining, and `penstock cluster rebalance --stop` the copies to nodes that have joined.",
+		},
+		{
 			Group: "node", Name: "PenstockNodeReadOnly", For: "10m", Severity: Warning,
 			Meaning:     "A storage node takes no writes.",
 			Expr:        "penstock_node_writable == 0",

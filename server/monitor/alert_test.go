@@ -129,6 +129,16 @@ func cases() map[string]alertCases {
 	volume := func(state string) string {
 		return `penstock_volume_state{` + node + `,volume="/d1",state="` + state + `"}`
 	}
+	moving := func(state, moved, left string) (all []series) {
+		for _, s := range []string{"copying", "waiting", "done"} {
+			values := "0x60"
+			if s == state {
+				values = "1x60"
+			}
+			all = append(all, series{"penstock_cluster_move_state{" + node + `,state="` + s + `"}`, values})
+		}
+		return append(all, series{"penstock_cluster_moved_bytes_total{" + node + "}", moved}, series{"penstock_cluster_move_left_blocks{" + node + "}", left})
+	}
 	const onNode, onPlanner, onFront = "job=penstock-node instance=n1", "job=penstock-planner instance=p1", "job=penstock-gateway instance=g1"
 	return map[string]alertCases{
 		"PenstockNodeDown": {
@@ -150,6 +160,15 @@ func cases() map[string]alertCases {
 		"PenstockNamespaceRefused": {
 			situation{[]series{{"penstock_cluster_refused_namespaces{" + node + "}", "0 2x30"}}, "6m", onNode, "Storage node n1 refuses 2 namespaces."},
 			append(quietAt("7m", "penstock_cluster_refused_namespaces{"+node+"}", "0x30"), quietAt("4m", "penstock_cluster_refused_namespaces{"+node+"}", "0 2x30")...),
+		},
+		"PenstockNodeCopiesStall": {
+			situation{moving("waiting", "500x60", "100x60"), "11m", onNode, "Storage node n1 has blocks to copy to other nodes, and has copied nothing for 10 minutes."},
+			[]situation{
+				{series: moving("waiting", "0+500x60", "100x60"), at: "40m"},
+				{series: moving("copying", "500x60", "6000-100x60"), at: "40m"},
+				{series: moving("done", "500x60", "0x60"), at: "40m"},
+				{series: moving("waiting", "0+500x10 5000x60", "100x60"), at: "19m"},
+			},
 		},
 		"PenstockNodeReadOnly": {
 			situation{[]series{{"penstock_node_writable{" + node + "}", "1 0x30"}}, "11m", onNode, "Storage node n1 takes no writes."},

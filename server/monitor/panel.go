@@ -114,6 +114,9 @@ func Rows() []Row {
 			graph("Time of a sync", Seconds, quantile("0.99", "penstock_sync_latency_seconds", "p99")),
 			noted("1 while true.", graph("Takes writes", Count, Query{"penstock_node_writable", instance}, Query{"penstock_index_writable", "{{instance}} index"})),
 			noted("1 while true, and on nodes outside clusters.", graph("Lease in etcd", Count, Query{"penstock_cluster_lease_valid", instance}, Query{"penstock_cluster_refused_namespaces", "{{instance}} refused namespaces"})),
+			graph("Copied to other nodes", ByteRate, rate("penstock_cluster_moved_bytes_total", instance, "instance")),
+			graph("Left to copy to other nodes", Bytes, Query{"penstock_cluster_move_left_bytes", instance}),
+			graph("Blocks not copied to other nodes", CallRate, rate("penstock_cluster_move_failed_blocks_total", instance, "instance")),
 			graph("Scrubbed", ByteRate, rate("penstock_scrub_bytes_total", instance, "instance")),
 		}},
 		{"Volumes", []Panel{

@@ -1,5 +1,6 @@
 // Package move copies the blocks of a storage node to the other members of its cluster, so that the
-// node can leave it. The node is then a client of the other nodes.
+// node can leave it, or the sequences of members that have joined, so that these have them (Options.Only).
+// The node is then a client of the other nodes.
 //
 //	storage.Node ── Tips, hottest first ─► one sequence ── which blocks has its new node? ─► Exists
 //	                                            │ the rest, first block first
@@ -22,11 +23,15 @@
 //     many.
 //   - A sequence whose node refuses it, is down or is full does not stop the others. It is tried
 //     again, and Progress has the reason.
+//   - A block that is deleted on this node during its copy is deleted on the other nodes again, at the latest at the
+//     end of the pass.
 //   - Blocks that are stored on this node meanwhile are copied too. When nodes join or leave the cluster, all
 //     blocks are compared again, because sequences may have other nodes then.
 //
-// Blocks of class Transfer are copied with class Prefix. Namespaces with several layer groups are not
-// copied; Progress counts their blocks as left.
+// Blocks of class Transfer are copied with class Prefix. In a namespace with several layer groups (a hybrid model)
+// the stored pieces of all groups are copied, and each piece counts as a block in Progress. A tree without a
+// group of full attention is not copied, because its index has no parents of blocks, and so the node of a
+// sequence is unknown; Progress counts its blocks as left.
 //
 // Mover.mu is a leaf.
 package move

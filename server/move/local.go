@@ -24,11 +24,14 @@ func (l *local) Register(mem []byte) (*client.Memory, error) {
 	return nil, nil
 }
 
-// Read implements relay.Source, for namespaces of one layer group.
+// Read implements relay.Source. In a namespace with several layer groups each piece is looked up by itself.
 func (l *local) Read(ctx context.Context, r client.ReadRequest) (client.ReadResult, error) {
 	load := storage.LoadRequest{Namespace: r.Namespace.Name, Epoch: r.Epoch, IDs: r.IDs, Geometry: r.Namespace.Geometry.Digest()}
 	skip := 0 // the blocks of the chain before the first of load.IDs
-	if r.Namespace.Index != kv.IndexFlat && r.Namespace.Geometry.Groups[0].Kind == kv.Full {
+	switch {
+	case len(r.Namespace.Geometry.Groups) > 1:
+		load.Alone = true
+	case r.Namespace.Index != kv.IndexFlat:
 		load.Suffix, load.IDs, skip = true, r.IDs[r.First:], r.First
 	}
 	for _, p := range r.Pieces {
@@ -42,9 +45,9 @@ func (l *local) Read(ctx context.Context, r client.ReadRequest) (client.ReadResu
 			p.Done(nil)
 		}
 	})
-	out := client.ReadResult{Blocks: r.First, Cut: client.CutComplete, Epoch: r.Epoch}
+	out := client.ReadResult{Blocks: len(r.IDs), Cut: client.CutComplete, Epoch: r.Epoch}
 	if errors.Is(err, storage.ErrBusy) {
-		out.Outcome, out.Cut, out.Detail = client.Busy, client.CutBusy, err.Error()
+		out.Blocks, out.Outcome, out.Cut, out.Detail = r.First, client.Busy, client.CutBusy, err.Error()
 		return out, nil
 	}
 	if err != nil {
@@ -52,7 +55,7 @@ func (l *local) Read(ctx context.Context, r client.ReadRequest) (client.ReadResu
 	}
 	for i, p := range result.Pieces {
 		if p.State != storage.Delivered {
-			out.Cut = client.CutAbsent
+			out.Blocks, out.Cut = r.Pieces[i].Block, client.CutAbsent
 			if p.Err != nil {
 				out.Cut, out.Detail = client.CutLost, p.Err.Error()
 				out.Lost = append(out.Lost, client.LostPiece{Block: r.Pieces[i].Block, Group: p.Group, Reason: client.LostFailed, Detail: out.Detail})
@@ -60,7 +63,7 @@ func (l *local) Read(ctx context.Context, r client.ReadRequest) (client.ReadResu
 			break
 		}
 		copy(r.Sums[i], p.LayerSums)
-		out.Blocks, out.Outcome = r.Pieces[i].Block+1, client.Hit
+		r.Arrived[i], out.Outcome = true, client.Hit
 	}
 	return out, nil
 }

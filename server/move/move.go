@@ -2,12 +2,15 @@ package move
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/zeebo/xxh3"
 
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/client/relay"
@@ -17,11 +20,12 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// Target is the part of the cluster that gets the blocks. *client.Store implements it. Its Write and Exists
-// are called with AllCopies.
+// Target is the part of the cluster that gets the blocks. *client.Store implements it. Its Write is called
+// with AllCopies.
 type Target interface {
 	relay.Store
-	Exists(ctx context.Context, r client.KeysRequest, touch bool) ([]client.Presence, error)
+	ExistsGroups(ctx context.Context, r client.KeysRequest) ([][]client.Presence, error)
+	Delete(ctx context.Context, r client.KeysRequest) ([]client.Presence, error)
 	Placements() uint64
 }
 
@@ -40,6 +44,9 @@ type Options struct {
 	Node *storage.Node
 	// To is a client of the cluster that has no draining members.
 	To Target
+	// Only returns whether a sequence, or a key of a flat namespace, is copied, by its first block. Nil: all
+	// are.
+	Only func(ns kv.Namespace, root kv.BlockID) bool
 	// BytesPerSecond is the largest rate of all copies together. Default 256 MiB/s.
 	BytesPerSecond int64
 	// ChunkBytes is the largest size of the blocks that are copied at a time. The node's limit of a
@@ -52,7 +59,9 @@ type Options struct {
 	RetryMin, RetryMax time.Duration
 	// Changed is called, by one goroutine at a time, when Progress.Phase has changed. Nil: no call.
 	Changed func()
-	Logger  *slog.Logger
+	// Totals are the counters of the copies. Nil: the Mover has its own.
+	Totals *Totals
+	Logger *slog.Logger
 }
 
 // EnsureDefaults fills the fields that are zero.
@@ -65,6 +74,9 @@ func (o *Options) EnsureDefaults() {
 	options.SetDefault(&o.Logger, slog.New(slog.DiscardHandler))
 	if o.Changed == nil {
 		o.Changed = func() {}
+	}
+	if o.Totals == nil {
+		o.Totals = new(Totals)
 	}
 }
 
@@ -141,7 +153,7 @@ func (m *Mover) Run(ctx context.Context) (err error) {
 		defer cancel()
 		err = errors.Join(err, link.Close(closing))
 	}()
-	done := make(map[tipKey]bool)
+	done := make(map[tipKey]chainSum)
 	wait := m.opts.RetryMin
 	placements := m.opts.To.Placements()
 	for {
@@ -149,8 +161,8 @@ func (m *Mover) Run(ctx context.Context) (err error) {
 			placements = now
 			m.forget(done) // sequences may have other nodes
 		}
-		change := m.node.Events().Last()
-		p := &pass{Mover: m, link: link, done: done}
+		change := m.changes()
+		p := &pass{Mover: m, link: link, done: done, began: change[0]}
 		if err := p.run(ctx); err != nil {
 			m.setPhase("")
 			return err
@@ -168,7 +180,7 @@ func (m *Mover) Run(ctx context.Context) (err error) {
 				return ctx.Err()
 			}
 			wait = min(2*wait, m.opts.RetryMax)
-			if p.left > 0 || m.node.Events().Last() != change || m.opts.To.Placements() != placements {
+			if p.left > 0 || m.changes() != change || m.opts.To.Placements() != placements {
 				break
 			}
 			wait = m.opts.RetryMin // a change of the index is found soon
@@ -176,8 +188,12 @@ func (m *Mover) Run(ctx context.Context) (err error) {
 	}
 }
 
+// changes counts the changes of the index. An event reports the change of a block, and a commit may only
+// have stored pieces of other layer groups of a block.
+func (m *Mover) changes() [2]uint64 { return [2]uint64{m.node.Events().Last(), m.node.Commits()} }
+
 // forget makes the next pass compare all blocks again.
-func (m *Mover) forget(done map[tipKey]bool) {
+func (m *Mover) forget(done map[tipKey]chainSum) {
 	clear(done)
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -199,7 +215,9 @@ func sleep(ctx context.Context, d time.Duration) bool {
 type pass struct {
 	*Mover
 	link *relay.Relay
-	done map[tipKey]bool
+	done map[tipKey]chainSum
+	// began is the number of the node's last event before the pass.
+	began uint64
 
 	// The following fields are guarded by Mover.mu. copied is the number of bytes that were sent.
 	copied int64
@@ -230,6 +248,7 @@ func (p *pass) run(ctx context.Context) error {
 	}
 	close(next)
 	wg.Wait()
+	p.deleteAgain(ctx, p.began, func(storage.Event) bool { return true })
 	return ctx.Err()
 }
 
@@ -242,12 +261,16 @@ func (p *pass) plan() (all []work) {
 			if err != nil {
 				continue // the epoch or the namespace has ended
 			}
+			if p.opts.Only != nil {
+				tips, total = p.only(ns, epoch, tips)
+			}
 			blocks, bytes = blocks+total.Blocks, bytes+total.Bytes
-			if len(ns.Geometry.Groups) > 1 {
-				p.leave(total.Blocks, fmt.Sprintf("namespace %q has %d layer groups; only namespaces with one are copied", ns.Name, len(ns.Geometry.Groups)))
+			if ns.Index != kv.IndexFlat && ns.Geometry.Groups[0].Kind != kv.Full {
+				// The node of a sequence depends on its first block, and the index has no parents of blocks.
+				p.leave(total.Blocks, fmt.Sprintf("namespace %q has no layer group of full attention, so the first blocks of its sequences are unknown", ns.Name))
 				continue
 			}
-			tips = slices.DeleteFunc(tips, func(t trie.Tip) bool { return p.done[tipKey{ns.ID, epoch, t.ID}] })
+			tips = slices.DeleteFunc(tips, func(t trie.Tip) bool { return p.isDone(ns, epoch, t) })
 			size := 1
 			if ns.Index == kv.IndexFlat {
 				size = flatBatch
@@ -264,8 +287,30 @@ func (p *pass) plan() (all []work) {
 	return all
 }
 
+// only returns the tips of the sequences that are copied, and the number and the payload of their pieces.
+func (p *pass) only(ns kv.Namespace, epoch kv.Epoch, tips []trie.Tip) (some []trie.Tip, total storage.Removed) {
+	var counted bits
+	for _, tip := range tips {
+		chain, err := p.node.Chain(ns.Name, epoch, tip.ID)
+		if err != nil || !p.opts.Only(ns, chain[0].ID) {
+			continue
+		}
+		some = append(some, tip)
+		for _, link := range chain {
+			for _, l := range link.Pieces {
+				if counted.add(l.Node) {
+					total.Blocks++
+					total.Bytes += ns.Geometry.PieceBytes(l.Group)
+				}
+			}
+		}
+	}
+	return some, total
+}
+
 // leave counts blocks that were not copied.
 func (p *pass) leave(blocks int64, reason string) {
+	p.opts.Totals.Failures.Add(blocks)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.left += blocks
@@ -274,82 +319,131 @@ func (p *pass) leave(blocks int64, reason string) {
 	}
 }
 
+// chainSum identifies the pieces of a chain.
+type chainSum uint64
+
+// sumOf returns the sum of a chain. In a namespace of one layer group a chain with the same slot of the last
+// block has the same pieces: a block is removed after the blocks that follow it. Otherwise pieces of more
+// groups may be added.
+func sumOf(ns kv.Namespace, tip trie.Tip, chain []trie.Link) chainSum {
+	if len(ns.Geometry.Groups) == 1 {
+		return chainSum(tip.Generation)
+	}
+	var b []byte
+	for _, link := range chain {
+		for _, piece := range link.Pieces {
+			b = binary.LittleEndian.AppendUint64(b, uint64(piece.Generation))
+		}
+	}
+	return chainSum(xxh3.Hash(b))
+}
+
+// isDone reports whether a sequence need not be compared again.
+func (p *pass) isDone(ns kv.Namespace, epoch kv.Epoch, tip trie.Tip) bool {
+	sum, ok := p.done[tipKey{ns.ID, epoch, tip.ID}]
+	if !ok {
+		return false
+	}
+	var chain []trie.Link
+	if len(ns.Geometry.Groups) > 1 {
+		var err error
+		if chain, err = p.node.Chain(ns.Name, epoch, tip.ID); err != nil {
+			return true // removed meanwhile
+		}
+	}
+	return sumOf(ns, tip, chain) == sum
+}
+
+// piece is a stored piece of the blocks of a work.
+type piece struct {
+	relay.Piece
+	node uint32 // its number in the index
+}
+
+// sequence has the blocks of a work, in order of the chain, and their stored pieces by block and group.
+type sequence struct {
+	ids    []kv.BlockID
+	pieces []piece
+}
+
+// add appends blocks.
+func (s *sequence) add(chain []trie.Link) {
+	for _, link := range chain {
+		for _, l := range link.Pieces {
+			s.pieces = append(s.pieces, piece{relay.Piece{Block: len(s.ids), Group: l.Group}, l.Node})
+		}
+		s.ids = append(s.ids, link.ID)
+	}
+}
+
 // copy copies one work, and records its result.
 func (p *pass) copy(ctx context.Context, w work) {
 	if ctx.Err() != nil {
 		return
 	}
-	if w.ns.Index == kv.IndexFlat {
-		p.copyKeys(ctx, w)
-		return
-	}
-	tip := w.tips[0]
-	ids, nodes, err := p.node.Chain(w.ns.Name, w.epoch, tip.ID)
-	if err != nil {
-		return // removed meanwhile
-	}
-	have, reason := p.present(ctx, w, ids)
-	if reason != "" {
-		p.settle(ctx, w, nil, nodes, reason)
-		return
-	}
-	first := 0
-	for first < len(have) && have[first] != client.Absent {
-		first++
-	}
-	got := p.send(ctx, w, ids, first)
-	if down := slices.Index(have[:first], client.Unknown); down >= 0 {
-		got.Blocks, got.Reason = down, nodeDown
-	}
-	p.settle(ctx, w, nodes[:got.Blocks], nodes[got.Blocks:], got.Reason)
-	if got.Blocks == len(ids) {
-		p.finish(w, tip)
-	}
-}
-
-// copyKeys copies keys of a flat namespace.
-func (p *pass) copyKeys(ctx context.Context, w work) {
-	var tips []trie.Tip
-	var ids []kv.BlockID
-	var nodes []uint32
-	for _, t := range w.tips {
-		if id, node, err := p.node.Chain(w.ns.Name, w.epoch, t.ID); err == nil {
-			tips, ids, nodes = append(tips, t), append(ids, id...), append(nodes, node...)
+	before := p.node.Events().Last()
+	var s sequence
+	var tips []trie.Tip // that are stored
+	var sums []chainSum
+	for _, tip := range w.tips {
+		if chain, err := p.node.Chain(w.ns.Name, w.epoch, tip.ID); err == nil {
+			s.add(chain)
+			tips, sums = append(tips, tip), append(sums, sumOf(w.ns, tip, chain))
 		}
 	}
-	if len(ids) == 0 {
+	if len(tips) == 0 {
 		return
 	}
-	have, reason := p.present(ctx, w, ids)
+	have, reason := p.present(ctx, w, s.ids)
 	if reason != "" {
-		p.settle(ctx, w, nil, nodes, reason)
+		p.settle(ctx, w, nil, s.pieces, reason)
 		return
 	}
-	var send []int // positions in ids
-	for i := range ids {
-		switch have[i] {
+	var send, copied, unknown []piece
+	for _, x := range s.pieces {
+		switch have[x.Group][x.Block] {
 		case client.Absent:
-			send = append(send, i)
+			send = append(send, x)
 		case client.Unknown:
-			p.settle(ctx, w, nil, nodes[i:i+1], nodeDown)
+			unknown = append(unknown, x)
 		case client.Present:
-			p.settle(ctx, w, nodes[i:i+1], nil, "")
-			p.finish(w, tips[i])
+			copied = append(copied, x)
 		}
 	}
+	p.settle(ctx, w, copied, unknown, nodeDown)
+	left := unknown
 	for len(send) > 0 && ctx.Err() == nil {
-		keys := make([]kv.BlockID, len(send))
-		for k, i := range send {
-			keys[k] = ids[i]
+		got := p.send(ctx, w, s.ids, send)
+		p.settle(ctx, w, send[:got.Pieces], nil, "")
+		if send = send[got.Pieces:]; len(send) == 0 {
+			break
 		}
-		got := p.send(ctx, w, keys, 0)
-		for _, i := range send[:got.Blocks] {
-			p.settle(ctx, w, nodes[i:i+1], nil, "")
-			p.finish(w, tips[i])
+		refused := send
+		if w.ns.Index == kv.IndexFlat {
+			refused = send[:1] // a key that is refused does not stop the next ones
 		}
-		if send = send[got.Blocks:]; len(send) > 0 {
-			p.settle(ctx, w, nil, nodes[send[0]:send[0]+1], got.Reason)
-			send = send[1:] // a key that is refused does not stop the next ones
+		p.settle(ctx, w, nil, refused, got.Reason)
+		left, send = append(left, refused...), send[len(refused):]
+	}
+	p.deleteAgain(ctx, before, func(e storage.Event) bool {
+		return e.Namespace == w.ns.Name && e.Epoch == w.epoch && slices.ContainsFunc(e.IDs, func(id kv.BlockID) bool { return slices.Contains(s.ids, id) })
+	})
+	if ctx.Err() != nil {
+		return
+	}
+	if w.ns.Index != kv.IndexFlat {
+		if len(left) == 0 {
+			p.finish(w, tips[0], sums[0])
+		}
+		return
+	}
+	refused := make(map[int]bool)
+	for _, x := range left {
+		refused[x.Block] = true
+	}
+	for i, tip := range tips {
+		if !refused[i] {
+			p.finish(w, tip, sums[i])
 		}
 	}
 }
@@ -357,12 +451,17 @@ func (p *pass) copyKeys(ctx context.Context, w work) {
 // nodeDown is the reason for blocks of which it is unknown whether a new node has them.
 const nodeDown = "node_down"
 
-// present returns which of the blocks all their new nodes have, or an error as the reason why that is
-// unknown. Blocks that are Unknown are on those of the nodes that answer.
-func (p *pass) present(ctx context.Context, w work, ids []kv.BlockID) (have []client.Presence, reason string) {
-	have, err := p.opts.To.Exists(ctx, client.KeysRequest{Namespace: w.ns, IDs: ids, Epoch: w.epoch, AllCopies: true}, false)
+// present returns, by layer group, which pieces of the blocks all their new nodes have, or an error as the
+// reason why that is unknown. Pieces that are Unknown are on those of the nodes that answer.
+func (p *pass) present(ctx context.Context, w work, ids []kv.BlockID) (have [][]client.Presence, reason string) {
+	have, err := p.opts.To.ExistsGroups(ctx, client.KeysRequest{Namespace: w.ns, IDs: ids, Epoch: w.epoch})
 	if errors.Is(err, client.ErrMismatch) {
-		return make([]client.Presence, len(ids)), "" // the other node refuses the blocks if it does not have the epoch
+		// The other node refuses the blocks if it does not have the epoch.
+		have = make([][]client.Presence, len(w.ns.Geometry.Groups))
+		for g := range have {
+			have[g] = make([]client.Presence, len(ids))
+		}
+		return have, ""
 	}
 	if err != nil {
 		return nil, err.Error()
@@ -370,45 +469,93 @@ func (p *pass) present(ctx context.Context, w work, ids []kv.BlockID) (have []cl
 	return have, ""
 }
 
-// send copies the blocks from first on.
-func (p *pass) send(ctx context.Context, w work, ids []kv.BlockID, first int) relay.Copied {
+// send copies the pieces.
+func (p *pass) send(ctx context.Context, w work, ids []kv.BlockID, pieces []piece) (sent relay.Copied) {
+	some := make([]relay.Piece, len(pieces))
+	for i, x := range pieces {
+		some[i] = x.Piece
+	}
 	for try := 0; ; try++ {
-		got, err := p.link.Copy(ctx, w.ns, w.epoch, ids, first)
+		got, err := p.link.CopyPieces(ctx, w.ns, w.epoch, ids, some[sent.Pieces:])
+		p.opts.Totals.Blocks.Add(int64(got.Pieces))
+		p.opts.Totals.Bytes.Add(got.Bytes)
 		p.mu.Lock()
 		p.copied += got.Bytes
 		if got.Bytes > 0 {
 			p.rate.add(time.Now(), got.Bytes)
 		}
 		p.mu.Unlock()
+		got.Pieces += sent.Pieces
+		sent = got
 		if err != nil {
-			got.Reason = err.Error()
-			return got
+			sent.Reason = err.Error()
+			return sent
 		}
-		if got.Reason != "busy" || try == busyTries || !sleep(ctx, p.opts.RetryMin/16<<try) {
-			if got.Detail != "" {
-				got.Reason += ": " + got.Detail
+		if sent.Reason != "busy" || try == busyTries || !sleep(ctx, p.opts.RetryMin/16<<try) {
+			if sent.Detail != "" {
+				sent.Reason += ": " + sent.Detail
 			}
-			return got
+			return sent
 		}
-		first = got.Blocks
 	}
 }
 
-// settle counts, for each node, the blocks that other members have and the blocks that were not copied.
-func (p *pass) settle(ctx context.Context, w work, copied, left []uint32, reason string) {
+// settle counts the pieces that other members have and the pieces that were not copied.
+func (p *pass) settle(ctx context.Context, w work, copied, left []piece, reason string) {
 	if len(left) > 0 && (ctx.Err() != nil || !p.live(w)) {
 		left = nil
 	}
 	p.mu.Lock()
-	size := w.ns.Geometry.PieceBytes(0)
-	for _, n := range copied {
-		if p.seen.add(n) {
+	for _, x := range copied {
+		if p.seen.add(x.node) {
 			p.progress.CopiedBlocks++
-			p.progress.CopiedBytes += size
+			p.progress.CopiedBytes += w.ns.Geometry.PieceBytes(x.Group)
 		}
 	}
 	p.mu.Unlock()
 	p.leave(int64(len(left)), reason)
+}
+
+// deleteAgain repeats, on the other nodes, the deletions on this node after the event seq for which which
+// returns true. A deletion that reaches another node before a copy of the block would have no effect there.
+// If the log of events has lost the deletion, or the other node is down, the copy stays.
+func (p *pass) deleteAgain(ctx context.Context, seq uint64, which func(storage.Event) bool) {
+	for last := p.node.Events().Last(); seq < last && ctx.Err() == nil; {
+		events, err := p.node.Events().After(ctx, seq, 256)
+		if err != nil {
+			return
+		}
+		for _, e := range events {
+			seq = e.Sequence
+			if e.Kind == storage.BlockRemoved && e.Reason == "deleted" && which(e) {
+				p.deleteOn(ctx, e)
+			}
+		}
+	}
+}
+
+// deleteOn deletes the blocks of an event on the other nodes, except those that this node has again.
+func (p *pass) deleteOn(ctx context.Context, e storage.Event) {
+	ns, err := p.node.Namespace(e.Namespace)
+	if err != nil || !ns.IsLive(e.Epoch) {
+		return
+	}
+	have, _, err := p.node.Exists(e.Namespace, e.Epoch, e.IDs, false)
+	if err != nil {
+		return
+	}
+	var gone []kv.BlockID
+	for i, id := range e.IDs {
+		if have[i] == 0 {
+			gone = append(gone, id)
+		}
+	}
+	if len(gone) == 0 {
+		return
+	}
+	if _, err := p.opts.To.Delete(ctx, client.KeysRequest{Namespace: ns, Epoch: e.Epoch, IDs: gone}); err != nil && ctx.Err() == nil {
+		p.log.Warn("blocks that were deleted on this node may have been copied, and cannot be deleted on the other nodes", "namespace", ns.Name, "blocks", len(gone), "err", err)
+	}
 }
 
 // live reports whether the epoch of a work is live on this node: otherwise its blocks are no longer
@@ -418,9 +565,9 @@ func (p *pass) live(w work) bool {
 	return err == nil && ns.ID == w.ns.ID && ns.IsLive(w.epoch)
 }
 
-// finish makes later passes leave out a sequence.
-func (p *pass) finish(w work, tip trie.Tip) {
+// finish makes later passes leave out a sequence as long as its chain has the same pieces.
+func (p *pass) finish(w work, tip trie.Tip, sum chainSum) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.done[tipKey{w.ns.ID, w.epoch, tip.ID}] = true
+	p.done[tipKey{w.ns.ID, w.epoch, tip.ID}] = sum
 }

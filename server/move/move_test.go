@@ -5,6 +5,8 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +16,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/lab/testnode"
+	"github.com/penstock-kv/penstock/server/storage"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -112,6 +115,7 @@ type target struct {
 	roots  []kv.BlockID // of the writes, in order
 	bytes  int64
 	before func(client.WriteRequest)
+	after  func(client.WriteRequest)
 }
 
 func (w *target) Write(ctx context.Context, r client.WriteRequest) (client.WriteResult, error) {
@@ -119,6 +123,9 @@ func (w *target) Write(ctx context.Context, r client.WriteRequest) (client.Write
 		w.before(r)
 	}
 	result, err := w.Store.Write(ctx, r)
+	if w.after != nil {
+		w.after(r)
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.roots = append(w.roots, r.IDs[0])
@@ -229,11 +236,11 @@ func TestFlat(t *testing.T) {
 // someDown is a cluster of which a node is down that stores the keys with an odd last byte.
 type someDown struct{ *client.Store }
 
-func (d someDown) Exists(ctx context.Context, r client.KeysRequest, touch bool) ([]client.Presence, error) {
-	have, err := d.Store.Exists(ctx, r, touch)
-	for i := range have {
+func (d someDown) ExistsGroups(ctx context.Context, r client.KeysRequest) ([][]client.Presence, error) {
+	have, err := d.Store.ExistsGroups(ctx, r)
+	for i := range have[0] {
 		if r.IDs[i][7]%2 == 1 {
-			have[i] = client.Unknown
+			have[0][i] = client.Unknown
 		}
 	}
 	return have, err
@@ -283,8 +290,7 @@ func TestEpochEnds(t *testing.T) {
 	}
 }
 
-// TestLeft: blocks that the other node refuses, and blocks of a namespace with several layer groups, are
-// counted with a reason, and the others are copied.
+// TestLeft: blocks that the other node refuses are counted with a reason, and the others are copied.
 func TestLeft(t *testing.T) {
 	testkit.VerifyNone(t)
 	from, to := newSite(t, kv.IndexTrie), newSite(t, kv.IndexTrie)
@@ -308,26 +314,209 @@ func TestLeft(t *testing.T) {
 	}
 }
 
-// TestGroups: blocks of a namespace with several layer groups stay, with a reason.
+// hybrid has blocks of 16 tokens with a group of each kind.
+var hybrid = kv.Geometry{BlockTokens: 16, Groups: []kv.Group{
+	{Kind: kv.Full, Layers: 2, TokenBytes: 128},
+	{Kind: kv.Window, Layers: 3, TokenBytes: 64, WindowTokens: 32},
+	{Kind: kv.State, Layers: 1, TokenBytes: 1000},
+}}
+
+// pieceBytesOf returns the bytes of a piece.
+func pieceBytesOf(g kv.Geometry, id kv.BlockID, group int) []byte {
+	b := make([]byte, g.PieceBytes(group))
+	for i := range b {
+		b[i] = id[i%16] ^ byte(i/16*3+group*59)
+	}
+	return b
+}
+
+// putPieces stores pieces of a chain.
+func (s *site) putPieces(ids []kv.BlockID, pieces ...client.Piece) {
+	s.t.Helper()
+	at := int64(0)
+	for i := range pieces {
+		b := pieceBytesOf(s.ns.Geometry, ids[pieces[i].Block], pieces[i].Group)
+		copy(s.memory.Bytes()[at:], b)
+		pieces[i].Offset = at
+		at += int64(len(b))
+	}
+	w, err := s.Write(s.t.Context(), client.WriteRequest{Namespace: s.ns, IDs: ids, From: s.memory, Pieces: pieces})
+	s.must(err)
+	if w.Stored != len(pieces) {
+		s.t.Fatalf("stored %+v", w)
+	}
+}
+
+// pieces returns the stored pieces of a chain as "block.group". Their bytes must be right.
+func (s *site) pieces(ids []kv.BlockID) (out []string) {
+	s.t.Helper()
+	ctx := s.t.Context()
+	for b, id := range ids {
+		for g := range s.ns.Geometry.Groups {
+			got := make([]byte, s.ns.Geometry.PieceBytes(g))
+			r, err := s.node.Storage.Load(ctx, storage.LoadRequest{
+				Namespace: s.ns.Name, IDs: ids, Alone: true, Pieces: []storage.PieceRef{{Block: b, Group: g}},
+			}, func(_ context.Context, parts []storage.Part) {
+				for i := range parts {
+					copy(got[parts[i].At:], parts[i].Bytes)
+					parts[i].Done(nil)
+				}
+			})
+			s.must(err)
+			if r.Pieces[0].State != storage.Delivered {
+				continue
+			}
+			if !bytes.Equal(got, pieceBytesOf(s.ns.Geometry, id, g)) {
+				s.t.Errorf("block %d, group %d has other bytes", b, g)
+			}
+			out = append(out, fmt.Sprintf("%d.%d", b, g))
+		}
+	}
+	return out
+}
+
+// newHybridSite is newSite with a namespace of the geometry.
+func newHybridSite(t *testing.T, g kv.Geometry) *site {
+	t.Helper()
+	s := newSite(t, kv.IndexTrie)
+	_, err := s.node.Storage.CreateNamespace(t.Context(), kv.Namespace{Name: "h", Index: kv.IndexTrie, Geometry: g})
+	s.must(err)
+	s.ns, err = s.Namespace(t.Context(), "h")
+	s.must(err)
+	return s
+}
+
+// TestGroups: of a namespace with several layer groups exactly the stored pieces are copied, each with its
+// bytes. A piece that the other node has is not sent. A piece that is added to a block that was copied
+// already is copied too.
 func TestGroups(t *testing.T) {
 	testkit.VerifyNone(t)
-	from, to := newSite(t, kv.IndexTrie), newSite(t, kv.IndexTrie)
-	g := geo
-	g.Groups = append(g.Groups[:1:1], kv.Group{Kind: kv.State, Layers: 1, TokenBytes: 512})
-	from.node.Namespace(t, "h", g)
-	ns, err := from.Namespace(t.Context(), "h")
-	from.must(err)
-	from.put(from.ids(0, 3), 1)
-	w, err := from.Write(t.Context(), client.WriteRequest{
-		Namespace: ns, IDs: from.ids(1, 1), From: from.memory, Pieces: []client.Piece{{Group: 0}, {Group: 1, Offset: 4096}},
+	from, to := newHybridSite(t, hybrid), newHybridSite(t, hybrid)
+	long, short := from.ids(1, 4), from.ids(2, 2)
+	from.putPieces(long, client.Piece{Block: 0}, client.Piece{Block: 1}, client.Piece{Block: 2}, client.Piece{Block: 2, Group: 1},
+		client.Piece{Block: 3}, client.Piece{Block: 3, Group: 1}, client.Piece{Block: 3, Group: 2})
+	from.putPieces(short, client.Piece{Block: 0}, client.Piece{Block: 0, Group: 2}, client.Piece{Block: 1}, client.Piece{Block: 1, Group: 2})
+	to.putPieces(long, client.Piece{Block: 0}, client.Piece{Block: 1})
+	sizes := []int64{hybrid.PieceBytes(0), hybrid.PieceBytes(1), hybrid.PieceBytes(2)}
+	blocks, payload := int64(11), 6*sizes[0]+2*sizes[1]+3*sizes[2]
+	w := &target{Store: to.Store}
+	o := Options{Node: from.node.Storage, To: w}
+	added := false
+	p := run(t, o, func(p Progress) bool {
+		if p.Phase == Done && !added {
+			if p.Blocks != blocks || p.Bytes != payload || p.CopiedBlocks != blocks || p.CopiedBytes != payload || w.bytes != payload-2*sizes[0] {
+				t.Errorf("%+v, %d bytes were sent; want %d blocks of %d bytes", p, w.bytes, blocks, payload)
+			}
+			from.putPieces(long, client.Piece{Block: 1, Group: 2})
+			added = true
+		}
+		return added && p.Phase == Done && p.Blocks == blocks+1
 	})
-	from.must(err)
-	if w.Stored != 2 {
-		t.Fatalf("%+v", w)
+	if p.CopiedBlocks != blocks+1 || p.CopiedBytes != payload+sizes[2] || w.bytes != payload-2*sizes[0]+sizes[2] {
+		t.Errorf("after another piece %+v, %d bytes were sent", p, w.bytes)
 	}
+	for _, ids := range [][]kv.BlockID{long, short} {
+		if was, is := from.pieces(ids), to.pieces(ids); !slices.Equal(was, is) {
+			t.Errorf("the pieces %v were copied as %v", was, is)
+		}
+	}
+}
+
+// TestDeleted: a block that is deleted while it is copied does not come back on the other node, whichever of
+// the nodes deletes it first. The blocks before it stay. If it is stored again, it is copied.
+func TestDeleted(t *testing.T) {
+	testkit.VerifyNone(t)
+	for _, index := range []kv.IndexKind{kv.IndexTrie, kv.IndexFlat} {
+		for _, late := range []bool{false, true} { // the draining node deletes it after the copy
+			from, to := newSite(t, index), newSite(t, index)
+			ids := from.ids(1, 8)
+			from.put(ids, 1)
+			bad := ids[5:6]
+			remove := func(s *site) {
+				if _, err := s.Delete(t.Context(), client.KeysRequest{Namespace: s.ns, IDs: bad}); err != nil {
+					t.Error(err)
+				}
+			}
+			w := &target{Store: to.Store}
+			var before, after sync.Once
+			w.before = func(client.WriteRequest) {
+				before.Do(func() {
+					remove(to)
+					if !late {
+						remove(from)
+					}
+				})
+			}
+			w.after = func(client.WriteRequest) {
+				if late {
+					after.Do(func() { remove(from) })
+				}
+			}
+			want := int64(5)
+			if index == kv.IndexFlat {
+				want = 7
+			}
+			stored := false
+			run(t, Options{Node: from.node.Storage, To: w}, func(p Progress) bool {
+				if p.Phase == Done && p.Blocks == want && !stored {
+					if n := to.has(bad, 1); n != 0 && index == kv.IndexFlat {
+						t.Errorf("index %v, late %t: the deleted key is on the other node", index, late)
+					}
+					if n := to.has(ids, 1); n != 5 {
+						t.Errorf("index %v, late %t: the other node has the first %d blocks; want 5", index, late, n)
+					}
+					from.put(ids, 1)
+					stored = true
+				}
+				return stored && p.Phase == Done && p.Blocks == 8
+			})
+			if n := to.has(ids, 1); n != 8 {
+				t.Errorf("index %v, late %t: after another write the other node has %d blocks", index, late, n)
+			}
+		}
+	}
+}
+
+// TestWithoutFullGroup: the blocks of a tree without a group of full attention stay, with a reason.
+func TestWithoutFullGroup(t *testing.T) {
+	testkit.VerifyNone(t)
+	g := hybrid
+	g.Groups = g.Groups[1:]
+	from, to := newHybridSite(t, g), newHybridSite(t, g)
+	from.putPieces(from.ids(0, 2), client.Piece{Block: 0}, client.Piece{Block: 1}, client.Piece{Block: 1, Group: 1})
 	p := run(t, Options{Node: from.node.Storage, To: &target{Store: to.Store}}, func(p Progress) bool { return p.Phase == Waiting })
-	if p.Left != 2 || p.CopiedBlocks != 3 || !strings.Contains(p.Reason, "layer groups") {
+	if p.Left != 3 || p.CopiedBlocks != 0 || !strings.Contains(p.Reason, "no layer group of full attention") {
 		t.Errorf("%+v", p)
+	}
+}
+
+// TestOnly: with Options.Only the sequences and keys for which it returns true are copied, and Progress counts
+// their blocks only.
+func TestOnly(t *testing.T) {
+	testkit.VerifyNone(t)
+	for _, index := range []kv.IndexKind{kv.IndexTrie, kv.IndexFlat} {
+		from, to := newSite(t, index), newSite(t, index)
+		for i := range 4 {
+			from.put(from.ids(i, 5), 1)
+		}
+		chosen := from.ids(2, 5)
+		want := int64(5)
+		if index == kv.IndexFlat {
+			want = 1
+		}
+		p := run(t, Options{Node: from.node.Storage, To: &target{Store: to.Store}, Only: func(_ kv.Namespace, root kv.BlockID) bool { return root == chosen[0] }}, done)
+		if p.Blocks != want || p.CopiedBlocks != want || p.Bytes != want*4096 || p.CopiedBytes != p.Bytes {
+			t.Errorf("index %v: %+v", index, p)
+		}
+		for i := range 4 {
+			n := 0
+			if i == 2 {
+				n = int(want)
+			}
+			if got := to.has(to.ids(i, 5), 1); got != n {
+				t.Errorf("index %v: %d blocks of sequence %d are copied; want %d", index, got, i, n)
+			}
+		}
 	}
 }
 

@@ -1,6 +1,9 @@
 package move
 
-import "time"
+import (
+	"sync/atomic"
+	"time"
+)
 
 // Phase is the phase of a Mover.
 type Phase string
@@ -29,6 +32,14 @@ type Progress struct {
 	// the first of them was not. A block that several sequences have may count several times.
 	Left   int64
 	Reason string
+}
+
+// Totals are counters of copies. Several Movers, one after the other, may have the same Totals.
+type Totals struct {
+	// Blocks and Bytes count the blocks that were copied, and their payload.
+	Blocks, Bytes atomic.Int64
+	// Failures counts the blocks that could not be copied, once in each pass.
+	Failures atomic.Int64
 }
 
 // Progress returns the present state.

@@ -151,19 +151,36 @@ func (n *Node) Tips(namespace string, epoch kv.Epoch) ([]trie.Tip, Removed, erro
 		return nil, Removed{}, err
 	}
 	tips, err := n.index.Tips(ns.ID, epoch)
-	held := Removed{Blocks: n.heldBy(ns.ID, epoch).Blocks}
-	held.Bytes = held.Blocks * ns.Geometry.PieceBytes(0)
-	return tips, held, err
+	return tips, n.payload(ns, epoch), err
+}
+
+// payload returns the number and the payload of the pieces of one live epoch.
+func (n *Node) payload(ns kv.Namespace, epoch kv.Epoch) (held Removed) {
+	for _, s := range n.index.Stats().Namespaces {
+		for _, e := range s.Live {
+			if s.ID != ns.ID || e.Epoch != epoch {
+				continue
+			}
+			for g := range ns.Geometry.Groups {
+				held.Blocks += e.GroupPieces[g]
+				held.Bytes += e.GroupPieces[g] * ns.Geometry.PieceBytes(g)
+			}
+		}
+	}
+	return held
 }
 
 // Chain returns the chain of a stored block in one live epoch, as trie.Trie.Chain does.
-func (n *Node) Chain(namespace string, epoch kv.Epoch, id kv.BlockID) ([]kv.BlockID, []uint32, error) {
+func (n *Node) Chain(namespace string, epoch kv.Epoch, id kv.BlockID) ([]trie.Link, error) {
 	ns, err := n.Namespace(namespace)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	return n.index.Chain(ns.ID, epoch, id)
 }
+
+// Commits returns the number of commits that have stored a piece since Open.
+func (n *Node) Commits() uint64 { return n.commits.Load() }
 
 // VerifiedPiece is the outcome of Verify for one piece.
 type VerifiedPiece struct {

@@ -521,6 +521,7 @@ func (n *Node) report(r *Reservation, all []committing) {
 		m.WrittenBytes.Of(r.ns.Name).Add(float64(r.layouts[c.Group].PayloadBytes))
 	}
 	n.publishChanges()
+	n.commits.Add(1)
 }
 
 // logIf logs err, if it is not nil, with the name of the operation. It is for errors that need no

@@ -169,7 +169,7 @@ func TestKeysOfAnEpoch(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.mustPut(at(ns, 2), ids)
-	exist := func(e kv.Epoch, want ...bool) {
+	exist := func(e kv.Epoch, want ...trie.GroupSet) {
 		t.Helper()
 		if got, _, err := r.node.Exists("m", e, ids, true); err != nil || !slices.Equal(got, want) {
 			t.Errorf("blocks of epoch %d exist: %v, %v; want %v", e, got, err, want)
@@ -183,10 +183,10 @@ func TestKeysOfAnEpoch(t *testing.T) {
 	}
 	check := func() {
 		t.Helper()
-		exist(0, true, true, true)
-		exist(1, true, false, false)
-		exist(2, true, true, true)
-		exist(7, false, false, false)
+		exist(0, 1, 1, 1)
+		exist(1, 1, 0, 0)
+		exist(2, 1, 1, 1)
+		exist(7, 0, 0, 0)
 	}
 	check()
 	r.loseIndex(4, false)
@@ -195,8 +195,8 @@ func TestKeysOfAnEpoch(t *testing.T) {
 		t.Errorf("deleted %+v, %v; want the block and what is below it in both epochs", got, err)
 	}
 	r.loseIndex(5, true)
-	exist(1, false, false, false)
-	exist(2, false, false, false)
+	exist(1, 0, 0, 0)
+	exist(2, 0, 0, 0)
 }
 
 // TestCatalogueOfOneEpoch: a catalogue of version 2 has one epoch for each namespace. Its deletions
@@ -236,7 +236,7 @@ func TestCatalogueOfOneEpoch(t *testing.T) {
 		t.Errorf("rebuilt %+v, %v; want one deleted block, and one below it", report, err)
 	}
 	r.online(store, index, fresh)
-	if got, _, err := r.node.Exists("m", 2, ids, false); err != nil || !slices.Equal(got, []bool{true, false, false}) {
+	if got, _, err := r.node.Exists("m", 2, ids, false); err != nil || !slices.Equal(got, []trie.GroupSet{1, 0, 0}) {
 		t.Errorf("blocks exist: %v, %v; want the first alone", got, err)
 	}
 }

@@ -8,9 +8,9 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// Exists returns for each block whether it is stored in the epoch, and returns that epoch; see
-// trie.Trie.Present.
-func (n *Node) Exists(namespace string, epoch kv.Epoch, ids []kv.BlockID, touch bool) ([]bool, kv.Epoch, error) {
+// Exists returns for each block the layer groups of which its piece is stored in the epoch, and returns that
+// epoch; see trie.Trie.Present.
+func (n *Node) Exists(namespace string, epoch kv.Epoch, ids []kv.BlockID, touch bool) ([]trie.GroupSet, kv.Epoch, error) {
 	ns, err := n.Namespace(namespace)
 	if err != nil {
 		return nil, 0, err
@@ -18,7 +18,7 @@ func (n *Node) Exists(namespace string, epoch kv.Epoch, ids []kv.BlockID, touch 
 	if err := n.checkChain(ids); err != nil {
 		return nil, 0, err
 	}
-	return n.index.Present(make([]bool, 0, len(ids)), ns.ID, epoch, ids, touch)
+	return n.index.Present(make([]trie.GroupSet, 0, len(ids)), ns.ID, epoch, ids, touch)
 }
 
 // Delete deletes many blocks of one epoch, as DeleteBlocks deletes one; epoch 0 means the newest.

@@ -70,6 +70,7 @@ type Node struct {
 	epochStarts sync.Map
 
 	nextReserve atomic.Uint64
+	commits     atomic.Uint64
 
 	mu           sync.Mutex
 	reservations map[ReservationID]*Reservation

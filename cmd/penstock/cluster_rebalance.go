@@ -1,0 +1,174 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/server/membership"
+)
+
+// rebalanced is the output of cluster rebalance. Plan is set by a dry run.
+type rebalanced struct {
+	Nodes []string       `json:"nodes"`
+	Done  bool           `json:"done"`
+	Plan  []nodeTransfer `json:"plan,omitempty"`
+}
+
+// nodeTransfer is the part of a node in a rebalance.
+type nodeTransfer struct {
+	Node      string `json:"node"`
+	OutBlocks int64  `json:"out_blocks"`
+	OutBytes  int64  `json:"out_bytes"`
+	InBlocks  int64  `json:"in_blocks"`
+	InBytes   int64  `json:"in_bytes"`
+}
+
+func newClusterRebalance(w world, c *connection) *cobra.Command {
+	var wait, dryRun, stop bool
+	var rate int64
+	cmd := &cobra.Command{
+		Use:   "rebalance NODE...",
+		Short: "Copy to nodes that have joined the sequences whose homes they are",
+		Long: `Copy to nodes that have joined the cluster the sequences whose homes they are, in the background.
+Without it these sequences are misses until engines store them again. Meanwhile clients
+find them at the old and at the new node.
+
+Each other node copies the hottest sequences first, each from its first block on. The copies are
+verified, and limited by --rate for each node. Blocks that the new nodes have already are not
+sent: a node that is restarted meanwhile continues, and so does a repeated rebalance. The
+old nodes keep their blocks until these are evicted. penstock cluster members shows the progress.`,
+		Args:              args(cobra.ArbitraryArgs),
+		ValidArgsFunction: c.completeMembers,
+	}
+	f := cmd.Flags()
+	f.BoolVar(&wait, "wait", false, "return when the nodes have all sequences; without --timeout, wait for ever")
+	f.BoolVar(&dryRun, "dry-run", false, "print what each node would send and receive, and change nothing")
+	f.BoolVar(&stop, "stop", false, "end the copies; copied blocks stay where they are")
+	f.Var(sizeFlag{&rate}, "rate", "maximum bytes per second of the copies of each node; 0: the setting cluster.move_rate of the node")
+	cmd.MarkFlagsMutuallyExclusive("wait", "dry-run", "stop")
+	cmd.RunE = func(cmd *cobra.Command, names []string) error {
+		if stop != (len(names) == 0) {
+			return usagef("give the nodes that have joined, or --stop")
+		}
+		if wait && !cmd.Flags().Changed("timeout") {
+			c.timeout = 0
+		}
+		return c.admin(cmd, func(ctx context.Context, a admin) error {
+			out := rebalanced{Nodes: names}
+			if dryRun {
+				plan, err := c.rebalancePlan(ctx, a, names)
+				if err != nil {
+					return err
+				}
+				out.Plan = plan
+				return outputOf(cmd).emit(out, func(t *table) {
+					t.row("NODE", "OUT", "BLOCKS OUT", "IN", "BLOCKS IN")
+					for _, x := range plan {
+						t.row(x.Node, size(x.OutBytes), count(x.OutBlocks), size(x.InBytes), count(x.InBlocks))
+					}
+				})
+			}
+			if _, err := a.FillMembers(ctx, &pb.FillMembersRequest{Names: names, BytesPerSecond: rate}); err != nil {
+				return err
+			}
+			if wait {
+				if err := untilFilled(ctx, w, a); err != nil {
+					return err
+				}
+				out.Done = true
+			}
+			return outputOf(cmd).emit(out, func(t *table) { fmt.Fprintln(t, out.words()) })
+		})
+	}
+	return cmd
+}
+
+func (r rebalanced) words() string {
+	switch {
+	case len(r.Nodes) == 0:
+		return "the copies end"
+	case r.Done:
+		return "rebalanced: the nodes have their sequences"
+	}
+	return "sequences are copied to the nodes; penstock cluster members shows the progress"
+}
+
+// rebalancePlan asks each node what it would copy to the named nodes.
+func (c *connection) rebalancePlan(ctx context.Context, a admin, names []string) ([]nodeTransfer, error) {
+	list, err := a.ListMembers(ctx, &pb.ListMembersRequest{})
+	if err != nil {
+		return nil, err
+	}
+	plan, at := make([]nodeTransfer, 0, len(list.GetMembers())), make(map[string]int)
+	for i, m := range list.GetMembers() {
+		plan, at[m.GetName()] = append(plan, nodeTransfer{Node: m.GetName()}), i
+	}
+	for _, name := range names {
+		if _, ok := at[name]; !ok {
+			return nil, fmt.Errorf("the cluster has no node %q that is up; penstock cluster members lists the nodes", name)
+		}
+	}
+	for i, m := range list.GetMembers() {
+		fills, err := c.planOf(ctx, m.GetAddr(), names)
+		if err != nil {
+			return nil, fmt.Errorf("node %s: %w", m.GetName(), err)
+		}
+		for _, f := range fills {
+			k, ok := at[f.GetName()]
+			if !ok || k == i {
+				continue // the node has its own sequences
+			}
+			plan[i].OutBlocks += f.GetBlocks()
+			plan[i].OutBytes += f.GetBytes()
+			plan[k].InBlocks += f.GetBlocks()
+			plan[k].InBytes += f.GetBytes()
+		}
+	}
+	return plan, nil
+}
+
+func (c *connection) planOf(ctx context.Context, address string, names []string) ([]*pb.Fill, error) {
+	conn, err := c.dial(address)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	resp, err := pb.NewAdminClient(conn).FillMembers(ctx, &pb.FillMembersRequest{Names: names, DryRun: true})
+	return resp.GetFills(), err
+}
+
+// untilFilled shows the progress of the copies, and returns when the order has ended.
+func untilFilled(ctx context.Context, w world, a admin) error {
+	bar := newProgress(w, "rebalance", unitBytes)
+	defer bar.finish()
+	for {
+		resp, err := a.ListMembers(ctx, &pb.ListMembersRequest{})
+		if err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(resp.GetMembers(), func(m *pb.Member) bool { return m.GetFilling() }) {
+			return nil
+		}
+		all, why := new(pb.MoveStatus), ""
+		for _, m := range resp.GetMembers() {
+			if m.GetState() == string(membership.Draining) || m.GetMove() == nil {
+				continue
+			}
+			all.Bytes += m.GetMove().GetBytes()
+			all.CopiedBytes += m.GetMove().GetCopiedBytes()
+			all.BytesPerSecond += m.GetMove().GetBytesPerSecond()
+			all.SecondsLeft = max(all.SecondsLeft, m.GetMove().GetSecondsLeft())
+			if r := m.GetMove().GetReason(); r != "" {
+				why = m.GetName() + ": " + r
+			}
+		}
+		bar.note(all.CopiedBytes, all.Bytes, moveNote(all, why))
+		if !pause(ctx, drainPoll) {
+			return fmt.Errorf("the nodes have %s of %s of their sequences, and the copies continue: %w", size(all.CopiedBytes), size(all.Bytes), context.Cause(ctx))
+		}
+	}
+}
