@@ -201,6 +201,9 @@ func (c *Cluster) awaitApplied(ctx context.Context, rev int64) error {
 		}
 		for _, e := range resp.Events {
 			key := string(e.Kv.Key)
+			if !behind[key] {
+				continue
+			}
 			if e.Type == clientv3.EventTypeDelete {
 				delete(behind, key)
 				continue
