@@ -120,6 +120,7 @@ var edges = []struct {
 	{"lab/replay", []string{"kv", "client", "internal/trace", "internal/arena", "lab/content"}, "a replay embeds the client as an engine does, and must not depend on the node's code"},
 	{"lab/reproduce", []string{"sim", "sim/...", "dualpath/...", "internal/chart", "internal/trace"}, "tables and figures of the papers, over the simulators and the pure planner"},
 	{"lab/roundtrip", []string{"rdma"}, "it calls any engine through the contract; other packages fit models to the times"},
+	{"lab/scale", nil, "it has only tests, which measure the memberships of many nodes"},
 	{"lab/testnode", []string{"..."}, "a whole storage node, for tests, composed as in cmd"},
 	{"lab/testetcd", []string{"internal/testkit"}, "etcd, for tests"},
 	{"lab/testplanner", []string{"api/...", "server/planner"}, "a planner node, for tests, without the parts that cmd adds"},
@@ -162,6 +163,7 @@ var testEdges = []struct {
 	{"lab/emulate", []string{"api/...", "lab/testnode", "lab/testplanner", "server/planner"}, "an emulated cluster is tested against real nodes in one process"},
 	{"internal/zmtp", []string{"internal/zmtp/zmtptest"}, "the tests connect peers"},
 	{"internal/kvevents", []string{"client", "lab/testnode", "internal/zmtp/zmtptest"}, "the tests compare published blocks with the blocks of real nodes"},
+	{"lab/scale", []string{"kv", "api/...", "client", "lab/testetcd", "lab/testnode", "rdma/tcp", "server/membership", "server/storage"}, "its tests run a storage node, a client and a thousand memberships in one process, and etcd beside it"},
 	{"lab/crash", []string{"kv", "api/...", "client", "blockstore", "server/storage", "lab/testnode"}, "its tests use the node as its users do; the states of hundreds of power cuts are opened in one process"},
 	{"internal/trace", []string{"trie/evict"}, "policies are compared on traces"},
 }
