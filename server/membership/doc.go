@@ -62,5 +62,6 @@
 // A member that serves the volumes of another node (OwnerRecord.Adopted) sees the claim of that node
 // when it renews its lease, closes the volumes, and gives the ownership up.
 //
-// Lock order: Cluster.mu, session.mu and Owner.mu are leaves. None is held across a call.
+// Lock order: Cluster.mu, then appliedWatch.mu. session.mu, Owner.mu and appliedWatch.mu are leaves. None is held
+// across a call of etcd.
 package membership

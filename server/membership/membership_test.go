@@ -1,6 +1,7 @@
 package membership_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -8,7 +9,9 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -828,8 +831,9 @@ func TestDrainMember(t *testing.T) {
 	r.await("the node has no order", ordered(again, nil))
 }
 
-// TestRecordsTogether: changes that arrive while a member writes its record have one record together. So n changes
-// at the same time cost a member few writes, and not n.
+// TestRecordsTogether: changes that arrive while a member writes its record have one record together, and changes
+// that wait at the same time have one watch together. So n changes at the same time cost a member few writes and etcd
+// one watch, and not n.
 func TestRecordsTogether(t *testing.T) {
 	r := newRig(t, 1)
 	a := r.join("a")
@@ -852,7 +856,7 @@ func TestRecordsTogether(t *testing.T) {
 		_, err := a.CreateNamespace(r.ctx, kv.Namespace{Name: fmt.Sprint("first", i), Geometry: geo, Index: kv.IndexTrie})
 		r.must(err)
 	}
-	before := record()
+	before, watches := record(), r.watches()
 	hold.Store(true)
 	const changes = 40
 	var g errgroup.Group
@@ -864,9 +868,32 @@ func TestRecordsTogether(t *testing.T) {
 	}
 	<-entered
 	r.await("b to apply all changes while it writes its record", func() bool { return len(b.store.Namespaces()) == 3+changes })
+	if n := r.watches() - watches; n > 1 {
+		t.Errorf("%d changes that wait have %d watches", changes, n)
+	}
 	close(release)
 	r.must(g.Wait())
 	if n := record() - before; n > 4 {
 		t.Errorf("b has written its record %d times for %d changes at the same time", n, changes)
 	}
+}
+
+// watches returns the number of watches that etcd has.
+func (r *rig) watches() int {
+	r.Helper()
+	req, err := http.NewRequestWithContext(r.ctx, http.MethodGet, "http://"+r.etcd.Endpoints[0]+"/metrics", nil)
+	r.must(err)
+	resp, err := http.DefaultClient.Do(req)
+	r.must(err)
+	defer resp.Body.Close()
+	const name = "etcd_debugging_mvcc_watcher_total "
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		if value, ok := strings.CutPrefix(lines.Text(), name); ok {
+			n, err := strconv.ParseFloat(value, 64)
+			r.must(err)
+			return int(n)
+		}
+	}
+	r.Fatal("etcd has no metric " + name)
+	return 0
 }
