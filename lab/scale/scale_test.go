@@ -48,7 +48,7 @@ type run struct {
 }
 
 // TestCluster brings up a cluster of members and namespaces, and measures it. Without PENSTOCK_SCALE it is small. It
-// asserts what each watcher must have at the end, and how many requests to etcd each member and each namespace costs.
+// asserts what each watcher must have at the end, and how many requests idle members make.
 func TestCluster(t *testing.T) {
 	testkit.Long(t, "fifty members, and five seconds without a change")
 	r := &run{T: t, members: 50, namespaces: 1000}

@@ -35,8 +35,9 @@ type waiter struct {
 	err  error
 }
 
-// enterApplied adds a waiter for the change of revision rev, and begins the watch if there is none. The list of members is
-// read afterwards, so at a revision at or above that at which the watch began, and the watch has each later event.
+// enterApplied adds a waiter for the change of revision rev, and begins the watch if there is none. A change that joins a
+// watch may have a lower revision than the one with which the watch began. But it reads the list of members afterwards, so
+// at a revision at or above that one, and the watch has each later event.
 func (c *Cluster) enterApplied(rev int64) (*appliedWatch, *waiter) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -47,10 +48,9 @@ func (c *Cluster) enterApplied(rev int64) (*appliedWatch, *waiter) {
 	ctx, cancel := context.WithCancel(context.Background())
 	a := &appliedWatch{waiting: map[*waiter]bool{w: true}, cancel: cancel, ended: make(chan struct{})}
 	c.applied = a
-	changes := c.etcd.Load().Watch(ctx, c.membersPrefix(), clientv3.WithPrefix(), clientv3.WithRev(rev+1))
 	go func() {
 		defer close(a.ended)
-		a.run(changes)
+		a.run(c.etcd.Load().Watch(ctx, c.membersPrefix(), clientv3.WithPrefix(), clientv3.WithRev(rev+1)))
 	}()
 	return a, w
 }
