@@ -295,13 +295,20 @@ func (s *session) load(ctx context.Context) (int64, error) {
 const pageRecords = 500
 
 // refresh reads and applies the namespaces that changed after a revision; 0: all of them. It returns the
-// revision at which it read them. It reads pages of one revision, so that neither etcd nor the node has all
-// records in one message, and each page has the time of a TTL.
+// revision at which it read them. It reads all of them in pages of one revision, so that neither etcd nor the node has
+// all records in one message, and each page has the time of a TTL. Those that changed come in one response,
+// because etcd examines all records for each page of them.
 func (s *session) refresh(ctx context.Context, after int64) (int64, error) {
-	key, end, rev := s.namespacesPrefix(), clientv3.GetPrefixRangeEnd(s.namespacesPrefix()), int64(0)
+	key, rev := s.namespacesPrefix(), int64(0)
+	opts := []clientv3.OpOption{clientv3.WithRange(clientv3.GetPrefixRangeEnd(key))}
+	if after > 0 {
+		opts = append(opts, clientv3.WithMinModRev(after+1))
+	} else {
+		opts = append(opts, clientv3.WithLimit(pageRecords))
+	}
 	for {
 		limited, cancel := context.WithTimeout(ctx, s.opts.TTL)
-		resp, err := s.etcd.Get(limited, key, clientv3.WithRange(end), clientv3.WithLimit(pageRecords), clientv3.WithRev(rev), clientv3.WithMinModRev(after+1))
+		resp, err := s.etcd.Get(limited, key, append(opts, clientv3.WithRev(rev))...)
 		cancel()
 		if err != nil {
 			return 0, fmt.Errorf("read the namespaces: %w", err)
