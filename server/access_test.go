@@ -345,7 +345,7 @@ func TestAccessTable(t *testing.T) {
 		{"Storage node: gRPC", h.rows(t, chain(ns, 2), digestOf(ns))},
 		{"Planner: gRPC", plannerRows(planned)},
 		{"Storage node: HTTP", webRows(h.web, "/healthz", "/health", "/readyz", "/metrics", "/metrics/summary", "/", "/namespaces", "/live/overview", "/live/namespaces", "/prefixes", "/live/prefixes", "/pins", "/live/pins", "/actions", "/live/actions", "/console/style.css", "/console/live.js", "/console/icon.svg", "/debug/pprof/", "/debug/pprof/cmdline", "/debug/pprof/symbol", "/debug/pprof/profile?seconds=1", "/debug/pprof/trace?seconds=0.001", "/other")},
-		{"Planner: HTTP", webRows(plannedWeb, "/healthz", "/health", "/readyz", "/metrics", "/debug/pprof/", "/other")},
+		{"Planner: HTTP", webRows(plannedWeb, "/healthz", "/health", "/readyz", "/metrics", "/", "/live/dualpath", "/requests", "/live/requests", "/console/style.css", "/console/live.js", "/console/icon.svg", "/debug/pprof/", "/other")},
 	}
 	var table strings.Builder
 	seen := make(map[string]bool)

@@ -2,7 +2,9 @@ package server
 
 import (
 	"context"
+	"net"
 	"net/http"
+	"os"
 	"strings"
 
 	"google.golang.org/grpc/codes"
@@ -27,12 +29,16 @@ var webRules = map[string]access.Role{
 	"/namespaces":      access.Any,
 	"/live/namespaces": access.Any,
 	// The reasons of cuts and the heat concern all namespaces.
-	"/prefixes":          access.Operate,
-	"/live/prefixes":     access.Operate,
-	"/pins":              access.Admin,
-	"/live/pins":         access.Admin,
-	"/actions":           access.Operate,
-	"/live/actions":      access.Operate,
+	"/prefixes":      access.Operate,
+	"/live/prefixes": access.Operate,
+	"/pins":          access.Admin,
+	"/live/pins":     access.Admin,
+	"/actions":       access.Operate,
+	"/live/actions":  access.Operate,
+	// The console of a planner, beside "/".
+	"/live/dualpath":     access.Operate,
+	"/requests":          access.Operate,
+	"/live/requests":     access.Operate,
 	"/console/style.css": 0,
 	"/console/live.js":   0,
 	"/console/icon.svg":  0,
@@ -51,7 +57,7 @@ func webRule(path string) access.Role {
 func (g guard) admitWeb(r *http.Request) (context.Context, error) {
 	policy := g.roles.current()
 	if policy == nil {
-		return r.Context(), nil
+		return r.Context(), admitHost(r)
 	}
 	id, err := identify(policy, credentialsOf(r), "")
 	if id.Principal == nil {
@@ -66,6 +72,26 @@ func (g guard) admitWeb(r *http.Request) (context.Context, error) {
 		err = lacks(id, need, "on any namespace")
 	}
 	return ctx, err
+}
+
+// admitHost refuses a request for the console, over the loopback interface and without a token, whose
+// Host is a name of another machine. A browser sends such a request for a page of an attacker whose
+// name resolves to 127.0.0.1 (DNS rebinding), and the page could read the response.
+func admitHost(r *http.Request) error {
+	local, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	if !ok || !local.IP.IsLoopback() || !isConsole(r.URL.Path) {
+		return nil
+	}
+	name := r.Host
+	if host, _, err := net.SplitHostPort(name); err == nil {
+		name = host
+	}
+	name = strings.ToLower(strings.Trim(name, "[]"))
+	own, err := os.Hostname()
+	if net.ParseIP(name) != nil || name == "localhost" || strings.HasSuffix(name, ".localhost") || err == nil && name == strings.ToLower(own) {
+		return nil
+	}
+	return refuse(codes.PermissionDenied, "the console is open to every caller on this machine, so a request over the loopback interface must be for localhost, an IP address or the name of this machine, and not for %q; set auth.roles_file to use another name", shorten(name))
 }
 
 // credentialsOf returns the Authorization headers of a request. A browser sends the token of the

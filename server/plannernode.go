@@ -7,11 +7,13 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/server/console"
 	"github.com/penstock-kv/penstock/server/planner"
 )
 
@@ -25,13 +27,18 @@ type PlannerOptions struct {
 	Registry *prometheus.Registry
 	// Logger receives a line for each operator call (audit). Nil disables the audit.
 	Logger *slog.Logger
+	// Name is the name of the planner on the pages of its console.
+	Name string
+	// ConsoleInterval is the time between two updates of a page of the console. Default: 2 s.
+	ConsoleInterval time.Duration
 }
 
-// PlannerNode serves a planner: gRPC for gateways and leaders, HTTP for scrapers and probes.
+// PlannerNode serves a planner: gRPC for gateways and leaders, HTTP for browsers, scrapers and probes.
 type PlannerNode struct {
 	service *planner.Service
 	grpc    *grpc.Server
 	http    *http.Server
+	console *console.Console
 }
 
 // plannerMessageBytes is the maximum size of one message to a planner, in bytes. When an engine
@@ -47,6 +54,8 @@ func NewPlannerNode(opts PlannerOptions) *PlannerNode {
 	pb.RegisterPlannerServer(n.grpc, opts.Service)
 	mux := commonRoutes(opts.Registry)
 	mux.HandleFunc("GET /readyz", n.readyz)
+	n.console = console.New(console.Options{Planner: plannerSource{opts.Service}, Access: consoleAccess{guard}, Node: opts.Name, Interval: opts.ConsoleInterval})
+	n.console.Register(mux)
 	n.http = httpServer(guard.web(mux, audit))
 	return n
 }
@@ -74,6 +83,7 @@ func (n *PlannerNode) readyz(w http.ResponseWriter, r *http.Request) {
 // of the servers fails.
 func (n *PlannerNode) Serve(control, web net.Listener) error {
 	stop := func() {
+		n.console.Stop()
 		n.grpc.Stop()
 		_ = n.http.Close() // an error is ignored: Close closes only listeners and connections
 	}
@@ -85,6 +95,7 @@ func (n *PlannerNode) Serve(control, web net.Listener) error {
 // error.
 func (n *PlannerNode) Shutdown(ctx context.Context) error {
 	n.service.Close()
+	n.console.Stop()
 	stopped := make(chan struct{})
 	go func() {
 		n.grpc.GracefulStop()
@@ -96,5 +107,7 @@ func (n *PlannerNode) Shutdown(ctx context.Context) error {
 		n.grpc.Stop()
 		<-stopped
 	}
-	return n.http.Shutdown(ctx)
+	err := n.http.Shutdown(ctx)
+	n.console.Close()
+	return err
 }

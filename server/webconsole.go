@@ -160,6 +160,15 @@ type consoleAccess struct{ guard }
 // Admit implements console.Access.
 func (a consoleAccess) Admit(r *http.Request) (context.Context, error) { return a.admitWeb(r) }
 
+// Caller implements console.Access. It returns the name of the principal; "" without a roles file.
+func (a consoleAccess) Caller(ctx context.Context) string {
+	id, ok := identityOf(ctx)
+	if !ok {
+		return ""
+	}
+	return id.Principal.Name()
+}
+
 // Opens implements console.Access.
 func (a consoleAccess) Opens(ctx context.Context, path string) bool {
 	id, ok := identityOf(ctx)
@@ -179,7 +188,7 @@ func (a consoleAccess) SeesPins(ctx context.Context, name string) bool {
 // isConsole reports whether a path belongs to the console, which browsers open.
 func isConsole(path string) bool {
 	switch path {
-	case "/", "/namespaces", "/prefixes", "/pins", "/actions":
+	case "/", "/namespaces", "/prefixes", "/pins", "/actions", "/requests":
 		return true
 	}
 	return strings.HasPrefix(path, "/live/")

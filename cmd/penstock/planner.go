@@ -152,7 +152,7 @@ func runPlanner(ctx context.Context, from source[config.Planner], record string,
 	if oracle != nil {
 		oracle.Watch(func(s netoracle.State) { service.SetNetwork(networkOfState(s)) })
 	}
-	node := server.NewPlannerNode(server.PlannerOptions{Service: service, Tokens: live.credentials.Tokens, Roles: live.credentials.Roles, TLS: live.credentials.ServerTLS(), Registry: registry, Logger: log})
+	node := server.NewPlannerNode(server.PlannerOptions{Service: service, Name: "planner " + control.Addr().String(), Tokens: live.credentials.Tokens, Roles: live.credentials.Roles, TLS: live.credentials.ServerTLS(), Registry: registry, Logger: log})
 	log.Info("ready", append(addresses("grpc", control, web), "read_policy", schedule.Policy.String(), "alpha", schedule.Alpha, "beta", schedule.Beta)...)
 	live.follow(cfg.Keys(), from.path, func() (reload.Candidate, error) {
 		next, err := from.read()

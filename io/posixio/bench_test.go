@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/io/blockiotest"
 	"github.com/penstock-kv/penstock/io/posixio"
 )
 
@@ -31,7 +32,7 @@ func BenchmarkRead(b *testing.B) {
 		}
 	}()
 	d := open(b, b.TempDir(), posixio.Options{})
-	f := create(b, d, "a", benchFilePages)
+	f := blockiotest.Create(b, d, "a", benchFilePages*blockio.Align)
 	buf, err := mem.Alloc(b.Context(), 32<<20)
 	if err != nil {
 		b.Fatal(err)
@@ -71,7 +72,7 @@ func BenchmarkRead(b *testing.B) {
 // separate buffers.
 func BenchmarkReadRun(b *testing.B) {
 	d := open(b, b.TempDir(), posixio.Options{})
-	f := create(b, d, "a", 64<<20/blockio.Align)
+	f := blockiotest.Create(b, d, "a", 64<<20)
 	mem, err := arena.New(arena.Options{SizeBytes: 4 << 20})
 	if err != nil {
 		b.Fatal(err)
@@ -145,7 +146,7 @@ func BenchmarkBudget(b *testing.B) {
 		b.Run(c.name, func(b *testing.B) {
 			const bytes, clients = 4 << 20, 8
 			d := open(b, b.TempDir(), posixio.Options{Budget: c.budget})
-			f := create(b, d, "a", benchFilePages)
+			f := blockiotest.Create(b, d, "a", benchFilePages*blockio.Align)
 			mem, err := arena.New(arena.Options{SizeBytes: clients * bytes})
 			if err != nil {
 				b.Fatal(err)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/io/blockiotest"
 	"github.com/penstock-kv/penstock/io/posixio"
 )
 
@@ -32,15 +33,6 @@ func open(t testing.TB, dir string, opts posixio.Options) *posixio.Device {
 		}
 	})
 	return d
-}
-
-func create(t testing.TB, d blockio.Device, name string, pages int64) blockio.File {
-	t.Helper()
-	f, err := d.Create(name, pages*blockio.Align)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return f
 }
 
 // do runs one request over the whole of f, with buffers of the given number of pages.
@@ -93,7 +85,7 @@ func TestShortTransfersAreResumed(t *testing.T) {
 	}
 	d := open(t, t.TempDir(), posixio.Options{Hook: hook})
 	data, got := random(t, 97), testkit.AlignedBuffer(t, 97*blockio.Align)
-	f := create(t, d, "a", 97)
+	f := blockiotest.Create(t, d, "a", 97*blockio.Align)
 	for cut := 1; cut <= 97; cut += 8 {
 		if err := do(t, d, blockio.Write, f, data, cut); err != nil {
 			t.Fatal(err)
@@ -132,7 +124,7 @@ func TestNoProgressEnds(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			hook := func(blockio.Op, string, int64, int, error) (int, error) { return c.n, c.err }
 			d := open(t, t.TempDir(), posixio.Options{Hook: hook})
-			f := create(t, d, "seg-3", 2)
+			f := blockiotest.Create(t, d, "seg-3", 2*blockio.Align)
 			err := do(t, d, c.op, f, testkit.AlignedBuffer(t, 2*blockio.Align), 2)
 			if !errors.Is(err, c.want) {
 				t.Fatalf("got %v, want %v", err, c.want)
@@ -151,7 +143,7 @@ func TestNoProgressEnds(t *testing.T) {
 func TestFileShrunk(t *testing.T) {
 	dir := t.TempDir()
 	d := open(t, dir, posixio.Options{})
-	f := create(t, d, "a", 8)
+	f := blockiotest.Create(t, d, "a", 8*blockio.Align)
 	if err := os.Truncate(filepath.Join(dir, "a"), 2*blockio.Align+100); err != nil {
 		t.Fatal(err)
 	}
@@ -237,7 +229,7 @@ func TestCancelledWait(t *testing.T) {
 	}
 	budget := blockio.BudgetOptions{MinBytes: 4 * blockio.Align, MaxBytes: 4 * blockio.Align}
 	d := open(t, t.TempDir(), posixio.Options{Hook: hook, Budget: budget})
-	f := create(t, d, "a", 4)
+	f := blockiotest.Create(t, d, "a", 4*blockio.Align)
 	buf := testkit.AlignedBuffer(t, 4*blockio.Align)
 	ctx, cancel := context.WithCancel(t.Context())
 	request := func() []blockio.Request { return []blockio.Request{{Op: blockio.Read, File: f, Bufs: [][]byte{buf}}} }
@@ -272,7 +264,7 @@ func TestCloseWaitsForTheKernel(t *testing.T) {
 		return n, err
 	}
 	d := open(t, t.TempDir(), posixio.Options{Hook: hook})
-	f := create(t, d, "a", 1)
+	f := blockiotest.Create(t, d, "a", blockio.Align)
 	buf := testkit.AlignedBuffer(t, blockio.Align)
 	batch := []blockio.Request{{Op: blockio.Read, File: f, Bufs: [][]byte{buf}}}
 	var wg sync.WaitGroup
@@ -307,7 +299,7 @@ func TestWorkersBound(t *testing.T) {
 		return n, err
 	}
 	d := open(t, t.TempDir(), posixio.Options{Workers: 3, Hook: hook})
-	f := create(t, d, "a", 256)
+	f := blockiotest.Create(t, d, "a", 256*blockio.Align)
 	buf := testkit.AlignedBuffer(t, 256*blockio.Align)
 	var batch []blockio.Request
 	for i := range 256 {
@@ -331,7 +323,7 @@ func TestReadOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	data, got := random(t, 3), testkit.AlignedBuffer(t, 3*blockio.Align)
-	if err := do(t, owner, blockio.Write, create(t, owner, "a", 3), data, 1); err != nil {
+	if err := do(t, owner, blockio.Write, blockiotest.Create(t, owner, "a", 3*blockio.Align), data, 1); err != nil {
 		t.Fatal(err)
 	}
 	d := open(t, dir, posixio.Options{ReadOnly: true})

@@ -157,7 +157,7 @@ func TestStartOnAFullVolume(t *testing.T) {
 	mount := testkit.SmallExt4(t, 32)
 	data, got := random(t, 64), testkit.AlignedBuffer(t, 64*blockio.Align)
 	before := open(t, mount, posixio.Options{})
-	if err := do(t, before, blockio.Write, create(t, before, "a", 64), data, 64); err != nil {
+	if err := do(t, before, blockio.Write, blockiotest.Create(t, before, "a", 64*blockio.Align), data, 64); err != nil {
 		t.Fatal(err)
 	}
 	if err := errors.Join(before.Sync(t.Context()), before.Close()); err != nil {
@@ -196,7 +196,7 @@ func TestReadOnlyMount(t *testing.T) {
 	mount := testkit.SmallExt4(t, 32)
 	data, got := random(t, 4), testkit.AlignedBuffer(t, 4*blockio.Align)
 	before := open(t, mount, posixio.Options{})
-	if err := do(t, before, blockio.Write, create(t, before, "a", 4), data, 4); err != nil {
+	if err := do(t, before, blockio.Write, blockiotest.Create(t, before, "a", 4*blockio.Align), data, 4); err != nil {
 		t.Fatal(err)
 	}
 	if err := before.Close(); err != nil {
@@ -259,7 +259,7 @@ func TestAccessTime(t *testing.T) {
 			opts := posixio.Options{Buffered: !c.direct}
 			want := random(t, 2)
 			first := open(t, dir, opts)
-			if err := do(t, first, blockio.Write, create(t, first, "a", 2), want, 1); err != nil {
+			if err := do(t, first, blockio.Write, blockiotest.Create(t, first, "a", 2*blockio.Align), want, 1); err != nil {
 				t.Fatal(err)
 			}
 			if err := first.Close(); err != nil {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/io/blockiotest"
 	"github.com/penstock-kv/penstock/io/posixio"
 )
 
@@ -107,12 +108,12 @@ func prewrite(b *testing.B, dir string, mem []byte) {
 		b.Fatal(err)
 	}
 	defer d.Close()
-	f := create(b, d, "data", benchFileBytes)
+	f := blockiotest.Create(b, d, "data", benchFileBytes)
 	for i := range mem {
 		mem[i] = byte(i * 7)
 	}
 	for off := int64(0); off < benchFileBytes; off += int64(len(mem)) {
-		if err := one(b, d, blockio.Write, f, off, mem); err != nil {
+		if err := blockiotest.One(b, d, blockio.Write, f, off, mem); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/io/blockiotest"
 )
 
 const page = blockio.Align
@@ -55,35 +56,6 @@ func openDevice(t testing.TB, dir string, o Options) *Device {
 	return d.(*Device)
 }
 
-func create(t testing.TB, d blockio.Device, name string, size int64) blockio.File {
-	t.Helper()
-	f, err := d.Create(name, size)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return f
-}
-
-// pattern returns a buffer of which no two pages are equal.
-func pattern(t testing.TB, pages int, seed byte) []byte {
-	t.Helper()
-	b := testkit.AlignedBuffer(t, pages*page)
-	for i := range b {
-		b[i] = byte(i) ^ byte(i>>8) ^ byte(i/page)*31 ^ seed
-	}
-	return b
-}
-
-// one performs a single request and returns its outcome.
-func one(t testing.TB, d blockio.Device, op blockio.Op, f blockio.File, off int64, bufs ...[]byte) error {
-	t.Helper()
-	batch := []blockio.Request{{Op: op, File: f, Offset: off, Bufs: bufs}}
-	if err := d.Do(context.Background(), batch); err != nil {
-		t.Fatal(err)
-	}
-	return batch[0].Err
-}
-
 // TestShortCompletionsAreResumed shortens every transfer longer than a page to an
 // odd number of bytes.
 func TestShortCompletionsAreResumed(t *testing.T) {
@@ -96,20 +68,20 @@ func TestShortCompletionsAreResumed(t *testing.T) {
 		return n, err
 	}}, func(t *testing.T, d *Device) {
 		before := shortened.Load()
-		f := create(t, d, "f", 64*page)
-		want := pattern(t, 20, 7)
-		if err := one(t, d, blockio.Write, f, 4*page, want[:3*page], want[3*page:4*page], want[4*page:]); err != nil {
+		f := blockiotest.Create(t, d, "f", 64*page)
+		want := blockiotest.Pattern(t, 20, 7)
+		if err := blockiotest.One(t, d, blockio.Write, f, 4*page, want[:3*page], want[3*page:4*page], want[4*page:]); err != nil {
 			t.Fatal(err)
 		}
 		got := testkit.AlignedBuffer(t, 20*page)
-		if err := one(t, d, blockio.Read, f, 4*page, got); err != nil {
+		if err := blockiotest.One(t, d, blockio.Read, f, 4*page, got); err != nil {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(got, want) {
 			t.Error("after a resumed write or read, the bytes differ from the written bytes")
 		}
 		clear(got)
-		if err := one(t, d, blockio.Read, f, 4*page, got[:page], got[page:9*page], got[9*page:]); err != nil {
+		if err := blockiotest.One(t, d, blockio.Read, f, 4*page, got[:page], got[page:9*page], got[9*page:]); err != nil {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(got, want) {
@@ -135,9 +107,9 @@ func TestPassingErrorsAreRetried(t *testing.T) {
 		}
 		return moved, err
 	}}, func(t *testing.T, d *Device) {
-		f := create(t, d, "f", 16*page)
-		want, got := pattern(t, 16, 1), testkit.AlignedBuffer(t, 16*page)
-		if err := errors.Join(one(t, d, blockio.Write, f, 0, want), one(t, d, blockio.Read, f, 0, got)); err != nil {
+		f := blockiotest.Create(t, d, "f", 16*page)
+		want, got := blockiotest.Pattern(t, 16, 1), testkit.AlignedBuffer(t, 16*page)
+		if err := errors.Join(blockiotest.One(t, d, blockio.Write, f, 0, want), blockiotest.One(t, d, blockio.Read, f, 0, got)); err != nil {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(got, want) {
@@ -166,7 +138,7 @@ func TestFailuresSurface(t *testing.T) {
 				}
 				return n, err
 			}}, func(t *testing.T, d *Device) {
-				good, bad := create(t, d, "good", 4*page), create(t, d, "bad", 4*page)
+				good, bad := blockiotest.Create(t, d, "good", 4*page), blockiotest.Create(t, d, "bad", 4*page)
 				batch := []blockio.Request{
 					{Op: blockio.Read, File: good, Bufs: [][]byte{testkit.AlignedBuffer(t, page)}},
 					{Op: blockio.Read, File: bad, Offset: 2 * page, Bufs: [][]byte{testkit.AlignedBuffer(t, page)}},
@@ -194,11 +166,11 @@ func TestFailuresSurface(t *testing.T) {
 // zeroes.
 func TestCutFile(t *testing.T) {
 	eachWay(t, Options{}, func(t *testing.T, d *Device) {
-		f := create(t, d, "f", 8*page)
+		f := blockiotest.Create(t, d, "f", 8*page)
 		if err := os.Truncate(d.Path()+"/f", 2*page); err != nil {
 			t.Fatal(err)
 		}
-		if err := one(t, d, blockio.Read, f, 0, testkit.AlignedBuffer(t, 4*page)); !errors.Is(err, io.ErrUnexpectedEOF) {
+		if err := blockiotest.One(t, d, blockio.Read, f, 0, testkit.AlignedBuffer(t, 4*page)); !errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Errorf("read beyond the cut: %v", err)
 		}
 	})
@@ -226,17 +198,6 @@ func (e *engine) hookShared(hook func() error) {
 	e.shared.ring.enterHook = hook
 }
 
-// requests returns n page reads of f.
-func requests(t testing.TB, f blockio.File, n int) []blockio.Request {
-	t.Helper()
-	mem := testkit.AlignedBuffer(t, n*page)
-	batch := make([]blockio.Request, n)
-	for i := range batch {
-		batch[i] = blockio.Request{Op: blockio.Read, File: f, Offset: int64(i) * page, Bufs: [][]byte{mem[i*page : (i+1)*page]}}
-	}
-	return batch
-}
-
 // TestShortageInTheKernel: EINTR, EAGAIN and EBUSY of the submitting call are retried.
 func TestShortageInTheKernel(t *testing.T) {
 	eachWay(t, Options{Entries: 4, SharedEntries: 4}, func(t *testing.T, d *Device) {
@@ -248,12 +209,12 @@ func TestShortageInTheKernel(t *testing.T) {
 		if d.engine.shared != nil {
 			d.engine.hookShared(hook)
 		}
-		f := create(t, d, "f", 64*page)
-		want := pattern(t, 64, 3)
-		if err := one(t, d, blockio.Write, f, 0, want); err != nil {
+		f := blockiotest.Create(t, d, "f", 64*page)
+		want := blockiotest.Pattern(t, 64, 3)
+		if err := blockiotest.One(t, d, blockio.Write, f, 0, want); err != nil {
 			t.Fatal(err)
 		}
-		batch := requests(t, f, 64)
+		batch := blockiotest.PageReads(t, f, 64)
 		if err := d.Do(t.Context(), batch); err != nil {
 			t.Fatal(err)
 		}
@@ -270,9 +231,9 @@ func TestShortageInTheKernel(t *testing.T) {
 // ring.
 func TestRefusedRing(t *testing.T) {
 	eachWay(t, Options{Entries: 4, SharedEntries: 4}, func(t *testing.T, d *Device) {
-		f := create(t, d, "f", 64*page)
-		want := pattern(t, 64, 9)
-		if err := one(t, d, blockio.Write, f, 0, want); err != nil {
+		f := blockiotest.Create(t, d, "f", 64*page)
+		want := blockiotest.Pattern(t, 64, 9)
+		if err := blockiotest.One(t, d, blockio.Write, f, 0, want); err != nil {
 			t.Fatal(err)
 		}
 		var n atomic.Int64
@@ -287,7 +248,7 @@ func TestRefusedRing(t *testing.T) {
 		} else {
 			d.engine.hookPool(hook)
 		}
-		batch := requests(t, f, 64)
+		batch := blockiotest.PageReads(t, f, 64)
 		if err := d.Do(t.Context(), batch); err != nil {
 			t.Fatal(err)
 		}
@@ -309,7 +270,7 @@ func TestRefusedRing(t *testing.T) {
 		if got := d.Stats().InFlightBytes; got != 0 {
 			t.Errorf("%d bytes still in flight", got)
 		}
-		again := requests(t, f, 64)
+		again := blockiotest.PageReads(t, f, 64)
 		if err := d.Do(t.Context(), again); err != nil {
 			t.Fatal(err)
 		}
@@ -325,17 +286,17 @@ func TestRefusedRing(t *testing.T) {
 func TestNoMoreRings(t *testing.T) {
 	requireRings(t)
 	d := openDevice(t, t.TempDir(), Options{Rings: 1})
-	f := create(t, d, "f", page)
+	f := blockiotest.Create(t, d, "f", page)
 	d.engine.hookPool(nil)
 	made := d.engine.callers.make
 	d.engine.callers.make = func() (*caller, error) { return nil, unix.EMFILE }
 	for range 3 {
-		if err := d.Do(t.Context(), requests(t, f, 1)); !errors.Is(err, unix.EMFILE) {
+		if err := d.Do(t.Context(), blockiotest.PageReads(t, f, 1)); !errors.Is(err, unix.EMFILE) {
 			t.Fatalf("%v; want EMFILE", err)
 		}
 	}
 	d.engine.callers.make = made
-	if err := one(t, d, blockio.Read, f, 0, testkit.AlignedBuffer(t, page)); err != nil {
+	if err := blockiotest.One(t, d, blockio.Read, f, 0, testkit.AlignedBuffer(t, page)); err != nil {
 		t.Error(err)
 	}
 }
@@ -358,10 +319,10 @@ func TestRegions(t *testing.T) {
 		if !strings.Contains(d.Info().Detail, "buffers registered") {
 			skipWithout(t, fmt.Sprintf("registered buffers: ulimit -l of at least %d KiB, or CAP_IPC_LOCK (%s)", len(mem)>>10, d.Info().Detail))
 		}
-		f := create(t, d, "f", 64*page)
-		want := pattern(t, 64, 5)
+		f := blockiotest.Create(t, d, "f", 64*page)
+		want := blockiotest.Pattern(t, 64, 5)
 		copy(mem, want)
-		if err := one(t, d, blockio.Write, f, 0, mem[:64*page]); err != nil {
+		if err := blockiotest.One(t, d, blockio.Write, f, 0, mem[:64*page]); err != nil {
 			t.Fatal(err)
 		}
 		for _, got := range [][]byte{
@@ -370,7 +331,7 @@ func TestRegions(t *testing.T) {
 			testkit.AlignedBuffer(t, 64*page), // not registered
 		} {
 			clear(got)
-			if err := one(t, d, blockio.Read, f, 0, got); err != nil {
+			if err := blockiotest.One(t, d, blockio.Read, f, 0, got); err != nil {
 				t.Fatal(err)
 			}
 			if !bytes.Equal(got, want) {
@@ -400,14 +361,14 @@ func TestChunks(t *testing.T) {
 // No request is lost.
 func TestThreadsEnd(t *testing.T) {
 	eachWay(t, Options{Entries: 8, SharedEntries: 8}, func(t *testing.T, d *Device) {
-		f := create(t, d, "f", 64*page)
-		want := pattern(t, 64, 2)
-		if err := one(t, d, blockio.Write, f, 0, want); err != nil {
+		f := blockiotest.Create(t, d, "f", 64*page)
+		want := blockiotest.Pattern(t, 64, 2)
+		if err := blockiotest.One(t, d, blockio.Write, f, 0, want); err != nil {
 			t.Fatal(err)
 		}
 		var wg sync.WaitGroup
 		for range 32 {
-			batch := requests(t, f, 64)
+			batch := blockiotest.PageReads(t, f, 64)
 			wg.Go(func() {
 				runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 				if err := d.Do(context.Background(), batch); err != nil {
@@ -428,16 +389,16 @@ func TestThreadsEnd(t *testing.T) {
 // completes or is refused.
 func TestCloseUnderLoad(t *testing.T) {
 	eachWay(t, Options{Entries: 8, SharedEntries: 16}, func(t *testing.T, d *Device) {
-		f := create(t, d, "f", 64*page)
-		want := pattern(t, 64, 4)
-		if err := one(t, d, blockio.Write, f, 0, want); err != nil {
+		f := blockiotest.Create(t, d, "f", 64*page)
+		want := blockiotest.Pattern(t, 64, 4)
+		if err := blockiotest.One(t, d, blockio.Write, f, 0, want); err != nil {
 			t.Fatal(err)
 		}
 		var wg sync.WaitGroup
 		var done atomic.Int64
 		enough := make(chan struct{})
 		for g := range 8 {
-			batch := requests(t, f, 8*(1+g%8))
+			batch := blockiotest.PageReads(t, f, 8*(1+g%8))
 			wg.Go(func() {
 				for {
 					err := d.Do(context.Background(), batch)
@@ -507,7 +468,7 @@ func TestDoAllocatesNothing(t *testing.T) {
 	for name, o := range ways(Options{}) {
 		t.Run(name, func(t *testing.T) {
 			d := openDevice(t, t.TempDir(), o)
-			batch := requests(t, create(t, d, "f", 16*page), 16)
+			batch := blockiotest.PageReads(t, blockiotest.Create(t, d, "f", 16*page), 16)
 			if n := testing.AllocsPerRun(100, func() {
 				if err := d.Do(context.Background(), batch); err != nil {
 					t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/io/blockiotest"
 )
 
 // kernelDir and kernelName are set for the processes that TestOtherKernels starts.
@@ -123,16 +124,16 @@ func checkNoCloning(t *testing.T, dir string) {
 	if registered != ownMax || !strings.Contains(detail, "registered with at most 4 of 64 rings") {
 		t.Errorf("%d rings of %d have a registration, want %d: %q", registered, len(lent), ownMax, detail)
 	}
-	f := create(t, d, "f", 16*page)
+	f := blockiotest.Create(t, d, "f", 16*page)
 	for _, c := range lent { // the pool lends the last returned ring first, so both kinds are used
 		d.engine.callers.put(c)
-		want := pattern(t, 8, byte(len(lent)))
+		want := blockiotest.Pattern(t, 8, byte(len(lent)))
 		copy(mem, want)
-		if err := one(t, d, blockio.Write, f, 0, mem); err != nil {
+		if err := blockiotest.One(t, d, blockio.Write, f, 0, mem); err != nil {
 			t.Fatal(err)
 		}
 		clear(mem)
-		if err := one(t, d, blockio.Read, f, 0, mem); err != nil || !bytes.Equal(mem, want) {
+		if err := blockiotest.One(t, d, blockio.Read, f, 0, mem); err != nil || !bytes.Equal(mem, want) {
 			t.Errorf("through a ring with registration %t: %v, or other bytes", c.registered, err)
 		}
 	}

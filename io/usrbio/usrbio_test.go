@@ -131,46 +131,6 @@ func (w standIn) open(t testing.TB, o Options) *Device {
 	return d.(*Device)
 }
 
-func create(t testing.TB, d blockio.Device, name string, size int64) blockio.File {
-	t.Helper()
-	f, err := d.Create(name, size)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return f
-}
-
-// pattern returns a buffer of which no two pages are equal.
-func pattern(t testing.TB, pages int, seed byte) []byte {
-	t.Helper()
-	b := testkit.AlignedBuffer(t, pages*page)
-	for i := range b {
-		b[i] = byte(i) ^ byte(i>>8) ^ byte(i/page)*31 ^ seed
-	}
-	return b
-}
-
-// one performs a single request and returns its outcome.
-func one(t testing.TB, d blockio.Device, op blockio.Op, f blockio.File, off int64, bufs ...[]byte) error {
-	t.Helper()
-	batch := []blockio.Request{{Op: op, File: f, Offset: off, Bufs: bufs}}
-	if err := d.Do(context.Background(), batch); err != nil {
-		t.Fatal(err)
-	}
-	return batch[0].Err
-}
-
-// requests returns n page reads of f.
-func requests(t testing.TB, f blockio.File, n int) []blockio.Request {
-	t.Helper()
-	mem := testkit.AlignedBuffer(t, n*page)
-	batch := make([]blockio.Request, n)
-	for i := range batch {
-		batch[i] = blockio.Request{Op: blockio.Read, File: f, Offset: int64(i) * page, Bufs: [][]byte{mem[i*page : (i+1)*page]}}
-	}
-	return batch
-}
-
 const always = 1 << 40
 
 // await returns when the condition is true. It fails the test with the text missed after a minute.
@@ -234,14 +194,14 @@ func TestConformance(t *testing.T) {
 func TestShortCompletionsAreResumed(t *testing.T) {
 	w := loaded(t)
 	d := w.open(t, Options{SlotBytes: 8 * page})
-	f := create(t, d, "f", 64*page)
+	f := blockiotest.Create(t, d, "f", 64*page)
 	w.control.Set(usrbiotest.Fault{Kind: usrbiotest.Short, Count: always, Arg: page + 17})
 	before := w.control.Counters().Faults
-	want, got := pattern(t, 20, 7), testkit.AlignedBuffer(t, 20*page)
-	if err := one(t, d, blockio.Write, f, 4*page, want[:3*page], want[3*page:4*page], want[4*page:]); err != nil {
+	want, got := blockiotest.Pattern(t, 20, 7), testkit.AlignedBuffer(t, 20*page)
+	if err := blockiotest.One(t, d, blockio.Write, f, 4*page, want[:3*page], want[3*page:4*page], want[4*page:]); err != nil {
 		t.Fatal(err)
 	}
-	if err := one(t, d, blockio.Read, f, 4*page, got[:page], got[page:9*page], got[9*page:]); err != nil {
+	if err := blockiotest.One(t, d, blockio.Read, f, 4*page, got[:page], got[page:9*page], got[9*page:]); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(got, want) {
@@ -258,21 +218,21 @@ func TestHoles(t *testing.T) {
 	w := loaded(t)
 	w.control.SetHoles(true)
 	d := w.open(t, Options{})
-	f := create(t, d, "f", 16*page)
+	f := blockiotest.Create(t, d, "f", 16*page)
 	path := filepath.Join(d.Path(), "f")
 	// A file that another process has made may have holes.
 	if err := errors.Join(os.Truncate(path, 0), os.Truncate(path, 16*page)); err != nil {
 		t.Fatal(err)
 	}
-	want, got := make([]byte, 16*page), pattern(t, 16, 1)
-	data := pattern(t, 3, 2)
+	want, got := make([]byte, 16*page), blockiotest.Pattern(t, 16, 1)
+	data := blockiotest.Pattern(t, 3, 2)
 	for _, at := range []int64{2, 9} {
-		if err := one(t, d, blockio.Write, f, at*page, data); err != nil {
+		if err := blockiotest.One(t, d, blockio.Write, f, at*page, data); err != nil {
 			t.Fatal(err)
 		}
 		copy(want[at*page:], data)
 	}
-	if err := one(t, d, blockio.Read, f, 0, got); err != nil {
+	if err := blockiotest.One(t, d, blockio.Read, f, 0, got); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(got, want) {
@@ -295,13 +255,13 @@ func TestFailuresSurface(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := loaded(t)
 			d := w.open(t, Options{Slots: 4, SlotBytes: 2 * page})
-			f := create(t, d, "f", 8*page)
+			f := blockiotest.Create(t, d, "f", 8*page)
 			c.fault.Writes = true
 			w.control.Set(c.fault)
 			got := testkit.AlignedBuffer(t, page)
 			batch := []blockio.Request{
 				{Op: blockio.Read, File: f, Bufs: [][]byte{got}},
-				{Op: blockio.Write, File: f, Offset: 2 * page, Bufs: [][]byte{pattern(t, 4, 1)}},
+				{Op: blockio.Write, File: f, Offset: 2 * page, Bufs: [][]byte{blockiotest.Pattern(t, 4, 1)}},
 				{Op: blockio.Read, File: f, Offset: 7 * page, Bufs: [][]byte{got}},
 			}
 			if err := d.Do(t.Context(), batch); err != nil {
@@ -318,7 +278,7 @@ func TestFailuresSurface(t *testing.T) {
 				t.Errorf("counted %+v; want 2 reads and a failed write", s)
 			}
 			w.control.Set(usrbiotest.Fault{})
-			if err := one(t, d, blockio.Write, f, 2*page, pattern(t, 4, 1)); err != nil {
+			if err := blockiotest.One(t, d, blockio.Write, f, 2*page, blockiotest.Pattern(t, 4, 1)); err != nil {
 				t.Errorf("after the fault: %v", err)
 			}
 		})
@@ -336,10 +296,10 @@ func TestPassingErrorsAreRetried(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := loaded(t)
 			d := w.open(t, Options{Slots: 4, SlotBytes: page})
-			f := create(t, d, "f", 64*page)
-			want, got := pattern(t, 64, 3), testkit.AlignedBuffer(t, 64*page)
+			f := blockiotest.Create(t, d, "f", 64*page)
+			want, got := blockiotest.Pattern(t, 64, 3), testkit.AlignedBuffer(t, 64*page)
 			w.control.Set(fault)
-			if err := errors.Join(one(t, d, blockio.Write, f, 0, want), one(t, d, blockio.Read, f, 0, got)); err != nil {
+			if err := errors.Join(blockiotest.One(t, d, blockio.Write, f, 0, want), blockiotest.One(t, d, blockio.Read, f, 0, got)); err != nil {
 				t.Fatal(err)
 			}
 			if !bytes.Equal(got, want) {
@@ -353,11 +313,11 @@ func TestPassingErrorsAreRetried(t *testing.T) {
 // zeroes.
 func TestCutFile(t *testing.T) {
 	d := loaded(t).open(t, Options{})
-	f := create(t, d, "f", 8*page)
+	f := blockiotest.Create(t, d, "f", 8*page)
 	if err := os.Truncate(d.Path()+"/f", 2*page+100); err != nil {
 		t.Fatal(err)
 	}
-	if err := one(t, d, blockio.Read, f, 0, testkit.AlignedBuffer(t, 4*page)); !errors.Is(err, io.ErrUnexpectedEOF) {
+	if err := blockiotest.One(t, d, blockio.Read, f, 0, testkit.AlignedBuffer(t, 4*page)); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("read beyond the cut: %v", err)
 	}
 }
@@ -367,15 +327,15 @@ func TestCutFile(t *testing.T) {
 func TestHugeBatch(t *testing.T) {
 	w := loaded(t)
 	d := w.open(t, Options{Slots: 4, SlotBytes: 2 * page})
-	f := create(t, d, "f", blockio.MaxBatch*page)
-	g := create(t, d, "g", blockio.MaxBatch*page)
+	f := blockiotest.Create(t, d, "f", blockio.MaxBatch*page)
+	g := blockiotest.Create(t, d, "g", blockio.MaxBatch*page)
 	const n = blockio.MaxBatch / 2
-	want, other := pattern(t, n, 1), pattern(t, n, 2)
-	if err := one(t, d, blockio.Write, f, 0, want); err != nil {
+	want, other := blockiotest.Pattern(t, n, 1), blockiotest.Pattern(t, n, 2)
+	if err := blockiotest.One(t, d, blockio.Write, f, 0, want); err != nil {
 		t.Fatal(err)
 	}
 	w.control.Set(usrbiotest.Fault{})
-	batch := requests(t, f, n)
+	batch := blockiotest.PageReads(t, f, n)
 	for i := range n {
 		batch = append(batch, blockio.Request{Op: blockio.Write, File: g, Offset: int64(i) * page, Bufs: [][]byte{other[i*page : (i+1)*page]}})
 	}
@@ -383,7 +343,7 @@ func TestHugeBatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := testkit.AlignedBuffer(t, n*page)
-	if err := one(t, d, blockio.Read, g, 0, got); err != nil || !bytes.Equal(got, other) {
+	if err := blockiotest.One(t, d, blockio.Read, g, 0, got); err != nil || !bytes.Equal(got, other) {
 		t.Errorf("the written bytes differ: %v", err)
 	}
 	for i := range n {
@@ -401,24 +361,24 @@ func TestHugeBatch(t *testing.T) {
 func TestStuck(t *testing.T) {
 	w := loaded(t)
 	d := w.open(t, Options{Slots: 4, SlotBytes: page})
-	f := create(t, d, "f", 8*page)
-	want := pattern(t, 8, 5)
-	if err := one(t, d, blockio.Write, f, 0, want); err != nil {
+	f := blockiotest.Create(t, d, "f", 8*page)
+	want := blockiotest.Pattern(t, 8, 5)
+	if err := blockiotest.One(t, d, blockio.Write, f, 0, want); err != nil {
 		t.Fatal(err)
 	}
 	before := w.control.Counters().Faults
 	w.control.Set(usrbiotest.Fault{Kind: usrbiotest.Stuck, Reads: true, Count: 1})
 	ctx, cancel := context.WithCancel(context.Background())
-	batch := requests(t, f, 2)
+	batch := blockiotest.PageReads(t, f, 2)
 	done := make(chan error, 1)
 	go func() { done <- d.Do(ctx, batch) }()
 	await(t, "no request is stuck", func() bool { return w.control.Counters().Faults > before })
 	cancel()
 	for i := range 20 { // more than there are slots
-		if err := one(t, d, blockio.Read, f, int64(i%8)*page, testkit.AlignedBuffer(t, page)); err != nil {
+		if err := blockiotest.One(t, d, blockio.Read, f, int64(i%8)*page, testkit.AlignedBuffer(t, page)); err != nil {
 			t.Fatal(err)
 		}
-		if err := one(t, d, blockio.Write, f, int64(i%8)*page, want[i%8*page:][:page]); err != nil {
+		if err := blockiotest.One(t, d, blockio.Write, f, int64(i%8)*page, want[i%8*page:][:page]); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -451,16 +411,16 @@ func TestStuck(t *testing.T) {
 func TestWaitingForABudget(t *testing.T) {
 	w := loaded(t)
 	d := w.open(t, Options{Slots: 4, SlotBytes: page, Budget: blockio.BudgetOptions{MinBytes: page, MaxBytes: page}})
-	f := create(t, d, "f", 2*page)
+	f := blockiotest.Create(t, d, "f", 2*page)
 	before := w.control.Counters().Faults
 	w.control.Set(usrbiotest.Fault{Kind: usrbiotest.Stuck, Count: 1})
 	done := make(chan error, 1)
-	first := requests(t, f, 1)
+	first := blockiotest.PageReads(t, f, 1)
 	go func() { done <- d.Do(context.Background(), first) }()
 	await(t, "no request is stuck", func() bool { return w.control.Counters().Faults > before })
 	prepared := w.control.Counters().Prepared
 	ctx, cancel := context.WithCancel(context.Background())
-	second := requests(t, f, 2)
+	second := blockiotest.PageReads(t, f, 2)
 	refused := make(chan error, 1)
 	go func() { refused <- d.Do(ctx, second) }()
 	cancel()
@@ -481,9 +441,9 @@ func TestWaitingForABudget(t *testing.T) {
 func TestCloseUnderLoad(t *testing.T) {
 	w := loaded(t)
 	d := w.open(t, Options{Slots: 4, SlotBytes: 2 * page})
-	f := create(t, d, "f", 64*page)
-	want := pattern(t, 64, 4)
-	if err := one(t, d, blockio.Write, f, 0, want); err != nil {
+	f := blockiotest.Create(t, d, "f", 64*page)
+	want := blockiotest.Pattern(t, 64, 4)
+	if err := blockiotest.One(t, d, blockio.Write, f, 0, want); err != nil {
 		t.Fatal(err)
 	}
 	w.control.Set(usrbiotest.Fault{Kind: usrbiotest.Slow, Count: always, Arg: 200})
@@ -491,7 +451,7 @@ func TestCloseUnderLoad(t *testing.T) {
 	var done atomic.Int64
 	enough := make(chan struct{})
 	for g := range 6 {
-		batch := requests(t, f, 8*(1+g))
+		batch := blockiotest.PageReads(t, f, 8*(1+g))
 		wg.Go(func() {
 			for {
 				err := d.Do(context.Background(), batch)
@@ -541,10 +501,10 @@ func TestBrokenRing(t *testing.T) {
 			w := loadedToFail(t)
 			w.mount = w.failing
 			d := w.open(t, Options{Slots: 4, SlotBytes: page})
-			f := create(t, d, "f", 64*page)
+			f := blockiotest.Create(t, d, "f", 64*page)
 			destroyed := w.control.Counters().Destroyed
 			w.control.Set(fault)
-			batch := requests(t, f, 64)
+			batch := blockiotest.PageReads(t, f, 64)
 			if err := d.Do(t.Context(), batch); err != nil {
 				t.Fatal(err)
 			}
@@ -559,10 +519,10 @@ func TestBrokenRing(t *testing.T) {
 			if failed == 0 {
 				t.Error("no request failed")
 			}
-			if err := one(t, d, blockio.Read, f, 0, testkit.AlignedBuffer(t, page)); !errors.Is(err, errRing) {
+			if err := blockiotest.One(t, d, blockio.Read, f, 0, testkit.AlignedBuffer(t, page)); !errors.Is(err, errRing) {
 				t.Errorf("a later read: %v", err)
 			}
-			if err := one(t, d, blockio.Write, f, 0, pattern(t, 1, 1)); err != nil {
+			if err := blockiotest.One(t, d, blockio.Write, f, 0, blockiotest.Pattern(t, 1, 1)); err != nil {
 				t.Errorf("a write on the other ring: %v", err)
 			}
 			if s := d.Stats(); s.InFlightBytes != 0 {
@@ -582,9 +542,9 @@ func TestBrokenRing(t *testing.T) {
 func TestTooManyBytes(t *testing.T) {
 	w := loaded(t)
 	d := w.open(t, Options{})
-	f := create(t, d, "f", 4*page)
+	f := blockiotest.Create(t, d, "f", 4*page)
 	w.control.Set(usrbiotest.Fault{Kind: usrbiotest.Long, Count: 1})
-	if err := one(t, d, blockio.Read, f, 0, testkit.AlignedBuffer(t, page)); err == nil || !strings.Contains(err.Error(), "moved 8192 bytes of 4096") {
+	if err := blockiotest.One(t, d, blockio.Read, f, 0, testkit.AlignedBuffer(t, page)); err == nil || !strings.Contains(err.Error(), "moved 8192 bytes of 4096") {
 		t.Errorf("%v", err)
 	}
 }
@@ -624,9 +584,9 @@ func TestNumbersOfDescriptors(t *testing.T) {
 	got := testkit.AlignedBuffer(t, page)
 	for i := range 20 {
 		name := fmt.Sprintf("f%d", i%3)
-		f := create(t, d, name, page)
-		want := pattern(t, 1, byte(i))
-		if err := errors.Join(one(t, d, blockio.Write, f, 0, want), one(t, d, blockio.Read, f, 0, got)); err != nil || !bytes.Equal(got, want) {
+		f := blockiotest.Create(t, d, name, page)
+		want := blockiotest.Pattern(t, 1, byte(i))
+		if err := errors.Join(blockiotest.One(t, d, blockio.Write, f, 0, want), blockiotest.One(t, d, blockio.Read, f, 0, got)); err != nil || !bytes.Equal(got, want) {
 			t.Fatalf("file %d: %v", i, err)
 		}
 		if err := errors.Join(f.Close(), d.Remove(name)); err != nil {
@@ -773,8 +733,8 @@ func child(t *testing.T, dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := create(t, d, "f", page)
-	if err := one(t, d, blockio.Write, f, 0, pattern(t, 1, 1)); err != nil {
+	f := blockiotest.Create(t, d, "f", page)
+	if err := blockiotest.One(t, d, blockio.Write, f, 0, blockiotest.Pattern(t, 1, 1)); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "READY"), nil, 0o600); err != nil {

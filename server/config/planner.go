@@ -8,7 +8,7 @@ import (
 // Planner has all settings of a planner node.
 type Planner struct {
 	Listen      string   `yaml:"listen" doc:"address of gRPC, for gateways and the leaders of engine groups" restart:"the listener is open"`
-	HTTP        string   `yaml:"http" doc:"address of /metrics, /healthz, /readyz and /debug/pprof, without TLS; without a token too unless auth.roles_file is set; empty turns it off" restart:"the listener is open"`
+	HTTP        string   `yaml:"http" doc:"address of the web console, /metrics, /healthz, /readyz and /debug/pprof, without TLS; without a token too unless auth.roles_file is set; empty turns it off" restart:"the listener is open"`
 	DrainWithin Duration `yaml:"drain_timeout" doc:"maximum wait of SIGTERM for calls in flight" reload:"live"`
 
 	Schedule Schedule `yaml:"schedule" restart:"the requests in progress were planned with it"`

@@ -77,11 +77,12 @@ func (b *browser) open(url string) {
 	b.await(`document.getElementById("connection").textContent === "Updated live"`)
 }
 
-// await waits until an expression of JavaScript is true, also across the load of another page.
+// await waits until an expression of JavaScript is true, also across the load of another page. An
+// expression that throws, as it may while a page is being loaded, is not true.
 func (b *browser) await(expression string) {
 	b.t.Helper()
 	for limit := time.Now().Add(patience); ; {
-		ok, err := chromedp.Run(b.ctx, chromedp.Evaluate[bool](`new Promise(r => setTimeout(() => r(Boolean(`+expression+`)), 10))`, chromedp.EvalAwaitPromise))
+		ok, err := chromedp.Run(b.ctx, chromedp.Evaluate[bool](`new Promise(r => setTimeout(() => { try { r(Boolean(`+expression+`)) } catch { r(false) } }, 10))`, chromedp.EvalAwaitPromise))
 		if ok {
 			return
 		}

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"embed"
+	"errors"
 	"fmt"
 	"html/template"
 	"net/http"
@@ -19,6 +20,9 @@ type Access interface {
 	// Admit returns an error if the caller may not make the request. The context that it returns
 	// carries the caller's identity. It is called before each event of a stream.
 	Admit(*http.Request) (context.Context, error)
+	// Caller returns the name by which the streams of a caller are counted. "" is a caller without a
+	// name, whose streams are only in the count of all.
+	Caller(context.Context) string
 	// Opens reports whether the caller may open the page at a path.
 	Opens(ctx context.Context, path string) bool
 	// SeesNamespace reports whether the caller may see a namespace.
@@ -27,11 +31,13 @@ type Access interface {
 	SeesPins(ctx context.Context, name string) bool
 }
 
-// Options are the options of a Console. Source and Access are required.
+// Options are the options of a Console. Access and one of Source and Planner are required.
 type Options struct {
-	Source Source
-	Access Access
-	// Node is the name of the node.
+	// Source makes a console of a node, Planner one of a planner.
+	Source  Source
+	Planner PlannerSource
+	Access  Access
+	// Node is the name of the node or of the planner.
 	Node string
 	// Interval is the time between two events of a stream. Default: 2 s.
 	Interval time.Duration
@@ -39,7 +45,9 @@ type Options struct {
 	WriteTimeout time.Duration
 	// Streams is the maximum number of streams. Default: 32.
 	Streams int
-	Now     func() time.Time
+	// StreamsPerCaller is the maximum number of streams of one caller with a name. Default: 8.
+	StreamsPerCaller int
+	Now              func() time.Time
 }
 
 // Console serves the pages.
@@ -51,12 +59,16 @@ type Console struct {
 	prefixes   feed[Prefixes]
 	pins       feed[Pins]
 	actions    feed[[]Action]
+	dualPath   feed[DualPath]
+	requests   feed[[]Request]
 
 	done chan struct{} // closed by Stop
 
 	mu      sync.Mutex
 	stopped bool
 	running int
+	// callers has the number of running streams of each caller with a name.
+	callers map[string]int
 	// ended waits for running streams. Streams begin only while stopped is false.
 	ended sync.WaitGroup
 }
@@ -81,28 +93,50 @@ func New(opts Options) *Console {
 	opts.Interval = cmp.Or(opts.Interval, 2*time.Second)
 	opts.WriteTimeout = cmp.Or(opts.WriteTimeout, 10*time.Second)
 	opts.Streams = cmp.Or(opts.Streams, 32)
+	opts.StreamsPerCaller = cmp.Or(opts.StreamsPerCaller, 8)
 	if opts.Now == nil {
 		opts.Now = time.Now
 	}
-	c := &Console{opts: opts, done: make(chan struct{})}
-	c.overview.load = opts.Source.Overview
-	c.namespaces.load = opts.Source.Namespaces
-	c.prefixes.load = opts.Source.Prefixes
-	c.pins.load = opts.Source.Pins
-	c.actions.load = opts.Source.Actions
+	c := &Console{opts: opts, done: make(chan struct{}), callers: make(map[string]int)}
+	if opts.Planner != nil {
+		c.pages = c.plannerPages()
+	} else {
+		c.pages = c.nodePages()
+	}
 	layout := template.Must(template.New("layout.html").Funcs(functions).ParseFS(files, "web/layout.html"))
-	for _, p := range []*page{
+	for _, p := range c.pages {
+		file := strings.TrimPrefix(p.live, "/live/") + ".html"
+		p.template = template.Must(template.Must(layout.Clone()).ParseFS(files, "web/"+file))
+	}
+	return c
+}
+
+// nodePages are the pages of a node.
+func (c *Console) nodePages() []*page {
+	src := c.opts.Source
+	c.overview.load = src.Overview
+	c.namespaces.load = src.Namespaces
+	c.prefixes.load = src.Prefixes
+	c.pins.load = src.Pins
+	c.actions.load = src.Actions
+	return []*page{
 		{path: "/", live: "/live/overview", title: "Overview", view: c.viewOverview},
 		{path: "/namespaces", live: "/live/namespaces", title: "Namespaces", view: c.viewNamespaces},
 		{path: "/prefixes", live: "/live/prefixes", title: "Prefixes", view: c.viewPrefixes},
 		{path: "/pins", live: "/live/pins", title: "Pins", view: c.viewPins},
 		{path: "/actions", live: "/live/actions", title: "Recent actions", view: c.viewActions},
-	} {
-		file := strings.TrimPrefix(p.live, "/live/") + ".html"
-		p.template = template.Must(template.Must(layout.Clone()).ParseFS(files, "web/"+file))
-		c.pages = append(c.pages, p)
 	}
-	return c
+}
+
+// plannerPages are the pages of a planner.
+func (c *Console) plannerPages() []*page {
+	src := c.opts.Planner
+	c.dualPath.load = src.DualPath
+	c.requests.load = src.Requests
+	return []*page{
+		{path: "/", live: "/live/dualpath", title: "Dual path", view: c.viewDualPath},
+		{path: "/requests", live: "/live/requests", title: "Requests", view: c.viewRequests},
+	}
 }
 
 // Register adds the pages, their streams and the static files to mux.
@@ -174,11 +208,12 @@ func (c *Console) page(p *page) http.HandlerFunc {
 // role, or Stop is called.
 func (c *Console) stream(p *page) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		if !c.begin() {
-			http.Error(w, fmt.Sprintf("the console has its %d streams, or the node stops", c.opts.Streams), http.StatusServiceUnavailable)
+		caller := c.opts.Access.Caller(r.Context())
+		if err := c.begin(caller); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 			return
 		}
-		defer c.end()
+		defer c.end(caller)
 		setHeaders(w, "text/event-stream")
 		w.Header().Set("Connection", "close") // the deadline of the last event stays on the connection
 		control := http.NewResponseController(w)
@@ -236,21 +271,33 @@ func writeEvent(out *bytes.Buffer, name, data string) {
 	out.WriteString("\n")
 }
 
-// begin counts a stream, and returns false if there may be no further one.
-func (c *Console) begin() bool {
+// begin counts a stream of a caller, and returns an error if there may be no further one.
+func (c *Console) begin(caller string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.stopped || c.running == c.opts.Streams {
-		return false
+	switch {
+	case c.stopped:
+		return errors.New("the node stops")
+	case c.running == c.opts.Streams:
+		return fmt.Errorf("the console has %d streams, the maximum: close a page of the console", c.running)
+	case caller != "" && c.callers[caller] == c.opts.StreamsPerCaller:
+		return fmt.Errorf("%s has %d streams of the console, the maximum of one caller: close a page of the console", caller, c.opts.StreamsPerCaller)
 	}
 	c.running++
+	if caller != "" {
+		c.callers[caller]++
+	}
 	c.ended.Add(1)
-	return true
+	return nil
 }
 
-func (c *Console) end() {
+// end ends the count of a stream that begin has counted.
+func (c *Console) end(caller string) {
 	c.mu.Lock()
 	c.running--
+	if c.callers[caller]--; c.callers[caller] <= 0 {
+		delete(c.callers, caller)
+	}
 	c.mu.Unlock()
 	c.ended.Done()
 }

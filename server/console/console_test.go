@@ -87,12 +87,20 @@ func (c *caller) Admit(r *http.Request) (context.Context, error) {
 	}
 	return r.Context(), nil
 }
+func (c *caller) Caller(ctx context.Context) string {
+	name, _ := ctx.Value(nameKey{}).(string)
+	return name
+}
+
 func (c *caller) Opens(_ context.Context, path string) bool { return path != c.closed }
 func (c *caller) SeesNamespace(_ context.Context, name string) bool {
 	return strings.HasPrefix(name, c.prefix)
 }
 
 func (c *caller) SeesPins(ctx context.Context, name string) bool { return c.SeesNamespace(ctx, name) }
+
+// nameKey is the key of a caller's name, which serve takes from the query.
+type nameKey struct{}
 
 // serve serves a console, and returns its address.
 func serve(t *testing.T, o console.Options) (*console.Console, string) {
@@ -103,7 +111,9 @@ func serve(t *testing.T, o console.Options) (*console.Console, string) {
 	c := console.New(o)
 	mux := http.NewServeMux()
 	c.Register(mux)
-	s := httptest.NewUnstartedServer(mux)
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), nameKey{}, r.URL.Query().Get("caller"))))
+	}))
 	s.Listener = smallBuffers{s.Listener}
 	s.Start()
 	t.Cleanup(func() {

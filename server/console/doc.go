@@ -1,5 +1,5 @@
-// Package console is the web console: pages in HTML about a node, served on its HTTP listener. It
-// renders the state that a Source supplies, and changes nothing.
+// Package console is the web console: pages in HTML about a node or a planner, served on its HTTP
+// listener. It renders the state that a Source or a PlannerSource supplies, and changes nothing.
 //
 //	browser                         Console                                     Source (the node)
 //	───────                         ───────                                     ─────────────────
@@ -15,13 +15,14 @@
 // Without the script the pages work, and show the state at the time of the request.
 //
 // The console has no goroutine of its own. While no request is in progress, it does no work and
-// reads no state. A stream of events is one request; there are at most Options.Streams, and a further
-// one is refused with status 503. A stream writes to its connection only in the goroutine of
+// reads no state. A stream of events is one request; there are at most Options.Streams,
+// of one caller with a name at most Options.StreamsPerCaller, and a further one is refused with status 503. A stream writes to its connection only in the goroutine of
 // its request. A client that does not read for Options.WriteTimeout is disconnected, and delays no
 // other client. Stop ends the streams, and Close waits for their end.
 //
 // The pages are the overview with the cluster and the faults, the namespaces, the prefixes (reasons of
-// cuts, and heat), the pins, and the recent actions of administrators. docs/console.md describes them.
+// cuts, and heat), the pins, and the recent actions of administrators. A planner has the load of its
+// engines and storage NICs, and the time lines of its last requests. docs/console.md describes them.
 //
 // Access decides each request, and again each event of a stream. A namespace that the caller may not
 // see is in none of its pages, counts and sums.

@@ -35,6 +35,10 @@ var functions = template.FuncMap{
 	"whole": func(v top.Value) template.HTML {
 		return valueText(v, func(f float64) string { return humanize.Comma(int64(f)) })
 	},
+	"seconds": func(v top.Value) template.HTML {
+		return valueText(v, func(f float64) string { return spanText(time.Duration(f * float64(time.Second))) })
+	},
+	"span": spanText,
 	"utc":  func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05") + " UTC" },
 	"iso":  func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
 	"age":  age,
@@ -56,6 +60,15 @@ func bytesText(n int64) string {
 		return "-" + humanize.IBytes(uint64(-n))
 	}
 	return humanize.IBytes(uint64(n))
+}
+
+// spanText returns a duration with three digits or fewer: 12.3ms, 4.56s, 2m3s.
+func spanText(d time.Duration) string {
+	unit := time.Duration(1)
+	for d/unit >= 1000 && unit < time.Second {
+		unit *= 10
+	}
+	return d.Round(unit).String()
 }
 
 // age returns the time from t to now in its largest unit.

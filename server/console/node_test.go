@@ -59,6 +59,24 @@ func row(page, name string) string {
 	return ""
 }
 
+// TestNodeStreamsPerPrincipal: the streams of a principal are counted together, and do not count for
+// another one.
+func TestNodeStreamsPerPrincipal(t *testing.T) {
+	policy := policyOf(t)
+	n := testnode.Start(t, testnode.Options{Name: "n1", Web: true, Roles: func() *access.Policy { return policy }})
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	as := func(token string) string {
+		return strings.Replace(n.Web, "http://", "http://any:"+token+"@", 1) + "/live/namespaces"
+	}
+	for range 8 {
+		defer listen(t, as(operatorToken)).close()
+	}
+	if resp, body := openAs(t, n.Web+"/live/namespaces", operatorToken); resp.StatusCode != http.StatusServiceUnavailable || !strings.Contains(body, "sre has 8 streams") {
+		t.Errorf("the ninth stream: %s, %s", resp.Status, body)
+	}
+	defer listen(t, as(tenantToken)).close()
+}
+
 // TestNode shows a node with a roles file: the figures of its namespaces, the callers that see
 // them, and their changes in a browser.
 func TestNode(t *testing.T) {

@@ -167,18 +167,44 @@ func TestStreams(t *testing.T) {
 		t.Errorf("a page beside the streams: %s", resp.Status)
 	}
 	a.close()
-	for limit := time.Now().Add(patience); ; {
-		resp, err := http.Get(url + "/live/overview")
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = resp.Body.Close() // the stream goes on until it is closed
-		if resp.StatusCode == http.StatusOK {
-			break
-		}
+	awaitRoom(t, url+"/live/overview")
+}
+
+// awaitRoom waits until a stream is admitted, and closes it.
+func awaitRoom(t *testing.T, url string) {
+	t.Helper()
+	for limit := time.Now().Add(patience); !admits(t, url); {
 		if time.Now().After(limit) {
 			t.Fatal("the ended stream does not make room")
 		}
+	}
+}
+
+// admits opens a stream, closes it, and reports whether it was admitted.
+func admits(t *testing.T, url string) bool {
+	t.Helper()
+	resp, err := http.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = resp.Body.Close() // a stream goes on until it is closed
+	return resp.StatusCode == http.StatusOK
+}
+
+// TestStreamsPerCaller: one caller gets only a part of the streams, so that others can open pages.
+func TestStreamsPerCaller(t *testing.T) {
+	_, url := serve(t, console.Options{Source: &source{overview: sample()}, Interval: fast, StreamsPerCaller: 2})
+	url += "/live/overview?caller="
+	first := listen(t, url+"a")
+	defer listen(t, url+"a").close()
+	if resp, body := get(t, url+"a"); resp.StatusCode != http.StatusServiceUnavailable || !strings.Contains(body, "a has 2 streams") {
+		t.Errorf("the third stream of a: %s, %s", resp.Status, body)
+	}
+	defer listen(t, url+"b").close()
+	first.close()
+	awaitRoom(t, url+"a")
+	for range 3 { // more than one caller with a name may have
+		defer listen(t, url).close()
 	}
 }
 
@@ -188,13 +214,8 @@ func TestMostStreams(t *testing.T) {
 	for range 32 {
 		defer listen(t, url+"/live/overview").close()
 	}
-	resp, err := http.Get(url + "/live/overview")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = resp.Body.Close() // a stream goes on until it is closed
-	if resp.StatusCode != http.StatusServiceUnavailable {
-		t.Errorf("the stream 33: %s", resp.Status)
+	if admits(t, url+"/live/overview") {
+		t.Error("the stream 33 was admitted")
 	}
 }
 

@@ -160,6 +160,45 @@ func (s *Service) Explain(_ context.Context, r *pb.ExplainRequest) (*pb.ExplainR
 	return out, nil
 }
 
+// RecentRequest is one of the last requests.
+type RecentRequest struct {
+	ID string
+	// InProgress is set until the request has finished, or was rejected or cancelled.
+	InProgress bool
+	// Since is the time since its submission.
+	Since time.Duration
+	// Decisions has the planner's decisions about the request, in order.
+	Decisions []Decision
+	// Lost counts the later decisions, of which there is no record.
+	Lost int
+}
+
+// Decision is one decision of the planner, and the time from the submission to it.
+type Decision struct {
+	After time.Duration
+	Text  string
+}
+
+// Recent returns up to n of the last requests that were planned, the newest first.
+func (s *Service) Recent(n int) []RecentRequest {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.now()
+	var out []RecentRequest
+	for _, r := range s.recent.last(n) {
+		x, ok := s.planner.Explain(r.id)
+		if !ok {
+			continue
+		}
+		q := RecentRequest{ID: r.name, InProgress: s.jobs[r.id] != nil, Since: now - x.Since, Lost: x.Lost}
+		for _, l := range x.Lines() {
+			q.Decisions = append(q.Decisions, Decision{max(0, l.At-x.Since), l.Text})
+		}
+		out = append(out, q)
+	}
+	return out
+}
+
 // topTenants is the largest number of tenants in the response of Top.
 const topTenants = 32
 

@@ -44,7 +44,7 @@ func (n *names) of(id uint32) string {
 	return n.list[id]
 }
 
-// recent holds the last requests by name, for Explain.
+// recent holds the last requests by name, for Explain and Recent.
 type recent struct {
 	ring   []named
 	at     int
@@ -59,6 +59,19 @@ type named struct {
 
 func newRecent(n int) recent {
 	return recent{ring: make([]named, max(n, 1)), byName: make(map[string]dualpath.RequestID, n)}
+}
+
+// last returns up to n requests, the newest first.
+func (q *recent) last(n int) []named {
+	var out []named
+	for i := range min(n, len(q.ring)) {
+		r := q.ring[(q.at-1-i+len(q.ring))%len(q.ring)]
+		if r.name == "" {
+			break
+		}
+		out = append(out, r)
+	}
+	return out
 }
 
 // add adds a request. It removes the oldest request if there is no room.
