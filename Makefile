@@ -128,6 +128,13 @@ test-rdma: ## the verbs provider on soft-RoCE devices, a node over it, and ib_wr
 test-gluster: ## shared volumes on a GlusterFS of three bricks in network namespaces: a brick and a node killed under load, quorum lost; needs root, glusterfs-server and glusterfs-client
 	go test -count=1 -v -timeout 15m -run 'TestGluster$$' ./cmd/penstock -gluster
 
+.PHONY: test-cluster-rounds
+# The number of faults that test-cluster-rounds makes, and their seed.
+CLUSTER_ROUNDS ?= 200
+CLUSTER_SEED ?= 1
+test-cluster-rounds: build ## CLUSTER_ROUNDS random faults in a cluster of whole nodes and etcd under load; writes the hit rates to bin/rounds; needs etcd-server
+	go test -count=1 -v -timeout 3h -run 'TestRounds$$' ./lab/rounds -rounds.count=$(CLUSTER_ROUNDS) -rounds.seed=$(CLUSTER_SEED) -rounds.binary=$(CURDIR)/bin/penstock -rounds.out=$(CURDIR)/bin/rounds
+
 test-disks: build ## power cuts at POWER_CUTS flushes of a recorded load, drives that fail or hang, discards, and io_uring on Linux 6.1, on ext4 and xfs over NVMe drives of a QEMU guest
 	go build -o bin/rdmalab ./lab/rdmalab
 	go test -c $(GOFLAGS_URING) -o bin/crash.test ./lab/crash

@@ -98,8 +98,9 @@
 //
 // With Options.Discover the nodes are the members of a cluster. A member gets sequences in proportion
 // to its capacity, whatever its address (placement.Homes). With Namespace.Replicas a sequence is stored on
-// several members, and a Match or Read that one of them misses or does not answer goes to the next. A
-// new sequence passes over a member that is overfull (placement.Overfull). docs/cluster.md has the rules.
+// several members, and a Match or Read goes to the next one if a member has no part of the sequence or
+// is down. After a member has let a Match or Read wait until its deadline, it is asked last for DeadFor.
+// A new sequence passes over a member that is overfull (placement.Overfull). docs/cluster.md has the rules.
 //
 // The Store reads the list of members at intervals, from any member. While no node returns the list,
 // the last one stays valid. A member that has left the list keeps its sequences, as misses, for

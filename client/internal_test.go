@@ -5,10 +5,12 @@ import (
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -531,6 +533,26 @@ func TestKeysAndLists(t *testing.T) {
 			if home := s.owner(id); l.node != home || !slices.Equal(s.readers(ns, id), []*node{home}) {
 				t.Errorf("key %d is written to %s; its home is %s", i, l.node.target, home.target)
 			}
+		}
+	}
+}
+
+// TestHeard: a node is silent after the end of a call's deadline, also if the transport has noticed the end
+// before ctx has, until it answers. The cancellation of a call does not count.
+func TestHeard(t *testing.T) {
+	n := newNode(&Store{opts: Options{DeadFor: time.Hour}}, "n:1")
+	for _, step := range []struct {
+		err  error
+		want bool
+	}{
+		{fmt.Errorf("read: %w", context.Canceled), false},
+		{fmt.Errorf("read: %w", context.DeadlineExceeded), true},
+		{fmt.Errorf("read: %w", errDown), true},
+		{nil, false},
+	} {
+		n.heard(t.Context(), step.err)
+		if n.silent() != step.want {
+			t.Errorf("after %v: silent is %v", step.err, n.silent())
 		}
 	}
 }

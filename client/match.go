@@ -166,6 +166,7 @@ func (sh *share) matchHere(ctx context.Context, req MatchRequest) shareMatch {
 	} else {
 		m.err = sh.node.retry(ctx, sh.node.use, call)
 	}
+	sh.node.heard(ctx, m.err)
 	switch {
 	case errors.Is(m.err, errDown):
 		m = shareMatch{cut: CutNodeDown}

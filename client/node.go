@@ -68,6 +68,9 @@ type node struct {
 	local localConns
 	// calling is the number of the Store's Match and Read calls that the node is serving.
 	calling atomic.Int64
+	// silentUntil is set after a Match or Read call that the node had not answered by the caller's
+	// deadline, to DeadFor later. It is nil after the next answer.
+	silentUntil atomic.Pointer[time.Time]
 
 	mu      sync.Mutex
 	session *session
@@ -303,6 +306,27 @@ func (n *node) live(ctx context.Context) (*session, error) {
 	}
 	n.drop(sess)
 	return n.use(ctx)
+}
+
+// heard records whether the node has answered a Match or Read call that ended with err. The deadline of
+// the call may be noticed by the transport or the node just before ctx ends.
+func (n *node) heard(ctx context.Context, err error) {
+	switch {
+	case err == nil:
+		if n.silentUntil.Load() != nil {
+			n.silentUntil.Store(nil)
+		}
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(ctx.Err(), context.DeadlineExceeded):
+		until := time.Now().Add(n.store.opts.DeadFor)
+		n.silentUntil.Store(&until)
+	}
+}
+
+// silent reports whether the node has let a call wait until its deadline within DeadFor, and has not
+// answered since.
+func (n *node) silent() bool {
+	until := n.silentUntil.Load()
+	return until != nil && time.Now().Before(*until)
 }
 
 // retry calls f with a session from get. If the connection broke during f, it calls f again, up to

@@ -69,7 +69,8 @@ type Options struct {
 	// DialTimeout bounds one attempt to reach a node. Default 3 s.
 	DialTimeout time.Duration
 	// DeadFor is the time after a node's failure during which its blocks are misses, before the
-	// node is tried again. Default 5 s.
+	// node is tried again. It is also the time for which other replicas are asked before a node that let a
+	// Match or Read wait until its deadline, unless the node answers meanwhile. Default 5 s.
 	DeadFor time.Duration
 	// RetryMax is the number of retries of a Match, or of a part of a Read, after its connection
 	// broke. Default 2; negative: no retry.

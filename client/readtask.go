@@ -120,6 +120,7 @@ func (r *reading) runTask(ctx context.Context, t *readTask) error {
 		}
 		return err
 	})
+	t.node.heard(ctx, err)
 	switch {
 	case errors.Is(err, errDown):
 		r.loseAll(t, LostNodeDown, err.Error())

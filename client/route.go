@@ -73,8 +73,8 @@ func (t *table) spareOf(ns kv.Namespace, homes []int) bool {
 }
 
 // readers returns the nodes that may have the sequence, or the block of a flat namespace, id, in the
-// order in which they are asked: its homes, those of the client's zone first and among them those
-// with the fewest calls of the Store, and then the node that has the sequence if it had to pass a home
+// order in which they are asked: its homes, silent ones last, of the others those of the client's zone
+// first, and among them those with the fewest calls of the Store, and then the node that has the sequence if it had to pass a home
 // over. Draining members are not among them.
 func (s *Store) readers(ns kv.Namespace, id kv.BlockID) []*node {
 	t := s.table.Load()
@@ -88,8 +88,8 @@ func (s *Store) readers(ns kv.Namespace, id kv.BlockID) []*node {
 		return t.nodes[homes[0] : homes[0]+1 : homes[0]+1]
 	}
 	type rank struct {
-		far, calling int64
-		node         *node
+		silent, far, calling int64
+		node                 *node
 	}
 	ranks := make([]rank, len(homes))
 	for i, k := range homes {
@@ -97,8 +97,13 @@ func (s *Store) readers(ns kv.Namespace, id kv.BlockID) []*node {
 		if t.places[k].Zone != s.opts.Zone {
 			ranks[i].far = 1
 		}
+		if t.nodes[k].silent() {
+			ranks[i].silent = 1
+		}
 	}
-	slices.SortStableFunc(ranks, func(a, b rank) int { return cmp.Or(cmp.Compare(a.far, b.far), cmp.Compare(a.calling, b.calling)) })
+	slices.SortStableFunc(ranks, func(a, b rank) int {
+		return cmp.Or(cmp.Compare(a.silent, b.silent), cmp.Compare(a.far, b.far), cmp.Compare(a.calling, b.calling))
+	})
 	nodes := make([]*node, 0, copies+1)
 	for _, r := range ranks {
 		nodes = append(nodes, r.node)

@@ -5,8 +5,8 @@
 //	measure      bench (suite, peer), roundtrip, profile
 //	replay       replay, content, hitsim
 //	emulate      emulate, cluster, netlab
-//	break        crash, rdmalab
-//	for tests    testnode, testplanner
+//	break        crash, rounds, rdmalab
+//	for tests    testnode, testplanner, testetcd
 //	the papers   reproduce
 //
 // Instruments use the product, and the product does not use instruments. Outside of tests, only

@@ -3,6 +3,8 @@ package testkit
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -19,4 +21,18 @@ func Program(t testing.TB, name, debianPackage string) string {
 		t.Skipf("this test needs %s, which is not in PATH (package %s)", name, debianPackage)
 	}
 	return path
+}
+
+// BuildPenstock builds the program penstock of this checkout with the given flags of go build, and
+// returns its path. The file is removed when the test ends.
+func BuildPenstock(t testing.TB, flags ...string) string {
+	t.Helper()
+	binary := filepath.Join(t.TempDir(), "penstock")
+	args := append(append([]string{"build"}, flags...), "-o", binary, "./cmd/penstock")
+	build := exec.Command("go", args...)
+	build.Dir = RepositoryRoot(t)
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return binary
 }

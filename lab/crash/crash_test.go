@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -105,14 +104,7 @@ func buildBinary(t *testing.T) string {
 	if binary := os.Getenv(envBinary); binary != "" {
 		return binary
 	}
-	binary := filepath.Join(t.TempDir(), "penstock")
-	args := append(append([]string{"build"}, buildFlags...), "-o", binary, "./cmd/penstock")
-	build := exec.Command("go", args...)
-	build.Dir = testkit.RepositoryRoot(t)
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, out)
-	}
-	return binary
+	return testkit.BuildPenstock(t, buildFlags...)
 }
 
 // counts are the counts of all rounds.

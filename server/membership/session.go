@@ -69,16 +69,19 @@ func (s *session) serveUntilLocked() {
 	}
 }
 
-// renew keeps the lease alive. It returns when the lease is lost.
+// renew keeps the lease alive. It returns when the lease is lost. The first renewal is sent at once,
+// because the grant may have taken most of the time for which it lets the node serve.
 func (s *session) renew(ctx context.Context) error {
 	every := s.opts.TTL / 4
 	tick := time.NewTicker(every)
 	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return ctx.Err()
+	for first := true; ; first = false {
+		if !first {
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
 		}
 		sent := time.Now()
 		limited, cancel := context.WithTimeout(ctx, every)

@@ -1,0 +1,86 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/io/memio"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/lab/testetcd"
+	"github.com/penstock-kv/penstock/lab/testnode"
+)
+
+// heldDevice does not complete batches while hold is locked.
+type heldDevice struct {
+	blockio.Device
+	hold sync.RWMutex
+}
+
+func (d *heldDevice) Do(ctx context.Context, batch []blockio.Request) error {
+	d.hold.RLock()
+	defer d.hold.RUnlock()
+	return d.Device.Do(ctx, batch)
+}
+
+// TestSilentReplica: after one read that a node has let wait until its deadline, the other replica is
+// asked first, until the node has answered again.
+func TestSilentReplica(t *testing.T) {
+	etcd := testetcd.Start(t, 1)
+	device := &heldDevice{Device: memio.New(memio.Options{})}
+	a := testnode.Start(t, testnode.Options{Name: "a", Etcd: etcd.Endpoints, Device: device})
+	b := testnode.Start(t, testnode.Options{Name: "b", Etcd: etcd.Endpoints})
+	c := openMember(t, client.Options{Servers: []string{b.Addr}, Discover: true, DeadFor: time.Hour})
+	var err error
+	if c.ns, err = c.EnsureNamespace(t.Context(), kv.Namespace{Name: "r", Index: kv.IndexTrie, Replicas: 2, Geometry: c.ns.Geometry}); err != nil {
+		t.Fatal(err)
+	}
+	const sequences = 16
+	// first returns a sequence that is read from a before b, and the number of such sequences.
+	first := func() (sequence, count int) {
+		for i := range sequences {
+			if c.Asked(t.Context(), c.ns, sequenceIDs(i))[0] == a.Addr {
+				sequence = i
+				count++
+			}
+		}
+		return sequence, count
+	}
+	for i := range sequences {
+		c.write(i, 0, 2)
+	}
+	sequence, before := first()
+	if before == 0 {
+		t.Fatal("no sequence is read from node a first")
+	}
+	device.hold.Lock()
+	release := sync.OnceFunc(device.hold.Unlock)
+	t.Cleanup(release)
+	within, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if _, err := c.Read(within, client.ReadRequest{Namespace: c.ns, IDs: sequenceIDs(sequence), Into: c.memory}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("a read from the node that does not answer: %v", err)
+	}
+	if _, n := first(); n > 0 {
+		t.Errorf("%d sequences are read from the node that does not answer", n)
+	}
+	for i := range sequences {
+		if n := c.blocks(i); n != 2 {
+			t.Errorf("sequence %d: %d blocks", i, n)
+		}
+	}
+	release()
+	only := openMember(t, client.Options{Servers: []string{a.Addr}})
+	only.ns = c.ns
+	only.write(sequences, 0, 2)
+	if n := c.blocks(sequences); n != 2 {
+		t.Errorf("%d blocks of the sequence that only node a has", n)
+	}
+	if _, n := first(); n != before {
+		t.Errorf("%d sequences are read from node a first after it has answered; %d before", n, before)
+	}
+}
