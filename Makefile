@@ -152,6 +152,13 @@ bench-verbs: build ## the verbs provider against ib_write_bw in the guest, ten m
 		"penstock-verbs bench rdma --provider verbs --rounds 3 --only '$(RDMA_ROWS)' --data /tmp --save /out/rdma-verbs.json"
 	bin/penstock bench report bench/rdma-verbs.json
 
+.PHONY: scale
+scale: ## 200 members and 100,000 namespaces against a real etcd, and the rebalance of 1,000 nodes (docs/benchmarks/cluster-scale.md); an hour; needs etcd-server
+	PENSTOCK_SCALE=200,1000 go test -count=1 -v -timeout 1h -run 'TestCluster$$' ./lab/scale
+	PENSTOCK_SCALE=3,100000 go test -count=1 -v -timeout 1h -run 'TestCluster$$' ./lab/scale
+	go test -count=1 -v -timeout 10m -run TestRebalance ./internal/placement -sequences 50000
+	go test -run '^$$' -bench Homes ./internal/placement
+
 memory-budget: ## whether a node with 32 M blocks stays within the memory that its status says; 3 GiB, some minutes
 	PENSTOCK_MEMORY_BLOCKS=32000000 go test -count=1 -v -timeout 60m -run TestMemoryBudget ./cmd/penstock
 

@@ -25,32 +25,30 @@ type adminService struct {
 
 var _ pb.AdminServer = (*adminService)(nil)
 
-// describe returns a namespace with its current counters.
+// describe returns a namespace with its current counters. The cost does not depend on the number of other
+// namespaces.
 func (s *adminService) describe(ns kv.Namespace) *pb.Namespace {
-	return s.describeAll([]kv.Namespace{ns})[0]
+	st, _ := s.node.NamespaceStats(ns.ID)
+	out := api.NamespaceProto(ns)
+	out.UsedBytes, out.Blocks, out.Leases = st.Bytes, st.Blocks, st.Leases
+	out.Counters = countersProto(s.opts.Metrics, func(c *metrics.NamespaceCounter) uint64 { return c.Value(ns.Name) })
+	if start := s.node.EpochStart(ns.ID); !start.At.IsZero() {
+		out.EpochSinceUnixMs = start.At.UnixMilli()
+	}
+	for _, e := range st.Live {
+		out.Live = append(out.Live, &pb.LiveEpoch{
+			Epoch: uint64(e.Epoch), Kept: e.Kept, Blocks: e.Blocks, Bytes: e.Bytes,
+			Matches: e.Matches, Hits: e.Hits, Leases: e.Leases, Pins: e.Pins,
+		})
+	}
+	return out
 }
 
-// describeAll returns several namespaces with their counters, all read at the same moment.
+// describeAll returns several namespaces with their counters.
 func (s *adminService) describeAll(all []kv.Namespace) []*pb.Namespace {
-	counters := make(map[kv.NamespaceID]trie.NamespaceStats)
-	for _, st := range s.node.Stats().Index.Namespaces {
-		counters[st.ID] = st
-	}
 	out := make([]*pb.Namespace, len(all))
 	for i, ns := range all {
-		st := counters[ns.ID]
-		out[i] = api.NamespaceProto(ns)
-		out[i].UsedBytes, out[i].Blocks, out[i].Leases = st.Bytes, st.Blocks, st.Leases
-		out[i].Counters = countersProto(s.opts.Metrics, func(c *metrics.NamespaceCounter) uint64 { return c.Value(ns.Name) })
-		if start := s.node.EpochStart(ns.ID); !start.At.IsZero() {
-			out[i].EpochSinceUnixMs = start.At.UnixMilli()
-		}
-		for _, e := range st.Live {
-			out[i].Live = append(out[i].Live, &pb.LiveEpoch{
-				Epoch: uint64(e.Epoch), Kept: e.Kept, Blocks: e.Blocks, Bytes: e.Bytes,
-				Matches: e.Matches, Hits: e.Hits, Leases: e.Leases, Pins: e.Pins,
-			})
-		}
+		out[i] = s.describe(ns)
 	}
 	return out
 }

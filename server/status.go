@@ -23,7 +23,7 @@ func (s *Server) status() *pb.StatusResponse {
 		CapacityBytes:   s.opts.CapacityBytes - st.Store.LostBytes,
 		UsedBytes:       st.Store.Slots.UsedBytes() + st.Index.DiskBytes,
 		Blocks:          st.Index.Pieces,
-		Namespaces:      int64(len(st.Index.Namespaces)),
+		Namespaces:      int64(len(st.Index.Namespaces)) + st.Index.Announced,
 		Leases:          st.Index.Leases,
 		Durability:      s.opts.Durability,
 		EvictionPolicy:  st.Index.Policy,

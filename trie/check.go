@@ -163,7 +163,16 @@ func (c *checker) epochs(ns *namespace) {
 		c.fail("epochs", "namespace %q has %d live epochs and %d spaces", ns.def.Name, len(live), len(ns.live))
 		return
 	}
+	if ns.announced != (c.t.recorded[ns.def.ID] == nil) {
+		c.fail("epochs", "namespace %q: announced %v, in the map of recorded namespaces %v", ns.def.Name, ns.announced, c.t.recorded[ns.def.ID] != nil)
+	}
 	for i, sp := range ns.live {
+		if ns.announced {
+			if sp.ns != ns || sp.dead || sp.epoch != live[i] || sp.number != 0 || sp.nodes != 0 {
+				c.fail("epochs", "live space %d of the announced namespace %q is space %d of epoch %d with %d nodes, dead %v; it should be of epoch %d", i, ns.def.Name, sp.number, sp.epoch, sp.nodes, sp.dead, live[i])
+			}
+			continue
+		}
 		if sp.ns != ns || sp.dead || sp.epoch != live[i] || c.t.spaces[sp.number] != sp || c.t.bySerial[sp.serial] != sp.number || i > 0 && sp.serial >= ns.live[i-1].serial {
 			c.fail("epochs", "live space %d of namespace %q is space %d (serial %d) of epoch %d, dead %v; it should be of epoch %d", i, ns.def.Name, sp.number, sp.serial, sp.epoch, sp.dead, live[i])
 		}

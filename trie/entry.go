@@ -211,6 +211,9 @@ func (t *Trie) stage(s *putScratch, dst []PutStatus, id kv.NamespaceID, epoch kv
 			return dst, err
 		}
 	}
+	if ns.announced {
+		return dst, fmt.Errorf("trie: put: namespace %q has no record: %w", ns.def.Name, ErrEntry)
+	}
 	sp := ns.version(epoch)
 	if sp == nil {
 		for range entries {

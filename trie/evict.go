@@ -172,7 +172,7 @@ func (e *eviction) byPolicy() (more bool) {
 func (t *Trie) overQuota() (ids []kv.NamespaceID) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	for id, ns := range t.namespaces {
+	for id, ns := range t.recorded {
 		if ns.overQuota() {
 			ids = append(ids, id)
 		}
@@ -185,7 +185,7 @@ func (t *Trie) overQuota() (ids []kv.NamespaceID) {
 func (t *Trie) superseded() (spaces []*space) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	for _, ns := range t.namespaces {
+	for _, ns := range t.recorded {
 		spaces = append(spaces, ns.live[1:]...)
 	}
 	slices.SortFunc(spaces, func(a, b *space) int { return cmp.Compare(a.serial, b.serial) })

@@ -99,7 +99,7 @@ func (t *Trie) loadNamespaces() error {
 			}
 			ns.live = append(ns.live, sp)
 		}
-		t.namespaces[def.ID], t.byName[def.Name] = ns, ns
+		t.namespaces[def.ID], t.byName[def.Name], t.recorded[def.ID] = ns, ns, ns
 		t.marks.NamespaceID = max(t.marks.NamespaceID, def.ID)
 		return nil
 	})

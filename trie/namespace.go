@@ -25,13 +25,28 @@ func (t *Trie) Create(def kv.Namespace) (kv.Namespace, error) {
 	if err := def.Validate(); err != nil {
 		return kv.Namespace{}, fmt.Errorf("trie: create: %w", err)
 	}
+	return t.create(def, false)
+}
+
+// Announce adds a namespace, as Create does, but writes nothing: the namespace takes no number of a
+// space and no room on the drive until Record, and ends with the process. Before Record no piece can
+// be put. A process that ends before Record may give the id to another namespace later.
+func (t *Trie) Announce(def kv.Namespace) (kv.Namespace, error) {
+	if err := def.Validate(); err != nil {
+		return kv.Namespace{}, fmt.Errorf("trie: announce: %w", err)
+	}
+	return t.create(def, true)
+}
+
+// create adds a checked namespace.
+func (t *Trie) create(def kv.Namespace, announced bool) (kv.Namespace, error) {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
 	if old, err := t.Namespace(def.Name); err == nil {
 		return old, fmt.Errorf("trie: create %q: %w", def.Name, ErrNamespaceExists)
 	}
-	if n := len(t.Namespaces()); n >= t.opts.MaxNamespaces {
-		return kv.Namespace{}, fmt.Errorf("trie: create %q: %d namespaces, at most %d: %w", def.Name, n, t.opts.MaxNamespaces, ErrTooManyNamespaces)
+	if err := t.hasRoom(def.Name, announced); err != nil {
+		return kv.Namespace{}, err
 	}
 	if t.marks.NamespaceID == math.MaxUint32 {
 		return kv.Namespace{}, fmt.Errorf("trie: create %q: every namespace id was used once: %w", def.Name, ErrTooManyNamespaces)
@@ -39,10 +54,71 @@ func (t *Trie) Create(def kv.Namespace) (kv.Namespace, error) {
 	def = clone(def)
 	def.ID, def.Older, def.Keep = t.marks.NamespaceID+1, nil, 0
 	ns := newNamespace(def, t.opts.SlotBytes)
+	ns.announced = announced
 	if err := t.writeDefinition(ns, def, false); err != nil {
 		return kv.Namespace{}, err
 	}
 	return clone(def), nil
+}
+
+// hasRoom returns an error if the namespace would be one too many.
+func (t *Trie) hasRoom(name string, announced bool) error {
+	t.mu.RLock()
+	recorded := len(t.recorded)
+	waiting := len(t.byName) - recorded
+	t.mu.RUnlock()
+	switch {
+	case announced && waiting >= t.opts.MaxAnnounced:
+		return fmt.Errorf("trie: announce %q: %d namespaces without blocks, at most %d: %w", name, waiting, t.opts.MaxAnnounced, ErrTooManyNamespaces)
+	case !announced && recorded >= t.opts.MaxNamespaces:
+		return fmt.Errorf("trie: create %q: %d namespaces, at most %d: %w", name, recorded, t.opts.MaxNamespaces, ErrTooManyNamespaces)
+	}
+	return nil
+}
+
+// IsAnnounced reports whether the namespace was announced and has no record yet.
+func (t *Trie) IsAnnounced(id kv.NamespaceID) bool {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	ns, ok := t.namespaces[id]
+	return ok && ns.announced
+}
+
+// Record writes an announced namespace durably, so that pieces can be put. It keeps the id, the live
+// epochs and the pins. A namespace that has a record stays as it is.
+func (t *Trie) Record(id kv.NamespaceID) error {
+	t.defMu.Lock()
+	defer t.defMu.Unlock()
+	t.mu.RLock()
+	ns, err := t.lookupLocked(id)
+	t.mu.RUnlock()
+	if err != nil || !ns.announced {
+		return err
+	}
+	if err := t.hasRoom(ns.def.Name, false); err != nil {
+		return err
+	}
+	next := t.marks
+	t.mu.Lock()
+	for _, sp := range slices.Backward(ns.live) { // the oldest first, as in writeDefinition
+		next.Serial++
+		sp.serial = next.Serial
+	}
+	t.mu.Unlock()
+	if err = t.reserveSpaces(ns.live); err == nil {
+		err = t.commitDefinition(ns, ns.def, ns.live, next)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err != nil {
+		for _, sp := range ns.live {
+			t.freeSpaceLocked(sp)
+			sp.number, sp.serial, sp.dead = 0, 0, false
+		}
+		return err
+	}
+	t.marks, ns.announced, t.recorded[id] = next, false, ns
+	return nil
 }
 
 // clone copies the slices of def, so that no caller can change the definition in the index.
@@ -55,7 +131,7 @@ func clone(def kv.Namespace) kv.Namespace {
 
 // writeDefinition makes def durable. It creates an empty space (the set of nodes of one epoch) for
 // each live epoch that has none, or, if wipe is set, for every live epoch. It leaves the spaces of
-// other epochs to ReclaimStep. defMu is held.
+// other epochs to ReclaimStep. If ns is announced, the change is in DRAM only. defMu is held.
 func (t *Trie) writeDefinition(ns *namespace, def kv.Namespace, wipe bool) error {
 	next := t.marks
 	next.NamespaceID = max(next.NamespaceID, def.ID)
@@ -65,16 +141,23 @@ func (t *Trie) writeDefinition(ns *namespace, def kv.Namespace, wipe bool) error
 	// The loop begins with the oldest epoch, so that a later epoch gets a higher serial (the number
 	// of its space on disk).
 	for i, e := range slices.Backward(epochs) {
-		if live[i] = ns.version(e); live[i] == nil || wipe {
+		if live[i] = ns.version(e); live[i] != nil && !wipe {
+			continue
+		}
+		live[i] = &space{ns: ns, epoch: e}
+		if !ns.announced {
 			next.Serial++
-			live[i] = &space{ns: ns, serial: next.Serial, epoch: e}
+			live[i].serial = next.Serial
 			fresh = append(fresh, live[i])
 		}
 	}
 	if err := t.reserveSpaces(fresh); err != nil {
 		return err
 	}
-	err := t.commitDefinition(ns, def, live, next)
+	var err error
+	if !ns.announced {
+		err = t.commitDefinition(ns, def, live, next)
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if err != nil {
@@ -85,6 +168,9 @@ func (t *Trie) writeDefinition(ns *namespace, def kv.Namespace, wipe bool) error
 	old := ns.live
 	ns.def, ns.live = def, live
 	t.namespaces[def.ID], t.byName[def.Name] = ns, ns
+	if !ns.announced {
+		t.recorded[def.ID] = ns
+	}
 	for _, sp := range old {
 		if !slices.Contains(live, sp) {
 			t.killSpaceLocked(sp)
@@ -141,11 +227,11 @@ func (t *Trie) commitDefinition(ns *namespace, def kv.Namespace, live []*space, 
 	return t.commit(b, true, func(r reverts) { r[string(key)] = old })
 }
 
-// stored returns the key and the value of the stored record of ns.def. value is nil if ns is being
-// created and has no record yet. defMu is held.
+// stored returns the key and the value of the stored record of ns.def. value is nil if ns has no record
+// yet: it is being created, or it is announced. defMu is held.
 func (ns *namespace) stored(id kv.NamespaceID) (key, value []byte, err error) {
 	key = appendNamespaceKey(nil, id)
-	if ns.live == nil {
+	if ns.live == nil || ns.announced {
 		return key, nil, nil
 	}
 	value, err = encodeNamespace(ns.def, ns.live)
@@ -197,14 +283,26 @@ func (t *Trie) Namespaces() []kv.Namespace {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	defs := make([]kv.Namespace, 0, len(t.byName))
-	for _, ns := range t.sortedLocked() {
+	for _, ns := range sorted(t.byName) {
 		defs = append(defs, clone(ns.def))
 	}
 	return defs
 }
 
-func (t *Trie) sortedLocked() []*namespace {
-	return slices.SortedFunc(maps.Values(t.byName), func(a, b *namespace) int {
+// Recorded returns the definitions of the namespaces that are not announced, sorted by name.
+func (t *Trie) Recorded() []kv.Namespace {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	defs := make([]kv.Namespace, 0, len(t.recorded))
+	for _, ns := range sorted(t.recorded) {
+		defs = append(defs, clone(ns.def))
+	}
+	return defs
+}
+
+// sorted returns namespaces in the order of their names.
+func sorted[K comparable](all map[K]*namespace) []*namespace {
+	return slices.SortedFunc(maps.Values(all), func(a, b *namespace) int {
 		return strings.Compare(a.def.Name, b.def.Name)
 	})
 }
@@ -219,6 +317,25 @@ func (t *Trie) DeleteNamespace(name string) error {
 	if err != nil {
 		return err
 	}
+	if !ns.announced {
+		if err := t.deleteDefinition(ns); err != nil {
+			return err
+		}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.byName, name)
+	delete(t.namespaces, ns.def.ID)
+	delete(t.recorded, ns.def.ID)
+	t.leases.endPins(t, ns)
+	for _, sp := range ns.live {
+		t.killSpaceLocked(sp)
+	}
+	return nil
+}
+
+// deleteDefinition deletes the record of a namespace durably. defMu is held.
+func (t *Trie) deleteDefinition(ns *namespace) error {
 	key, old, err := ns.stored(ns.def.ID)
 	if err != nil {
 		return err
@@ -226,20 +343,9 @@ func (t *Trie) DeleteNamespace(name string) error {
 	b := t.disk.Load().db.NewBatch()
 	if err := b.Delete(key, nil); err != nil {
 		b.Close()
-		return fmt.Errorf("trie: delete namespace %q: %w", name, err)
+		return fmt.Errorf("trie: delete namespace %q: %w", ns.def.Name, err)
 	}
-	if err := t.commit(b, true, func(r reverts) { r[string(key)] = old }); err != nil {
-		return err
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(t.byName, name)
-	delete(t.namespaces, ns.def.ID)
-	t.leases.endPins(t, ns)
-	for _, sp := range ns.live {
-		t.killSpaceLocked(sp)
-	}
-	return nil
+	return t.commit(b, true, func(r reverts) { r[string(key)] = old })
 }
 
 // PlanBump returns the definition that the namespace has after a bump to a later epoch (see

@@ -48,8 +48,9 @@ type Options struct {
 	// MaxChainBlocks is the maximum length, in blocks, of the chain that one match examines, and so
 	// the maximum depth of the tree. Default 131,072.
 	MaxChainBlocks int
-	// MaxNamespaces is the maximum number of namespaces. Default 4,096.
-	MaxNamespaces int
+	// MaxNamespaces is the maximum number of namespaces with a record, and MaxAnnounced of announced
+	// ones (Announce). Defaults: 4,096 and 131,072.
+	MaxNamespaces, MaxAnnounced int
 	// Grew is called when the DRAM of the index has grown by about growthStep since the last call,
 	// also while Open reads the index. bytes is the size of that DRAM. Trie.mu is held: Grew must
 	// not wait and must not call the Trie. Default: not called.
@@ -73,6 +74,7 @@ const (
 	defaultMaxPins        = 4 << 20
 	defaultMaxChainBlocks = 1 << 17
 	defaultMaxNamespaces  = 4096
+	defaultMaxAnnounced   = 1 << 17
 	// growthStep is the growth of the index's DRAM, in bytes, after which Grew is called: 4 MiB,
 	// the memory of about 50,000 blocks.
 	growthStep = 4 << 20
@@ -100,6 +102,7 @@ func (o *Options) EnsureDefaults() {
 	options.SetDefault(&o.MaxPins, defaultMaxPins)
 	options.SetDefault(&o.MaxChainBlocks, defaultMaxChainBlocks)
 	options.SetDefault(&o.MaxNamespaces, defaultMaxNamespaces)
+	options.SetDefault(&o.MaxAnnounced, defaultMaxAnnounced)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -122,6 +125,8 @@ func (o Options) Validate() error {
 		return fmt.Errorf("trie: MaxChainBlocks is %d; want 1 to %d", o.MaxChainBlocks, 1<<24)
 	case o.MaxNamespaces < 1 || o.MaxNamespaces > maxSpaces/2:
 		return fmt.Errorf("trie: MaxNamespaces is %d; want 1 to %d", o.MaxNamespaces, maxSpaces/2)
+	case o.MaxAnnounced < 0:
+		return fmt.Errorf("trie: MaxAnnounced is %d; want at least 0", o.MaxAnnounced)
 	}
 	return o.Tuning.Validate()
 }

@@ -202,7 +202,7 @@ func (t *Trie) stageDefinitions(b *pebble.Batch) error {
 	}
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	for id, ns := range t.namespaces {
+	for id, ns := range t.recorded {
 		key, value, e := ns.stored(id)
 		if e == nil {
 			e = b.Set(key, value, nil)

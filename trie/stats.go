@@ -62,8 +62,10 @@ type Stats struct {
 	DiskBytes, MemTableBytes, CacheBytes int64
 	// Load counts the records that Open dropped or hid.
 	Load LoadStats
-	// Namespaces are sorted by name.
+	// Namespaces are the namespaces with a record, sorted by name.
 	Namespaces []NamespaceStats
+	// Announced is the number of announced namespaces, which Namespaces leaves out.
+	Announced int64
 }
 
 // noteGrowthLocked calls Options.Grew if the DRAM has grown by growthStep since the last call of
@@ -99,20 +101,33 @@ func (t *Trie) indexStats() (s Stats, open bool) {
 	defer t.mu.RUnlock()
 	s = Stats{
 		Policy: t.opts.Policy.String(), Load: t.load,
-		Bytes: t.bytes, Unmatchable: int64(t.garbage),
+		Bytes: t.bytes, Unmatchable: int64(t.garbage), Announced: int64(len(t.byName) - len(t.recorded)),
 		NodeBytes: t.nodes.bytes(), TableBytes: t.table.bytes(),
 		PolicyBytes: t.policy.Bytes(), LeaseBytes: t.leases.bytes(),
 	}
 	t.leases.mu.Lock()
 	defer t.leases.mu.Unlock()
 	s.Leases, s.Pins = int64(len(t.leases.heap)), int64(t.leases.pins)
-	for _, ns := range t.sortedLocked() {
+	for _, ns := range sorted(t.recorded) {
 		n := ns.stats()
 		s.Blocks += n.Blocks
 		s.Pieces += n.Pieces
 		s.Namespaces = append(s.Namespaces, n)
 	}
 	return s, !t.closed
+}
+
+// StatsOf returns the figures of one namespace; false if there is none with this id.
+func (t *Trie) StatsOf(id kv.NamespaceID) (NamespaceStats, bool) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	ns, ok := t.namespaces[id]
+	if !ok {
+		return NamespaceStats{}, false
+	}
+	t.leases.mu.Lock()
+	defer t.leases.mu.Unlock()
+	return ns.stats(), true
 }
 
 // stats are the figures of ns. Trie.mu and Trie.leases.mu are held.

@@ -44,11 +44,15 @@ type Trie struct {
 	nodes  slab
 	table  *table
 	policy evict.Policy
-	// spaces is indexed by node.space; entry 0 and free entries are nil.
+	// spaces is indexed by node.space; entry 0 and free entries are nil. freeSpaces are the indexes of
+	// the free entries.
 	spaces     []*space
+	freeSpaces []uint16
 	bySerial   map[uint64]uint16
 	namespaces map[kv.NamespaceID]*namespace
 	byName     map[string]*namespace
+	// recorded has the namespaces that have a record in Pebble.
+	recorded map[kv.NamespaceID]*namespace
 	// garbage is the number of nodes that are doomed (deleted) or in a dead space (a retired
 	// epoch).
 	garbage int
@@ -80,7 +84,7 @@ type space struct {
 	// serial is the number of the space on disk. It is never reused.
 	serial uint64
 	epoch  kv.Epoch
-	// number is the index of the space in Trie.spaces.
+	// number is the index of the space in Trie.spaces; 0: the namespace is announced.
 	number uint16
 	// dead is set when the epoch is retired, also by a bump, or when all blocks of the epoch are
 	// deleted.
@@ -104,6 +108,9 @@ type space struct {
 // namespace is a definition with the state of all its spaces.
 type namespace struct {
 	def kv.Namespace
+	// announced: the namespace has no record in Pebble, and its spaces have neither serials nor numbers.
+	// So it has no pieces (Trie.Announce).
+	announced bool
 	// live has one space for each live epoch, in the order of kv.Namespace.Live.
 	live      []*space
 	slotBytes [kv.MaxGroups]int64
@@ -170,6 +177,7 @@ func Open(opts Options) (*Trie, error) {
 		bySerial:   make(map[uint64]uint16),
 		namespaces: make(map[kv.NamespaceID]*namespace),
 		byName:     make(map[string]*namespace),
+		recorded:   make(map[kv.NamespaceID]*namespace),
 	}
 	t.disk.Store(d)
 	t.table = newTable(&t.nodes, [2]uint64{rand.Uint64(), rand.Uint64()})
@@ -270,16 +278,12 @@ func (t *Trie) lookupLocked(id kv.NamespaceID) (*namespace, error) {
 
 // addSpaceLocked assigns a number to sp, or fails if all numbers are in use.
 func (t *Trie) addSpaceLocked(sp *space) error {
-	for i := 1; i < len(t.spaces); i++ {
-		if t.spaces[i] == nil {
-			sp.number = uint16(i)
-			break
-		}
-	}
-	if sp.number == 0 {
-		if len(t.spaces) > maxSpaces {
-			return fmt.Errorf("trie: %d epochs wait for ReclaimStep: %w", maxSpaces, ErrTooManyNamespaces)
-		}
+	switch free := len(t.freeSpaces); {
+	case free > 0:
+		sp.number, t.freeSpaces = t.freeSpaces[free-1], t.freeSpaces[:free-1]
+	case len(t.spaces) > maxSpaces:
+		return fmt.Errorf("trie: %d epochs have blocks or wait for ReclaimStep: %w", maxSpaces, ErrTooManyNamespaces)
+	default:
 		sp.number = uint16(len(t.spaces))
 		t.spaces = append(t.spaces, nil)
 	}
@@ -306,9 +310,18 @@ func (t *Trie) killSpaceLocked(sp *space) {
 // no nodes.
 func (t *Trie) dropSpaceLocked(sp *space) {
 	if sp.dead && sp.nodes == 0 {
-		t.spaces[sp.number] = nil
-		delete(t.bySerial, sp.serial)
+		t.freeSpaceLocked(sp)
 	}
+}
+
+// freeSpaceLocked frees the number of a space without nodes, if it has one.
+func (t *Trie) freeSpaceLocked(sp *space) {
+	if sp.number == 0 || t.spaces[sp.number] != sp {
+		return
+	}
+	t.spaces[sp.number] = nil
+	t.freeSpaces = append(t.freeSpaces, sp.number)
+	delete(t.bySerial, sp.serial)
 }
 
 func (t *Trie) addGarbageLocked(ns *namespace, n int) {

@@ -10,7 +10,8 @@
 // terms before it. A standby refuses all calls except Election with UNAVAILABLE. With an election,
 // the header of each response of a leader has its term in the key penstock-term. A client refuses
 // the responses of a term below the highest term that it has seen, and sends this highest term in
-// the same key of its calls. A leader that receives a higher term than its own ends its term.
+// the same key of its calls. A planner that receives a higher term than its own with Lead ends its
+// term.
 //
 // Of a group, only the leader has a session with the planner. The planner receives neither KV bytes
 // nor tokens: a request's payload is opaque and is passed to its two engines.

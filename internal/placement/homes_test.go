@@ -1,11 +1,14 @@
 package placement
 
 import (
+	"cmp"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
 
+	"github.com/zeebo/xxh3"
 	"pgregory.net/rapid"
 
 	"github.com/penstock-kv/penstock/kv"
@@ -83,6 +86,62 @@ func TestHomes(t *testing.T) {
 	})
 }
 
+// TestHomesOfModel: the homes are those of the rule of docs/cluster.md, applied to the scores of all places.
+func TestHomesOfModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		all, root := drawPlaces(t, 1), drawRoot(t)
+		n := rapid.IntRange(1, kv.MaxReplicas+1).Draw(t, "copies")
+		counts := slices.ContainsFunc(all, func(p Place) bool { return !p.Draining })
+		var order, want []int // order has the places that count, the best first
+		for i, p := range all {
+			if !p.Draining || !counts {
+				order = append(order, i)
+			}
+		}
+		slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(modelScore(all[a], root), modelScore(all[b], root)) })
+		zones := make(map[string]bool)
+		for len(want) < n && len(order) > 0 {
+			k := max(0, slices.IndexFunc(order, func(i int) bool { return !zones[all[i].Zone] }))
+			zones[all[order[k]].Zone] = true
+			want, order = append(want, order[k]), slices.Delete(order, k, k+1)
+		}
+		if got := Homes(nil, all, root, n); !slices.Equal(got, want) {
+			t.Fatalf("homes %d; by the scores of all places %d", got, want)
+		}
+	})
+}
+
+// modelScore is the score of a place as docs/cluster.md has it.
+func modelScore(p Place, root kv.BlockID) float64 {
+	return -math.Log((float64(xxh3.HashSeed(root[:], p.Seed)>>11)+0.5)/(1<<53)) / float64(p.Capacity)
+}
+
+// TestHomesAllocateNothing: choosing the places of a sequence among 1,000 allocates no memory.
+func TestHomesAllocateNothing(t *testing.T) {
+	all, id, dst := cluster(1000), roots(1)[0], make([]int, 0, kv.MaxReplicas)
+	if n := testing.AllocsPerRun(10, func() { dst = Homes(dst[:0], all, id, 3) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// TestHomeLogarithms: among 1,000 places of equal capacity the logarithm is computed for the few whose hash may
+// be the best so far, on average for at most 1+ln(1000) places and those between 1-u and -ln(u).
+func TestHomeLogarithms(t *testing.T) {
+	all, ids, computed := cluster(1000), roots(200), 0
+	for _, id := range ids {
+		limit := math.Inf(1)
+		for i := range all {
+			if score, ok := all[i].scoreUpTo(&id, limit); ok {
+				computed++
+				limit = min(limit, score)
+			}
+		}
+	}
+	if mean := float64(computed) / float64(len(ids)); mean > 12 {
+		t.Errorf("%.1f logarithms for a sequence; want at most 12", mean)
+	}
+}
+
 // TestHomesStable: a place that joins replaces at most one home of a sequence, and only by itself. So a
 // place that leaves is replaced by at most one other.
 func TestHomesStable(t *testing.T) {
@@ -133,7 +192,7 @@ func TestFormer(t *testing.T) {
 		}
 		if serving := slices.ContainsFunc(is, func(p Place) bool { return !p.Draining }); n == 1 && serving {
 			for i, p := range is {
-				if better := p.Draining && p.score(root) < is[now[0]].score(root); slices.Contains(keys, i) != better {
+				if better := p.Draining && p.score(&root) < is[now[0]].score(&root); slices.Contains(keys, i) != better {
 					t.Fatalf("place %d has a better score than the home: %t; former are %d", i, better, keys)
 				}
 			}

@@ -41,11 +41,23 @@ func PlaceSeed(name string) uint64 { return xxh3.HashString(name) }
 // score returns the score of the place for a sequence; the lowest one wins. A node gets sequences
 // in proportion to its capacity (weighted rendezvous hashing: the logarithmic method of Schindelhauer
 // and Schomaker, "Weighted Distributed Hash Tables", SPAA 2005).
-func (p Place) score(root kv.BlockID) float64 {
+func (p *Place) score(root *kv.BlockID) float64 {
+	score, _ := p.scoreUpTo(root, math.Inf(1))
+	return score
+}
+
+// scoreUpTo returns the score of the place, or false if the score is certainly above limit.
+func (p *Place) scoreUpTo(root *kv.BlockID, limit float64) (float64, bool) {
 	// u is uniform in (0, 1), so -ln(u)/capacity is exponential with the rate capacity. The smallest of
 	// several is that of a place with a probability in proportion to the place's capacity.
 	u := (float64(xxh3.HashSeed(root[:], p.Seed)>>11) + 0.5) / (1 << 53)
-	return -math.Log(u) / float64(p.Capacity)
+	// -ln(u) is at least 1-u. With many places nearly all are excluded here, without the logarithm. The
+	// margin is above the rounding errors of both sides.
+	const margin = 1 + 1e-9
+	if 1-u > limit*float64(p.Capacity)*margin {
+		return 0, false
+	}
+	return -math.Log(u) / float64(p.Capacity), true
 }
 
 // Home returns the index of the place that stores a new sequence, whose first block is root: the best
@@ -55,21 +67,8 @@ func (p Place) score(root kv.BlockID) float64 {
 // When a place is added, some sequences move to it, and all others stay. When a place is removed, or
 // begins to drain, only its own sequences move.
 func Home(places []Place, root kv.BlockID) int {
-	home, any := -1, 0
-	var homeScore, anyScore float64
-	for i, p := range places {
-		score := p.score(root)
-		if i == 0 || score < anyScore {
-			any, anyScore = i, score
-		}
-		if !p.Draining && (home < 0 || score < homeScore) {
-			home, homeScore = i, score
-		}
-	}
-	if home < 0 {
-		return any
-	}
-	return home
+	var home [1]int
+	return Homes(home[:0], places, root, 1)[0]
 }
 
 // Homes appends to dst the indexes of the n places at which a sequence is stored n times; fewer if there
@@ -79,33 +78,89 @@ func Home(places []Place, root kv.BlockID) int {
 //
 // When a place is added or removed, at most one of the homes of a sequence changes.
 func Homes(dst []int, places []Place, root kv.BlockID, n int) []int {
-	home := Home(places, root)
 	from := len(dst)
-	dst = append(dst, home)
-	if n == 1 {
-		return dst
+	if dst = appendHomes(dst, places, &root, n, false); len(dst) == from {
+		dst = appendHomes(dst, places, &root, n, true)
 	}
-	allDrain := places[home].Draining
-	scores := make([]float64, len(places))
-	for i, p := range places {
-		scores[i] = p.score(root)
+	return dst
+}
+
+// scored is a place, by its index, with its score for a sequence.
+type scored struct {
+	at    int
+	score float64
+}
+
+// shortlist has up to n places, the best first.
+type shortlist []scored
+
+// limit returns the score below which a place gets into the list.
+func (l shortlist) limit(n int) float64 {
+	if len(l) < n {
+		return math.Inf(1)
 	}
-	for len(dst)-from < n {
-		best, bestNew := -1, false
-		for i, p := range places {
-			chosen := dst[from:]
-			if p.Draining && !allDrain || slices.Contains(chosen, i) {
-				continue
-			}
-			isNew := !slices.ContainsFunc(chosen, func(k int) bool { return places[k].Zone == p.Zone })
-			if best < 0 || isNew && !bestNew || isNew == bestNew && scores[i] < scores[best] {
-				best, bestNew = i, isNew
+	return l[n-1].score
+}
+
+// with returns the list with one more place, without the one that is then too many.
+func (l shortlist) with(s scored, n int) shortlist {
+	if len(l) == n {
+		l = l[:n-1]
+	}
+	k := len(l)
+	l = append(l, s)
+	for ; k > 0 && s.score < l[k-1].score; k-- {
+		l[k] = l[k-1]
+	}
+	l[k] = s
+	return l
+}
+
+// appendHomes is Homes among the places that do not drain or, with draining, among all.
+func appendHomes(dst []int, places []Place, root *kv.BlockID, n int, draining bool) []int {
+	// all has the n best places, and apart the best place of each of the n best zones.
+	var room [2][kv.MaxReplicas + 1]scored
+	all, apart := shortlist(room[0][:0]), shortlist(room[1][:0])
+	zoneOf := func(p *Place) int {
+		return slices.IndexFunc(apart, func(s scored) bool { return places[s.at].Zone == p.Zone })
+	}
+	for i := range places {
+		p := &places[i]
+		if p.Draining && !draining {
+			continue
+		}
+		limit := apart.limit(n)
+		if len(apart) < n {
+			if k := zoneOf(p); k >= 0 {
+				limit = max(apart[k].score, all.limit(n))
 			}
 		}
-		if best < 0 {
-			break
+		score, ok := p.scoreUpTo(root, limit)
+		if !ok {
+			continue
 		}
-		dst = append(dst, best)
+		if score < all.limit(n) {
+			all = all.with(scored{i, score}, n)
+		}
+		if n == 1 {
+			apart = all
+			continue
+		}
+		switch k := zoneOf(p); {
+		case k < 0 && score < apart.limit(n):
+			apart = apart.with(scored{i, score}, n)
+		case k >= 0 && score < apart[k].score:
+			apart = slices.Delete(apart, k, k+1).with(scored{i, score}, n)
+		}
+	}
+	from := len(dst)
+	for _, s := range apart {
+		dst = append(dst, s.at)
+	}
+	for _, s := range all {
+		if len(dst)-from < n && !slices.Contains(dst[from:], s.at) {
+			dst = append(dst, s.at)
+		}
 	}
 	return dst
 }

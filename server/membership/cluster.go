@@ -130,7 +130,8 @@ type Cluster struct {
 	wake chan struct{}
 
 	mu       sync.Mutex
-	session  *session // nil: the node is not a member
+	session  *session      // nil: the node is not a member
+	applied  *appliedWatch // of the changes that wait; nil or ended: none waits
 	stopping bool
 	// drain is the order to drain this node, nil if there is none. drainChanged is closed when it
 	// changes.

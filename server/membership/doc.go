@@ -82,5 +82,6 @@
 //	Held      now < last confirmed renewal, as sent, + nine tenths of the TTL
 //	Lost      is closed when the term has ended; the next term needs a new Campaign
 //
-// Lock order: Cluster.mu, session.mu, Owner.mu and Election.mu are leaves. None is held across a call.
+// Lock order: Cluster.mu, then appliedWatch.mu. session.mu, Owner.mu, Election.mu and appliedWatch.mu are leaves. None
+// is held across a call of etcd.
 package membership

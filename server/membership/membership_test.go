@@ -1,12 +1,15 @@
 package membership_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +18,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -741,4 +745,71 @@ func TestDrainMember(t *testing.T) {
 		t.Errorf("after the end of the order the state is %s", s)
 	}
 	r.await("the node has no order", ordered(again, nil))
+}
+
+// TestRecordsTogether: changes that arrive while a member writes its record have one record together, and changes
+// that wait at the same time have one watch together. So n changes at the same time cost a member few writes and etcd
+// one watch, and not n.
+func TestRecordsTogether(t *testing.T) {
+	r := newRig(t, 1)
+	a := r.join("a")
+	var hold atomic.Bool
+	entered, release := make(chan struct{}, 1), make(chan struct{})
+	b := r.beginUsing("b", "b.example:7420", r.store(), func() {
+		if hold.CompareAndSwap(true, false) {
+			entered <- struct{}{}
+			<-release
+		}
+	})
+	r.joined(b)
+	record := func() int64 {
+		t.Helper()
+		resp, err := r.client().Get(r.ctx, "/penstock/members/b")
+		r.must(err)
+		return resp.Kvs[0].Version
+	}
+	for i := range 3 { // b's watch has begun when the second one arrives
+		_, err := a.CreateNamespace(r.ctx, kv.Namespace{Name: fmt.Sprint("first", i), Geometry: geo, Index: kv.IndexTrie})
+		r.must(err)
+	}
+	before, watches := record(), r.watches()
+	hold.Store(true)
+	const changes = 40
+	var g errgroup.Group
+	for i := range changes {
+		g.Go(func() error {
+			_, err := a.CreateNamespace(r.ctx, kv.Namespace{Name: fmt.Sprint("ns", i), Geometry: geo, Index: kv.IndexTrie})
+			return err
+		})
+	}
+	<-entered
+	r.await("b to apply all changes while it writes its record", func() bool { return len(b.store.Namespaces()) == 3+changes })
+	if n := r.watches() - watches; n > 1 {
+		t.Errorf("%d changes that wait have %d watches", changes, n)
+	}
+	close(release)
+	r.must(g.Wait())
+	if n := record() - before; n > 4 {
+		t.Errorf("b has written its record %d times for %d changes at the same time", n, changes)
+	}
+}
+
+// watches returns the number of watches that etcd has.
+func (r *rig) watches() int {
+	r.Helper()
+	req, err := http.NewRequestWithContext(r.ctx, http.MethodGet, "http://"+r.etcd.Endpoints[0]+"/metrics", nil)
+	r.must(err)
+	resp, err := http.DefaultClient.Do(req)
+	r.must(err)
+	defer resp.Body.Close()
+	const name = "etcd_debugging_mvcc_watcher_total "
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		if value, ok := strings.CutPrefix(lines.Text(), name); ok {
+			n, err := strconv.ParseFloat(value, 64)
+			r.must(err)
+			return int(n)
+		}
+	}
+	r.Fatal("etcd has no metric " + name)
+	return 0
 }

@@ -175,50 +175,6 @@ func (c *Cluster) change(ctx context.Context, name string, f func(*record) (reco
 	}
 }
 
-// awaitApplied waits until each member that serves has applied the changes up to the revision rev.
-// It waits for at most twice the TTL: a member that has stopped leaves the list within one TTL.
-func (c *Cluster) awaitApplied(ctx context.Context, rev int64) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*c.opts.TTL)
-	defer cancel()
-	all, read, err := c.members(ctx)
-	if err != nil {
-		return err
-	}
-	behind := make(map[string]bool)
-	for _, m := range all {
-		if m.serves() && m.Applied < rev {
-			behind[c.membersPrefix()+m.Name] = true
-		}
-	}
-	changes := c.etcd.Load().Watch(ctx, c.membersPrefix(), clientv3.WithPrefix(), clientv3.WithRev(read+1))
-	for len(behind) > 0 {
-		resp, open := <-changes
-		if err := resp.Err(); err != nil && ctx.Err() == nil {
-			return c.failed(err)
-		}
-		if !open || ctx.Err() != nil {
-			return c.notApplied(behind)
-		}
-		for _, e := range resp.Events {
-			key := string(e.Kv.Key)
-			if e.Type == clientv3.EventTypeDelete {
-				delete(behind, key)
-				continue
-			}
-			m, err := decodeMember(e.Kv.Key, e.Kv.Value)
-			if err != nil {
-				return err
-			}
-			// A member that joins has read the namespaces at a revision at or above rev, because
-			// otherwise its transaction fails.
-			if !m.serves() || m.Applied >= rev {
-				delete(behind, key)
-			}
-		}
-	}
-	return nil
-}
-
 // notApplied is the error if members have not applied a change in time.
 func (c *Cluster) notApplied(behind map[string]bool) error {
 	var names []string

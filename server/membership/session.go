@@ -131,7 +131,7 @@ func (s *session) follow(ctx context.Context) error {
 			return err
 		}
 		for {
-			if rev, _, err = s.refresh(ctx); err == nil {
+			if rev, err = s.refresh(ctx, rev); err == nil {
 				break
 			}
 			select {
@@ -282,12 +282,13 @@ func sameButUse(a, b Member) bool {
 // load reads and applies all namespaces, and makes the member serve. It repeats this if a namespace
 // changes meanwhile. It returns the revision of the namespaces.
 func (s *session) load(ctx context.Context) (int64, error) {
+	rev := int64(0)
 	for {
-		rev, have, err := s.refresh(ctx)
-		if err != nil {
+		var err error
+		if rev, err = s.refresh(ctx, rev); err != nil {
 			return 0, err
 		}
-		missing, err := s.bringAlong(ctx, have)
+		missing, err := s.bringAlong(ctx)
 		if err != nil {
 			return 0, err
 		}
@@ -318,29 +319,48 @@ func (s *session) load(ctx context.Context) (int64, error) {
 	}
 }
 
-// refresh reads and applies all namespaces. It returns their revision and their keys.
-func (s *session) refresh(ctx context.Context) (int64, map[string]bool, error) {
-	limited, cancel := context.WithTimeout(ctx, s.opts.TTL)
-	defer cancel()
-	resp, err := s.etcd.Get(limited, s.namespacesPrefix(), clientv3.WithPrefix())
-	if err != nil {
-		return 0, nil, fmt.Errorf("read the namespaces: %w", err)
+// pageRecords is the number of records that one request for namespaces returns at most, about 200 KiB.
+const pageRecords = 500
+
+// refresh reads and applies the namespaces that changed after a revision; 0: all of them. It returns the
+// revision at which it read them. It reads all of them in pages of one revision, so that neither etcd nor the node has
+// all records in one message, and each page has the time of a TTL. Those that changed come in one response,
+// because etcd examines all records for each page of them.
+func (s *session) refresh(ctx context.Context, after int64) (int64, error) {
+	key, rev := s.namespacesPrefix(), int64(0)
+	opts := []clientv3.OpOption{clientv3.WithRange(clientv3.GetPrefixRangeEnd(key))}
+	if after > 0 {
+		opts = append(opts, clientv3.WithMinModRev(after+1))
+	} else {
+		opts = append(opts, clientv3.WithLimit(pageRecords))
 	}
-	have := make(map[string]bool, len(resp.Kvs))
-	for _, kv := range resp.Kvs {
-		have[string(kv.Key)] = true
-		s.apply(ctx, kv)
+	for {
+		limited, cancel := context.WithTimeout(ctx, s.opts.TTL)
+		resp, err := s.etcd.Get(limited, key, append(opts, clientv3.WithRev(rev))...)
+		cancel()
+		if err != nil {
+			return 0, fmt.Errorf("read the namespaces: %w", err)
+		}
+		if rev == 0 {
+			rev = resp.Header.Revision
+		}
+		for _, kv := range resp.Kvs {
+			s.apply(ctx, kv)
+		}
+		if !resp.More || ctx.Err() != nil {
+			return rev, ctx.Err()
+		}
+		key = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
 	}
-	return resp.Header.Revision, have, ctx.Err()
 }
 
-// bringAlong adds to etcd those namespaces of the node that are not in have. It reports whether
-// there was one.
-func (s *session) bringAlong(ctx context.Context, have map[string]bool) (bool, error) {
+// bringAlong adds to etcd the namespaces of the node of which the session has read no record. It reports
+// whether there was one.
+func (s *session) bringAlong(ctx context.Context) (bool, error) {
 	any := false
 	for _, ns := range s.node.Namespaces() {
 		key := s.namespacesPrefix() + ns.Name
-		if have[key] {
+		if _, have := s.tried[ns.Name]; have {
 			continue
 		}
 		any = true
@@ -359,45 +379,71 @@ func (s *session) bringAlong(ctx context.Context, have map[string]bool) (bool, e
 
 // watch applies the changes of namespaces after the revision rev, until the watch ends.
 func (s *session) watch(ctx context.Context, rev int64, tick <-chan time.Time) error {
-	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
+	watching, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
-	changes := s.etcd.Watch(ctx, s.namespacesPrefix(), clientv3.WithPrefix(), clientv3.WithRev(rev+1), clientv3.WithProgressNotify())
+	changes := s.etcd.Watch(watching, s.namespacesPrefix(), clientv3.WithPrefix(), clientv3.WithRev(rev+1), clientv3.WithProgressNotify())
+	// The record is written beside the loop, at most one write at a time. So the changes that arrive during a write
+	// have one record together: with many members and many changes, etcd would otherwise get a write for each
+	// change and each member.
+	written, writing, due := make(chan error, 1), false, true
+	defer func() {
+		if writing {
+			<-written // a later write must not overtake it
+		}
+	}()
 	for {
-		// If etcd does not respond, the next tick writes the record. The lease ends if that lasts.
-		switch err := s.write(ctx); {
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case errors.Is(err, errRecordLost):
-			return err
-		case err != nil:
-			s.log.Warn("the list of members has an old record of this node", "err", err)
+		if due && !writing {
+			writing, due = true, false
+			go func() { written <- s.write(ctx) }()
 		}
 		select {
 		case resp, open := <-changes:
-			if err := resp.Err(); err != nil {
-				return fmt.Errorf("watch the namespaces: %w", err)
+			if err := s.take(ctx, resp, open); err != nil {
+				return err
 			}
-			if !open {
-				return errors.New("the watch of the namespaces has ended")
-			}
-			for _, e := range resp.Events {
-				s.apply(ctx, e.Kv)
-				// The revision in the response's header may be above that of events which come in
-				// the next response.
-				s.mu.Lock()
-				s.applied = max(s.applied, e.Kv.ModRevision)
-				s.mu.Unlock()
-			}
+			due = true
 		case <-tick:
 			if err := s.hold(ctx); err != nil {
 				return err
 			}
 			s.retryBlocked(ctx)
+			due = true // after an error of the last write, too
 		case <-s.wake:
+			due = true
+		case err := <-written:
+			writing = false
+			// If etcd does not respond, the next tick writes the record. The lease ends if that lasts.
+			switch {
+			case ctx.Err() != nil:
+				return ctx.Err()
+			case errors.Is(err, errRecordLost):
+				return err
+			case err != nil:
+				s.log.Warn("the list of members has an old record of this node", "err", err)
+			}
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
+}
+
+// take applies a response of the watch of the namespaces.
+func (s *session) take(ctx context.Context, resp clientv3.WatchResponse, open bool) error {
+	if err := resp.Err(); err != nil {
+		return fmt.Errorf("watch the namespaces: %w", err)
+	}
+	if !open {
+		return errors.New("the watch of the namespaces has ended")
+	}
+	for _, e := range resp.Events {
+		s.apply(ctx, e.Kv)
+		// The revision in the response's header may be above that of events which come in
+		// the next response.
+		s.mu.Lock()
+		s.applied = max(s.applied, e.Kv.ModRevision)
+		s.mu.Unlock()
+	}
+	return nil
 }
 
 // apply makes the node's namespace equal to a record. If that fails, the node refuses the namespace.

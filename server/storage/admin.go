@@ -18,24 +18,24 @@ const listPage = 4096
 
 // held returns the number and the size of the pieces of a namespace.
 func (n *Node) held(id kv.NamespaceID) Removed {
-	for _, s := range n.index.Stats().Namespaces {
-		if s.ID == id {
-			return Removed{Blocks: s.Pieces, Bytes: s.Bytes}
+	s, _ := n.index.StatsOf(id)
+	return Removed{Blocks: s.Pieces, Bytes: s.Bytes}
+}
+
+// heldBy returns the number and the size of the pieces of one live epoch of a namespace.
+func (n *Node) heldBy(id kv.NamespaceID, epoch kv.Epoch) Removed {
+	s, _ := n.index.StatsOf(id)
+	for _, e := range s.Live {
+		if e.Epoch == epoch {
+			return Removed{Blocks: e.Pieces, Bytes: e.Bytes}
 		}
 	}
 	return Removed{}
 }
 
-// heldBy returns the number and the size of the pieces of one live epoch of a namespace.
-func (n *Node) heldBy(id kv.NamespaceID, epoch kv.Epoch) Removed {
-	for _, s := range n.index.Stats().Namespaces {
-		for _, e := range s.Live {
-			if s.ID == id && e.Epoch == epoch {
-				return Removed{Blocks: e.Pieces, Bytes: e.Bytes}
-			}
-		}
-	}
-	return Removed{}
+// NamespaceStats returns the index's figures of one namespace; false if there is none with this id.
+func (n *Node) NamespaceStats(id kv.NamespaceID) (trie.NamespaceStats, bool) {
+	return n.index.StatsOf(id)
 }
 
 // DeleteBlocks makes a block and its descendants unmatchable in every live epoch. The deletion is

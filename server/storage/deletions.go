@@ -241,7 +241,7 @@ func (n *Node) writeDeleted(ctx context.Context, count uint64) error {
 	if n.deleted.has(count) {
 		return nil
 	}
-	return n.writeCatalogue(ctx, n.index.Namespaces())
+	return n.writeCatalogue(ctx)
 }
 
 // writePending writes the deletions for which no caller waits, such as those of dropped blocks.
@@ -251,7 +251,7 @@ func (n *Node) writePending(ctx context.Context) error {
 	}
 	n.nsMu.Lock()
 	defer n.nsMu.Unlock()
-	return n.writeCatalogue(ctx, n.index.Namespaces())
+	return n.writeCatalogue(ctx)
 }
 
 // redoDeletions deletes from the index the pieces that the catalogue lists as deleted. After a

@@ -56,8 +56,14 @@ func decodeCatalogue(blob []byte) (catalogue, error) {
 	return c, nil
 }
 
-// writeCatalogue makes the namespaces and their deletions durable. The caller holds nsMu.
-func (n *Node) writeCatalogue(ctx context.Context, namespaces []kv.Namespace) error {
+// writeCatalogue makes the namespaces that the index has recorded, and their deletions, durable. The caller
+// holds nsMu.
+func (n *Node) writeCatalogue(ctx context.Context) error {
+	return n.writeCatalogueOf(ctx, n.index.Recorded())
+}
+
+// writeCatalogueOf makes namespaces and their deletions durable. The caller holds nsMu.
+func (n *Node) writeCatalogueOf(ctx context.Context, namespaces []kv.Namespace) error {
 	for {
 		deleted, count := n.deleted.encode(namespaces)
 		blob, err := json.Marshal(catalogue{Version: catalogueVersion, Namespaces: namespaces, Highest: n.index.HighestNamespace(), Deleted: deleted})
@@ -102,7 +108,10 @@ func (n *Node) reconcileNamespaces(ctx context.Context) error {
 			}
 		}
 	}
-	certain := n.store.CatalogueCertain()
+	certain, catalogued := n.store.CatalogueCertain(), make(map[kv.NamespaceID]bool, len(c.Namespaces))
+	for _, old := range c.Namespaces {
+		catalogued[old.ID] = true
+	}
 	for _, ns := range n.index.Namespaces() {
 		switch {
 		case !certain:
@@ -110,7 +119,7 @@ func (n *Node) reconcileNamespaces(ctx context.Context) error {
 			// catalogue lacks. So a later rebuild must not use slots that were written before this
 			// start.
 			n.deleted.raiseFloor(ns.ID, n.store.NewestGeneration())
-		case ns.ID <= c.Highest && !slices.ContainsFunc(c.Namespaces, func(old kv.Namespace) bool { return old.ID == ns.ID }):
+		case ns.ID <= c.Highest && !catalogued[ns.ID]:
 			// The namespace is not in the catalogue. Its deletion from the index was interrupted,
 			// or the index was missing at that time.
 			if err := n.index.DeleteNamespace(ns.Name); err != nil {
@@ -125,7 +134,7 @@ func (n *Node) reconcileNamespaces(ctx context.Context) error {
 	if len(namespaces) == 0 && len(c.Namespaces) > 0 {
 		n.opts.Logger.Warn("the volumes have namespaces that the index lacks, because the index was lost or is new; to keep the cache, run `penstock store rebuild-index` before serving", "namespaces", len(c.Namespaces))
 	}
-	return n.writeCatalogue(ctx, namespaces)
+	return n.writeCatalogueOf(ctx, namespaces)
 }
 
 // agreed returns the namespace of the index with the epochs that are live in both the catalogue and
@@ -204,7 +213,7 @@ func (n *Node) create(ctx context.Context, def kv.Namespace) (kv.Namespace, erro
 	if err != nil {
 		return kv.Namespace{}, err
 	}
-	if err := n.writeCatalogue(ctx, n.index.Namespaces()); err != nil {
+	if err := n.writeCatalogue(ctx); err != nil {
 		// The catalogue could not be written, so the namespace would not survive a loss of the
 		// index.
 		return kv.Namespace{}, errors.Join(err, n.index.DeleteNamespace(ns.Name))
@@ -212,6 +221,48 @@ func (n *Node) create(ctx context.Context, def kv.Namespace) (kv.Namespace, erro
 	n.opts.Metrics.AddNamespace(ns.Name)
 	n.epochStarts.Store(ns.ID, EpochStart{At: n.opts.Now()})
 	return ns, nil
+}
+
+// announce adds a checked namespace whose definition a cluster has. The caller holds nsMu.
+func (n *Node) announce(def kv.Namespace) error {
+	ns, err := n.index.Announce(def)
+	if err != nil {
+		return err
+	}
+	n.opts.Metrics.AddNamespace(ns.Name)
+	n.epochStarts.Store(ns.ID, EpochStart{At: n.opts.Now()})
+	return nil
+}
+
+// record writes an announced namespace to the index and to the catalogue, before its first block is stored. Other
+// namespaces stay as they are.
+func (n *Node) record(ctx context.Context, ns kv.Namespace) error {
+	if !n.index.IsAnnounced(ns.ID) {
+		return nil
+	}
+	n.nsMu.Lock()
+	defer n.nsMu.Unlock()
+	if !n.index.IsAnnounced(ns.ID) {
+		return nil // another call has written it
+	}
+	if err := n.index.Record(ns.ID); err != nil {
+		return err
+	}
+	err := n.writeCatalogue(ctx)
+	if err == nil {
+		return nil
+	}
+	// The catalogue could not be written, so the namespace would not survive a loss of the index. It is
+	// announced again, with another id, so a write that found it recorded meanwhile ends without a block.
+	now, lost := n.index.NamespaceByID(ns.ID)
+	if lost == nil {
+		lost = n.index.DeleteNamespace(ns.Name)
+	}
+	if lost == nil {
+		n.epochStarts.Delete(ns.ID)
+		lost = n.announce(now)
+	}
+	return errors.Join(err, lost)
 }
 
 // checkQuota refuses a quota that is too small for one block of the namespace.
@@ -268,9 +319,11 @@ func (n *Node) drop(ctx context.Context, ns kv.Namespace) error {
 	if err := n.index.Writable(); err != nil {
 		return err
 	}
-	rest := slices.DeleteFunc(n.index.Namespaces(), func(other kv.Namespace) bool { return other.ID == ns.ID })
-	if err := n.writeCatalogue(ctx, rest); err != nil {
-		return err
+	if !n.index.IsAnnounced(ns.ID) {
+		rest := slices.DeleteFunc(n.index.Recorded(), func(other kv.Namespace) bool { return other.ID == ns.ID })
+		if err := n.writeCatalogueOf(ctx, rest); err != nil {
+			return err
+		}
 	}
 	if err := n.index.DeleteNamespace(ns.Name); err != nil {
 		return n.undoCatalogue(ctx, err)
@@ -357,16 +410,21 @@ func (n *Node) setEpochs(ctx context.Context, want kv.Namespace) (retired []kv.E
 	if err := n.index.Writable(); err != nil {
 		return nil, err
 	}
-	namespaces := n.index.Namespaces()
-	begins := false
-	for i := range namespaces {
-		if namespaces[i].ID == want.ID {
-			begins = want.Epoch != namespaces[i].Epoch
-			namespaces[i] = want
-		}
-	}
-	if err := n.writeCatalogue(ctx, namespaces); err != nil {
+	before, err := n.index.NamespaceByID(want.ID)
+	if err != nil {
 		return nil, err
+	}
+	begins := want.Epoch != before.Epoch
+	if !n.index.IsAnnounced(want.ID) {
+		namespaces := n.index.Recorded()
+		for i := range namespaces {
+			if namespaces[i].ID == want.ID {
+				namespaces[i] = want
+			}
+		}
+		if err := n.writeCatalogueOf(ctx, namespaces); err != nil {
+			return nil, err
+		}
 	}
 	retired, err = n.index.SetEpochs(want)
 	if err != nil {
@@ -445,7 +503,7 @@ func (n *Node) PinEpoch(owner, name string, epoch kv.Epoch, ttl time.Duration) (
 // next start would apply the change and drop blocks stored after it. It returns refused, joined
 // with the error of the write.
 func (n *Node) undoCatalogue(ctx context.Context, refused error) error {
-	return errors.Join(refused, n.writeCatalogue(ctx, n.index.Namespaces()))
+	return errors.Join(refused, n.writeCatalogue(ctx))
 }
 
 // cleared is called after epochs ended. It publishes the changes of the index, and wakes
@@ -477,7 +535,7 @@ func (n *Node) setQuota(ctx context.Context, name string, quotaBytes int64) erro
 	if err := n.index.SetQuota(name, quotaBytes); err != nil {
 		return err
 	}
-	return n.writeCatalogue(ctx, n.index.Namespaces())
+	return n.writeChanged(ctx, name)
 }
 
 // SetReplicas sets the number of nodes that store each sequence of the namespace.
@@ -503,11 +561,22 @@ func (n *Node) setReplicas(ctx context.Context, name string, replicas int) error
 	if err := n.index.SetReplicas(name, replicas); err != nil {
 		return err
 	}
-	return n.writeCatalogue(ctx, n.index.Namespaces())
+	return n.writeChanged(ctx, name)
 }
 
-// Follow makes a namespace equal to the definition that a cluster has of it: it creates the
-// namespace, or sets its epochs, quota and replicas. An older epoch that is pinned here stays live, except the
+// writeChanged writes the catalogue after a change of a namespace in the index, unless the namespace is
+// announced. The caller holds nsMu.
+func (n *Node) writeChanged(ctx context.Context, name string) error {
+	ns, err := n.index.Namespace(name)
+	if err != nil || n.index.IsAnnounced(ns.ID) {
+		return err
+	}
+	return n.writeCatalogue(ctx)
+}
+
+// Follow makes a namespace equal to the definition that a cluster has of it: it adds the
+// namespace, or sets its epochs, quota and replicas. A namespace that it adds takes no room on the volumes
+// until the first block is to be stored, because the cluster has the definition. An older epoch that is pinned here stays live, except the
 // epochs in revoked; an older epoch of def that is not live here does not become live. If the
 // namespace has another definition here, or a newer epoch than def, its blocks are not KV of the
 // cluster's weights: Follow deletes the namespace and creates it again. After an error the namespace
@@ -529,8 +598,7 @@ func (n *Node) Follow(ctx context.Context, def kv.Namespace, revoked []kv.Epoch)
 		err = trie.ErrNamespaceUnknown
 	}
 	if errors.Is(err, trie.ErrNamespaceUnknown) {
-		_, err = n.create(ctx, first)
-		return err
+		return n.announce(first)
 	}
 	if err != nil {
 		return err

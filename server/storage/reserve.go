@@ -157,6 +157,9 @@ func (n *Node) reserve(ctx context.Context, ns kv.Namespace, req ReserveRequest)
 	if r.Granted == 0 {
 		return r, nil
 	}
+	if err := n.record(ctx, ns); err != nil {
+		return nil, err
+	}
 	return r, n.open(ctx, r, total, req.Attach)
 }
 
