@@ -147,11 +147,17 @@ func (s *sequences) writeAll() {
 // of the epoch of s.ns.
 func (s *sequences) read(i int) int {
 	s.Helper()
+	return s.result(i).Blocks
+}
+
+// result is read with the whole result.
+func (s *sequences) result(i int) client.ReadResult {
+	s.Helper()
 	clear(s.memory.Bytes())
 	r, err := s.Read(s.Context(), client.ReadRequest{Namespace: s.ns, Tokens: s.tokens(i, sequenceBlocks), Into: s.memory})
 	if err != nil {
 		s.Error(err)
-		return 0
+		return client.ReadResult{}
 	}
 	size := int(s.ns.Geometry.BlockBytes())
 	for b := range r.Blocks {
@@ -159,7 +165,7 @@ func (s *sequences) read(i int) int {
 			s.Errorf("sequence %d: block %d has other bytes", i, b)
 		}
 	}
-	return r.Blocks
+	return r
 }
 
 // found returns the number of blocks of all sequences that are found.

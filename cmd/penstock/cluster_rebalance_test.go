@@ -63,8 +63,8 @@ func TestRebalance(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for i := 0; reading.Err() == nil; i = (i + 1) % sequenceCount {
-			if n := reader.read(i); n < had {
-				t.Errorf("during the rebalance %d blocks of sequence %d are found", n, i)
+			if r := reader.result(i); r.Blocks < had {
+				t.Errorf("during the rebalance %d blocks of sequence %d are found: %+v", r.Blocks, i, r)
 			}
 			reads.Add(1)
 		}

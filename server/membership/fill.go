@@ -5,15 +5,24 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
 )
 
-// fillsPrefix begins the keys of the orders to fill members, by name. All keys have the same Drain: a new
+// fillsPrefix begins the keys of the orders to fill members, by name. All keys have the same fillRecord: a new
 // order replaces the keys of an earlier one.
 func (c *Cluster) fillsPrefix() string { return c.opts.Prefix + "/fills/" }
+
+// fillRecord is an order to fill members in etcd. From are the names of the members at the time of the order: each
+// of them may have sequences to copy.
+type fillRecord struct {
+	drainRecord
+	From []string `json:"from,omitempty"`
+}
 
 // FillMembers orders that the named members, which have joined, get the sequences whose homes they are: each
 // other member copies these sequences from its store. Until all have done so, the members are Member.Filling.
@@ -22,67 +31,114 @@ func (c *Cluster) FillMembers(ctx context.Context, names []string, d Drain) erro
 	if d.BytesPerSecond < 0 {
 		return refusal{fmt.Errorf("a rate of %d bytes per second", d.BytesPerSecond), codes.InvalidArgument}
 	}
-	value, err := json.Marshal(drainRecord{Version: recordVersion, Drain: d})
-	if err != nil {
-		return fmt.Errorf("membership: %w", err)
+	for {
+		old, err := c.get(ctx, c.fillsPrefix(), clientv3.WithPrefix(), clientv3.WithKeysOnly())
+		if err != nil {
+			return err
+		}
+		all, err := c.Members(ctx)
+		if err != nil {
+			return err
+		}
+		ops, err := c.fillOps(names, all, d)
+		if err != nil {
+			return err
+		}
+		for _, kv := range old.Kvs {
+			if name := string(kv.Key[len(c.fillsPrefix()):]); !slices.Contains(names, name) {
+				ops = append(ops, clientv3.OpDelete(string(kv.Key)))
+			}
+		}
+		resp, err := c.do(ctx, clientv3.OpTxn([]clientv3.Cmp{c.fillsUnchanged(old)}, ops, nil))
+		if err != nil || resp.Txn().Succeeded {
+			return err
+		}
 	}
-	all, err := c.Members(ctx)
-	if err != nil {
-		return err
-	}
-	states, others := make(map[string]State), 0
+}
+
+// fillsUnchanged is the condition that no order was written after the orders were read.
+func (c *Cluster) fillsUnchanged(read *clientv3.GetResponse) clientv3.Cmp {
+	return clientv3.Compare(clientv3.ModRevision(c.fillsPrefix()), "<", read.Header.Revision+1).WithPrefix()
+}
+
+// fillOps returns the operations that write the order for the named members, of all members.
+func (c *Cluster) fillOps(names []string, all []Member, d Drain) (ops []clientv3.Op, err error) {
+	record := fillRecord{drainRecord: drainRecord{Version: recordVersion, Drain: d}}
+	states := make(map[string]State)
 	for _, m := range all {
 		states[m.Name] = m.State
-		others++
+		record.From = append(record.From, m.Name)
+	}
+	value, err := json.Marshal(record)
+	if err != nil {
+		return nil, fmt.Errorf("membership: %w", err)
 	}
 	puts := make(map[string]bool)
-	var ops []clientv3.Op
 	for _, name := range names {
 		switch states[name] {
 		case "":
-			return unknownMember(name)
+			return nil, unknownMember(name)
 		case Draining:
-			return refusal{fmt.Errorf("node %q drains and gets no sequences", name), codes.FailedPrecondition}
+			return nil, refusal{fmt.Errorf("node %q drains and gets no sequences", name), codes.FailedPrecondition}
 		}
 		if !puts[name] {
 			puts[name] = true
 			ops = append(ops, clientv3.OpPut(c.fillsPrefix()+name, string(value)))
 		}
 	}
-	if len(puts) == others {
-		return refusal{errors.New("all nodes of the cluster are named: name those that have joined, and no others"), codes.InvalidArgument}
+	if len(puts) == len(all) {
+		return nil, refusal{errors.New("all nodes of the cluster are named: name those that have joined, and no others"), codes.InvalidArgument}
 	}
-	old, err := c.get(ctx, c.fillsPrefix(), clientv3.WithPrefix(), clientv3.WithKeysOnly())
-	if err != nil {
-		return err
-	}
-	for _, kv := range old.Kvs {
-		if !puts[string(kv.Key[len(c.fillsPrefix()):])] {
-			ops = append(ops, clientv3.OpDelete(string(kv.Key)))
-		}
-	}
-	_, err = c.do(ctx, clientv3.OpTxn(nil, ops, nil))
-	return err
+	return ops, nil
 }
 
-// EndFill ends the order with the ID if all members have copied their sequences.
+// EndFill ends the order with the ID if all members have copied their sequences, and no node is down that was a
+// member at the order, unless that node was drained or removed.
 func (c *Cluster) EndFill(ctx context.Context, id int64) error {
 	orders, err := c.get(ctx, c.fillsPrefix(), clientv3.WithPrefix())
 	if err != nil || len(orders.Kvs) == 0 {
 		return err
 	}
+	var order fillRecord
+	if err := json.Unmarshal(orders.Kvs[0].Value, &order); err != nil {
+		return fmt.Errorf("membership: etcd key %s: %w", orders.Kvs[0].Key, err)
+	}
 	all, err := c.Members(ctx)
 	if err != nil {
 		return err
 	}
+	up := make(map[string]bool)
 	for _, m := range all {
-		if m.State != Draining && (m.Move.Order != id || m.Move.Phase != MoveDone) {
+		if up[m.Name] = true; m.State != Draining && (m.Move.Order != id || m.Move.Phase != MoveDone) {
 			return nil
 		}
 	}
-	unchanged := clientv3.Compare(clientv3.ModRevision(c.fillsPrefix()), "<", orders.Header.Revision+1).WithPrefix()
-	_, err = c.do(ctx, clientv3.OpTxn([]clientv3.Cmp{unchanged}, []clientv3.Op{clientv3.OpDelete(c.fillsPrefix(), clientv3.WithPrefix())}, nil))
+	if down := slices.DeleteFunc(order.From, func(name string) bool { return up[name] }); len(down) > 0 {
+		if left, err := c.mayReturn(ctx, down); err != nil || left {
+			return err
+		}
+	}
+	_, err = c.do(ctx, clientv3.OpTxn([]clientv3.Cmp{c.fillsUnchanged(orders)}, []clientv3.Op{clientv3.OpDelete(c.fillsPrefix(), clientv3.WithPrefix())}, nil))
 	return err
+}
+
+// mayReturn reports whether one of the nodes, which are down, was neither drained nor removed.
+func (c *Cluster) mayReturn(ctx context.Context, down []string) (bool, error) {
+	nodes, err := c.nodes(ctx)
+	if err != nil {
+		return false, err
+	}
+	drains, err := c.get(ctx, c.drainsPrefix(), clientv3.WithPrefix(), clientv3.WithKeysOnly())
+	if err != nil {
+		return false, err
+	}
+	for _, name := range down {
+		drained := slices.ContainsFunc(drains.Kvs, func(kv *mvccpb.KeyValue) bool { return string(kv.Key) == c.drainsPrefix()+name })
+		if n, ok := nodes[name]; ok && !n.removed && !drained {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // Filling returns the order to fill members, nil if there is none, as of the last answer of etcd, and a

@@ -171,29 +171,35 @@ func (c *Cluster) removedNames(ctx context.Context) (names []string, err error) 
 // is set, and if no other member would serve. With dryRun it changes nothing. RemoveMember returns when a
 // node that was up has stopped to serve, or its lease has ended.
 func (c *Cluster) RemoveMember(ctx context.Context, name string, force, dryRun bool) (Removed, error) {
-	n, lost, err := c.mayRemove(ctx, name, force)
-	if err != nil || dryRun {
-		return lost, err
-	}
 	value, err := json.Marshal(removal{Version: recordVersion, Name: name, Since: time.Now().UTC()})
 	if err != nil {
-		return lost, fmt.Errorf("membership: %w", err)
+		return Removed{}, fmt.Errorf("membership: %w", err)
 	}
-	// The node may join, or write other blocks, after the check.
-	conditions := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(c.membersPrefix()+name), "=", 0)}
-	if force {
-		conditions = nil
+	for {
+		removals, err := c.get(ctx, c.removedPrefix(), clientv3.WithPrefix(), clientv3.WithKeysOnly())
+		if err != nil {
+			return Removed{}, err
+		}
+		n, lost, err := c.mayRemove(ctx, name, force)
+		if err != nil || dryRun {
+			return lost, err
+		}
+		// Another node may be removed after the check: one that serves must be left. The node may join after the
+		// check, too.
+		conditions := []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(c.removedPrefix()), "<", removals.Header.Revision+1).WithPrefix()}
+		if !force {
+			conditions = append(conditions, clientv3.Compare(clientv3.CreateRevision(c.membersPrefix()+name), "=", 0))
+		}
+		resp, err := c.do(ctx, clientv3.OpTxn(conditions, []clientv3.Op{
+			clientv3.OpPut(c.removedPrefix()+n.Store, string(value)), clientv3.OpDelete(c.drainsPrefix() + name), clientv3.OpDelete(c.fillsPrefix() + name),
+		}, nil))
+		if err != nil {
+			return lost, err
+		}
+		if resp.Txn().Succeeded {
+			return lost, c.untilLeft(ctx, n.Member)
+		}
 	}
-	resp, err := c.do(ctx, clientv3.OpTxn(conditions, []clientv3.Op{
-		clientv3.OpPut(c.removedPrefix()+n.Store, string(value)), clientv3.OpDelete(c.drainsPrefix() + name),
-	}, nil))
-	if err != nil {
-		return lost, err
-	}
-	if !resp.Txn().Succeeded {
-		return lost, refusal{fmt.Errorf("node %q has joined meanwhile and was not removed", name), codes.FailedPrecondition}
-	}
-	return lost, c.untilLeft(ctx, n.Member)
 }
 
 // mayRemove returns the node and the losses of its removal, or the reason why it is refused.
