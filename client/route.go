@@ -222,32 +222,40 @@ func (s *Store) probed(ctx context.Context, req MatchRequest, ids []kv.BlockID) 
 	return func(i int) []*node { return candidates[i] }
 }
 
-// longest returns the nodes with a match of a chain, the longest first and equal lengths in the given order;
-// if no node has one, the first node.
+// longest returns the nodes with a match of a chain, the longest first and equal lengths in the given order, and
+// then the nodes that may have one: a node that is silent, which longest does not ask, or busy. If there is
+// none of both, it returns the first node.
 func longest(ctx context.Context, req MatchRequest, nodes []*node, ids []kv.BlockID) []*node {
 	req.Lease, req.Pin = 0, false
 	type match struct {
 		node   *node
 		blocks int
+		open   bool // it is unknown whether the node has a match
 	}
 	matches := make([]match, len(nodes))
 	var wg sync.WaitGroup
 	for i, n := range nodes {
 		matches[i].node = n
+		if matches[i].open = n.silent(); matches[i].open {
+			continue
+		}
 		wg.Go(func() {
 			sh := share{node: n, ids: ids}
 			if m := sh.match(ctx, req); m.err == nil {
-				matches[i].blocks = m.blocks
+				matches[i].blocks, matches[i].open = m.blocks, m.busy
 			}
 		})
 	}
 	wg.Wait()
 	slices.SortStableFunc(matches, func(a, b match) int { return cmp.Compare(b.blocks, a.blocks) })
-	found := []*node{matches[0].node}
-	for _, m := range matches[1:] {
-		if m.blocks > 0 {
+	var found []*node
+	for _, m := range matches {
+		if m.blocks > 0 || m.open {
 			found = append(found, m.node)
 		}
+	}
+	if len(found) == 0 {
+		return nodes[:1]
 	}
 	return found
 }

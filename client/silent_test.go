@@ -3,6 +3,7 @@ package client_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -82,5 +83,50 @@ func TestSilentReplica(t *testing.T) {
 	}
 	if _, n := first(); n != before {
 		t.Errorf("%d sequences are read from node a first after it has answered; %d before", n, before)
+	}
+}
+
+// TestSilentWhileDraining: while a third node drains, a node that has let a read wait until its deadline is asked
+// last too. It has sequences that the other home lacks and the draining node has.
+func TestSilentWhileDraining(t *testing.T) {
+	etcd := testetcd.Start(t, 1)
+	device := &heldDevice{Device: memio.New(memio.Options{})}
+	a := testnode.Start(t, testnode.Options{Name: "a", Etcd: etcd.Endpoints, Device: device})
+	b := testnode.Start(t, testnode.Options{Name: "b", Etcd: etcd.Endpoints})
+	testnode.Start(t, testnode.Options{Name: "c", Etcd: etcd.Endpoints})
+	c := openMember(t, client.Options{Servers: []string{b.Addr}, Discover: true, DeadFor: time.Hour})
+	var err error
+	if c.ns, err = c.EnsureNamespace(t.Context(), kv.Namespace{Name: "r", Index: kv.IndexTrie, Replicas: 2, Geometry: c.ns.Geometry}); err != nil {
+		t.Fatal(err)
+	}
+	const sequences = 24
+	for i := range sequences {
+		c.write(i, 0, 2)
+	}
+	drainMember(t, b, "c", c)
+	var before []int // sequences that are at a and c, and are read from a first
+	for i := range sequences {
+		if asked := c.Asked(t.Context(), c.ns, sequenceIDs(i)); len(asked) == 2 && asked[0] == a.Addr && !slices.Contains(asked, b.Addr) {
+			before = append(before, i)
+		}
+	}
+	if len(before) == 0 {
+		t.Fatal("no sequence is at a and c alone, and read from a first")
+	}
+	device.hold.Lock()
+	release := sync.OnceFunc(device.hold.Unlock)
+	t.Cleanup(release)
+	within, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if _, err := c.Read(within, client.ReadRequest{Namespace: c.ns, IDs: sequenceIDs(before[0]), Into: c.memory}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("a read from the node that does not answer: %v", err)
+	}
+	for _, i := range before {
+		if asked := c.Asked(t.Context(), c.ns, sequenceIDs(i)); len(asked) != 2 || asked[1] != a.Addr {
+			t.Fatalf("a read of sequence %d asks %v; node a at %s does not answer", i, asked, a.Addr)
+		}
+		if n := c.blocks(i); n != 2 {
+			t.Errorf("sequence %d: %d blocks", i, n)
+		}
 	}
 }
