@@ -1,12 +1,19 @@
 package storage_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/io/faultio"
+	"github.com/penstock-kv/penstock/io/memio"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/server/storage"
 )
@@ -115,4 +122,80 @@ func TestRecordRefused(t *testing.T) {
 	if err != nil {
 		t.Errorf("after another namespace was deleted: %v", err)
 	}
+}
+
+// TestRecordFails: a namespace of the cluster that the catalogue does not take keeps its id, its older epochs and its
+// pins, and the next write records it. Until the catalogue has a namespace, no block of it can be stored.
+func TestRecordFails(t *testing.T) {
+	r, dev := faulty(t, rigOptions{})
+	ns := r.follow("m", 1)
+	if _, _, err := r.node.PinEpoch("engine", "m", 1, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	ns = r.follow("m", 2)
+	reserve := func() error {
+		res, err := r.node.Reserve(t.Context(), storage.ReserveRequest{Namespace: "m", Geometry: ns.Geometry.Digest(), IDs: chain(ns, 1, 1)})
+		if err == nil {
+			err = r.node.Abort(res.ID)
+		}
+		return err
+	}
+	announced := r.trie.IsAnnounced
+	dev.SetRules(faultio.MustParse(`(Err EIO Writes)`))
+	if err := reserve(); err == nil {
+		t.Fatal("a write that cannot record its namespace succeeded")
+	}
+	if got, err := r.node.Namespace("m"); err != nil || got.ID != ns.ID || !slices.Equal(got.Live(), []kv.Epoch{2, 1}) || !announced(ns.ID) {
+		t.Errorf("after the failure: %+v, %v, announced %v; want %+v, announced", got, err, announced(ns.ID), ns)
+	}
+	if n := r.trie.Stats().Leases; n != 1 {
+		t.Errorf("%d leases; want that of the pin", n)
+	}
+	dev.SetRules(nil)
+	if err := reserve(); err != nil {
+		t.Fatal(err)
+	}
+	if names := r.catalogued(); !slices.Equal(names, []string{"m"}) || announced(ns.ID) {
+		t.Errorf("the catalogue has %q, announced %v", names, announced(ns.ID))
+	}
+}
+
+// TestRecordOrder: while the catalogue with a namespace of the cluster is being written, the index has no record of
+// it, so no other write stores a block of it.
+func TestRecordOrder(t *testing.T) {
+	dev := &stoppedDevice{Device: memio.New(memio.Options{}), entered: make(chan struct{}), release: make(chan struct{})}
+	r := newRig(t, rigOptions{}, dev)
+	ns := r.follow("m", 1)
+	dev.stop.Store(true)
+	ended := make(chan error, 1)
+	go func() {
+		res, err := r.node.Reserve(t.Context(), storage.ReserveRequest{Namespace: "m", Geometry: ns.Geometry.Digest(), IDs: chain(ns, 1, 1)})
+		if err == nil {
+			err = r.node.Abort(res.ID)
+		}
+		ended <- err
+	}()
+	<-dev.entered
+	if !r.trie.IsAnnounced(ns.ID) {
+		t.Error("the index has the namespace before the catalogue")
+	}
+	close(dev.release)
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// stoppedDevice stops the first batch after stop is set, until release is closed.
+type stoppedDevice struct {
+	blockio.Device
+	stop             atomic.Bool
+	entered, release chan struct{}
+}
+
+func (d *stoppedDevice) Do(ctx context.Context, batch []blockio.Request) error {
+	if d.stop.CompareAndSwap(true, false) {
+		close(d.entered)
+		<-d.release
+	}
+	return d.Device.Do(ctx, batch)
 }

@@ -234,8 +234,8 @@ func (n *Node) announce(def kv.Namespace) error {
 	return nil
 }
 
-// record writes an announced namespace to the index and to the catalogue, before its first block is stored. Other
-// namespaces stay as they are.
+// record writes an announced namespace to the catalogue and then to the index, before its first block is stored. So
+// each namespace that can have blocks is in the catalogue. If it fails, the namespace stays announced.
 func (n *Node) record(ctx context.Context, ns kv.Namespace) error {
 	if !n.index.IsAnnounced(ns.ID) {
 		return nil
@@ -245,24 +245,20 @@ func (n *Node) record(ctx context.Context, ns kv.Namespace) error {
 	if !n.index.IsAnnounced(ns.ID) {
 		return nil // another call has written it
 	}
-	if err := n.index.Record(ns.ID); err != nil {
+	if err := n.index.Writable(); err != nil {
 		return err
 	}
-	err := n.writeCatalogue(ctx)
-	if err == nil {
-		return nil
+	now, err := n.index.NamespaceByID(ns.ID)
+	if err != nil {
+		return err
 	}
-	// The catalogue could not be written, so the namespace would not survive a loss of the index. It is
-	// announced again, with another id, so a write that found it recorded meanwhile ends without a block.
-	now, lost := n.index.NamespaceByID(ns.ID)
-	if lost == nil {
-		lost = n.index.DeleteNamespace(ns.Name)
+	if err := n.writeCatalogueOf(ctx, append(n.index.Recorded(), now)); err != nil {
+		return err
 	}
-	if lost == nil {
-		n.epochStarts.Delete(ns.ID)
-		lost = n.announce(now)
+	if err := n.index.Record(ns.ID); err != nil {
+		return n.undoCatalogue(ctx, err)
 	}
-	return errors.Join(err, lost)
+	return nil
 }
 
 // checkQuota refuses a quota that is too small for one block of the namespace.
