@@ -20,13 +20,14 @@ type Tip struct {
 }
 
 // Tips returns the tips of one live epoch of a namespace, the hottest first, and among equals the
-// last stored first. Blocks that are put or removed meanwhile may or may not be considered. Tips
-// examines every piece of the index in short steps.
+// last stored first. Blocks that are put or removed meanwhile may or may not be considered. If the epoch has
+// pieces, Tips examines every piece of the index in short steps.
 func (t *Trie) Tips(id kv.NamespaceID, epoch kv.Epoch) ([]Tip, error) {
 	t.mu.RLock()
 	sp, err := t.liveSpaceLocked(id, epoch)
+	empty := err == nil && sp.nodes == 0
 	t.mu.RUnlock()
-	if err != nil {
+	if err != nil || empty {
 		return nil, err
 	}
 	var tips []Tip

@@ -156,15 +156,14 @@ func (n *Node) Tips(namespace string, epoch kv.Epoch) ([]trie.Tip, Removed, erro
 
 // payload returns the number and the payload of the pieces of one live epoch.
 func (n *Node) payload(ns kv.Namespace, epoch kv.Epoch) (held Removed) {
-	for _, s := range n.index.Stats().Namespaces {
-		for _, e := range s.Live {
-			if s.ID != ns.ID || e.Epoch != epoch {
-				continue
-			}
-			for g := range ns.Geometry.Groups {
-				held.Blocks += e.GroupPieces[g]
-				held.Bytes += e.GroupPieces[g] * ns.Geometry.PieceBytes(g)
-			}
+	s, _ := n.index.StatsOf(ns.ID)
+	for _, e := range s.Live {
+		if e.Epoch != epoch {
+			continue
+		}
+		for g := range ns.Geometry.Groups {
+			held.Blocks += e.GroupPieces[g]
+			held.Bytes += e.GroupPieces[g] * ns.Geometry.PieceBytes(g)
 		}
 	}
 	return held
