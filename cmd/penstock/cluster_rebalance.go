@@ -76,7 +76,7 @@ old nodes keep their blocks until these are evicted. penstock cluster members sh
 				return err
 			}
 			if wait {
-				if err := untilFilled(ctx, w, a); err != nil {
+				if err := untilFilled(ctx, w, a, names); err != nil {
 					return err
 				}
 				out.Done = true
@@ -141,20 +141,25 @@ func (c *connection) planOf(ctx context.Context, address string, names []string)
 	return resp.GetFills(), err
 }
 
-// untilFilled shows the progress of the copies, and returns when the order has ended.
-func untilFilled(ctx context.Context, w world, a admin) error {
+// untilFilled shows the progress of the copies, and returns when the order has ended and the named nodes are up.
+func untilFilled(ctx context.Context, w world, a admin, names []string) error {
 	bar := newProgress(w, "rebalance", unitBytes)
 	defer bar.finish()
+	nodes := slices.Clone(names) // and those that were up during the copies
 	for {
 		resp, err := a.ListMembers(ctx, &pb.ListMembersRequest{})
 		if err != nil {
 			return err
 		}
-		if !slices.ContainsFunc(resp.GetMembers(), func(m *pb.Member) bool { return m.GetFilling() }) {
-			return nil
-		}
 		all, why := new(pb.MoveStatus), ""
+		ended := true
+		up := make(map[string]bool)
 		for _, m := range resp.GetMembers() {
+			up[m.GetName()] = true
+			ended = ended && !m.GetFilling()
+			if !slices.Contains(nodes, m.GetName()) {
+				nodes = append(nodes, m.GetName())
+			}
 			if m.GetState() == string(membership.Draining) || m.GetMove() == nil {
 				continue
 			}
@@ -166,9 +171,28 @@ func untilFilled(ctx context.Context, w world, a admin) error {
 				why = m.GetName() + ": " + r
 			}
 		}
+		for _, name := range nodes {
+			named := slices.Contains(names, name)
+			switch {
+			case up[name]:
+			case slices.Contains(resp.GetRemoved(), name):
+				if named {
+					return fmt.Errorf("node %q was removed from the cluster", name)
+				}
+			default:
+				why = "node " + name + " is down"
+				ended = ended && !named
+			}
+		}
+		if ended {
+			return nil
+		}
 		bar.note(all.CopiedBytes, all.Bytes, moveNote(all, why))
 		if !pause(ctx, drainPoll) {
-			return fmt.Errorf("the nodes have %s of %s of their sequences, and the copies continue: %w", size(all.CopiedBytes), size(all.Bytes), context.Cause(ctx))
+			if why != "" {
+				why = " (" + why + ")"
+			}
+			return fmt.Errorf("the nodes have %s of %s of their sequences, and the copies continue%s: %w", size(all.CopiedBytes), size(all.Bytes), why, context.Cause(ctx))
 		}
 	}
 }

@@ -21,20 +21,24 @@ func rebalancePlanOf(t *testing.T, on *served, names ...string) map[string]nodeT
 	return plan
 }
 
+// longLease is a lease that a busy machine renews in time. A node without one refuses reads, which find fewer blocks
+// then.
+func longLease() []string { return []string{"--cluster-lease-ttl", "1m"} }
+
 // TestRebalance: when a node has joined, a rebalance copies its sequences to it. Meanwhile a client finds every
 // block, with its bytes, at the old or the new nodes, and continues sequences. Then the new homes have all
 // blocks without the old ones, and the order has ended. A dry run returns the same blocks and changes nothing.
 func TestRebalance(t *testing.T) {
 	r := newMovesRig(t)
-	a := r.here("a")
-	r.here("b")
+	a := r.here("a", longLease()...)
+	r.here("b", longLease()...)
 	a.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "256").must(t)
 	s := r.open(a, "m", false)
 	const had = sequenceBlocks - 1
 	for i := range sequenceCount {
 		s.write(i, 0, had)
 	}
-	c := r.process("c")
+	c := r.process("c", longLease()...)
 	onC := r.only(c.client(t), "m")
 	awaitTrue(t, "the client has the new node", func() bool { return nodesUp(s) == "3 of 3" })
 	var moved []int // the sequences whose home is the new node
@@ -158,5 +162,50 @@ func TestRebalanceKilled(t *testing.T) {
 	}
 	if err := again.Stop(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestRebalanceWait: rebalance --wait does not return while a node that is filled, or one that copies, is down. When
+// it returns, the new node has all blocks.
+func TestRebalanceWait(t *testing.T) {
+	r := newMovesRig(t)
+	b := r.here("b")
+	a, c := r.process("a"), r.process("c")
+	b.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "256", "--replicas", "3").must(t)
+	onA, onC := r.only(a.client(t), "m"), r.only(c.client(t), "m")
+	onA.writeAll()
+	type waited struct {
+		result
+		states string
+	}
+	ended := make(chan waited, 1)
+	go func() {
+		got := b.run("cluster", "rebalance", "c", "--rate", "1", "--wait")
+		ended <- waited{got, states(t, b)}
+	}()
+	awaitTrue(t, "the order is there", func() bool { return strings.Contains(b.run("cluster", "members").must(t), "  a: ") })
+	for name, p := range map[string]*process{"a": a, "c": c} {
+		if err := p.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		awaitTrue(t, "the node is down", func() bool { return !strings.Contains(states(t, b), name+":") })
+	}
+	if err := onC.Close(); err != nil {
+		t.Fatal(err)
+	}
+	again := []*process{r.process("c"), r.process("a")}
+	b.run("cluster", "rebalance", "c", "--rate", "64MiB").must(t)
+	got := <-ended
+	got.must(t)
+	if got.states != "a:serving b:serving c:serving" {
+		t.Errorf("the command has returned with the nodes %s", got.states)
+	}
+	if n := r.only(again[0].client(t), "m").found(); n != sequenceCount*sequenceBlocks {
+		t.Errorf("the new node has %d blocks", n)
+	}
+	for _, p := range again {
+		if err := p.Stop(); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
