@@ -99,8 +99,8 @@ func TestRecordRefused(t *testing.T) {
 	for ; refused == nil && n < 2000; n++ {
 		refused = begin(r.follow(fmt.Sprintf("%0120d", n), 1))
 	}
-	if !errors.Is(refused, blockstore.ErrTooLarge) {
-		t.Fatalf("after %d namespaces: %v; want ErrTooLarge", n, refused)
+	if !errors.Is(refused, blockstore.ErrTooLarge) || !errors.Is(refused, storage.ErrBusy) {
+		t.Fatalf("after %d namespaces: %v; want ErrTooLarge and ErrBusy", n, refused)
 	}
 	last := fmt.Sprintf("%0120d", n-1)
 	if ns, err := r.node.Namespace(last); err != nil || !r.trie.IsAnnounced(ns.ID) {
@@ -142,8 +142,8 @@ func TestRecordFails(t *testing.T) {
 	}
 	announced := r.trie.IsAnnounced
 	dev.SetRules(faultio.MustParse(`(Err EIO Writes)`))
-	if err := reserve(); err == nil {
-		t.Fatal("a write that cannot record its namespace succeeded")
+	if err := reserve(); !errors.Is(err, storage.ErrBusy) {
+		t.Fatalf("a write that cannot record its namespace: %v; want ErrBusy", err)
 	}
 	if got, err := r.node.Namespace("m"); err != nil || got.ID != ns.ID || !slices.Equal(got.Live(), []kv.Epoch{2, 1}) || !announced(ns.ID) {
 		t.Errorf("after the failure: %+v, %v, announced %v; want %+v, announced", got, err, announced(ns.ID), ns)

@@ -235,7 +235,8 @@ func (n *Node) announce(def kv.Namespace) error {
 }
 
 // record writes an announced namespace to the catalogue and then to the index, before its first block is stored. So
-// each namespace that can have blocks is in the catalogue. If it fails, the namespace stays announced.
+// each namespace that can have blocks is in the catalogue. If it fails, the namespace stays announced, and the error is
+// ErrBusy: the blocks may be stored on other nodes.
 func (n *Node) record(ctx context.Context, ns kv.Namespace) error {
 	if !n.index.IsAnnounced(ns.ID) {
 		return nil
@@ -245,17 +246,33 @@ func (n *Node) record(ctx context.Context, ns kv.Namespace) error {
 	if !n.index.IsAnnounced(ns.ID) {
 		return nil // another call has written it
 	}
+	err := n.writeRecord(ctx, ns.ID)
+	switch {
+	case err == nil:
+		delete(n.unrecorded, ns.ID)
+	case ctx.Err() == nil:
+		if !n.unrecorded[ns.ID] {
+			n.unrecorded[ns.ID] = true
+			n.opts.Logger.Error("a namespace of the cluster cannot be written to the volumes: this node refuses its blocks", "namespace", ns.Name, "err", err)
+		}
+		err = fmt.Errorf("%w: namespace %q cannot be written to the volumes of this node: %w", ErrBusy, ns.Name, err)
+	}
+	return err
+}
+
+// writeRecord is record for a namespace that is announced. The caller holds nsMu.
+func (n *Node) writeRecord(ctx context.Context, id kv.NamespaceID) error {
 	if err := n.index.Writable(); err != nil {
 		return err
 	}
-	now, err := n.index.NamespaceByID(ns.ID)
+	ns, err := n.index.NamespaceByID(id)
 	if err != nil {
 		return err
 	}
-	if err := n.writeCatalogueOf(ctx, append(n.index.Recorded(), now)); err != nil {
+	if err := n.writeCatalogueOf(ctx, append(n.index.Recorded(), ns)); err != nil {
 		return err
 	}
-	if err := n.index.Record(ns.ID); err != nil {
+	if err := n.index.Record(id); err != nil {
 		return n.undoCatalogue(ctx, err)
 	}
 	return nil
@@ -326,6 +343,7 @@ func (n *Node) drop(ctx context.Context, ns kv.Namespace) error {
 	}
 	n.opts.Metrics.RemoveNamespace(ns.Name)
 	n.epochStarts.Delete(ns.ID)
+	delete(n.unrecorded, ns.ID)
 	n.cleared()
 	return nil
 }

@@ -61,10 +61,12 @@ type Node struct {
 	scrubRate chan struct{}
 
 	// nsMu orders changes of namespaces and writes of the catalogue. It is held during the I/O of
-	// the catalogue; that is acceptable, because such changes are rare and neither reads nor writes
-	// of blocks take nsMu.
+	// the catalogue; that is acceptable, because such changes are rare, reads of blocks do not take
+	// nsMu, and writes take it only for a namespace without a record.
 	nsMu    sync.Mutex
 	deleted deletions
+	// unrecorded has the announced namespaces whose last record has failed, which was logged.
+	unrecorded map[kv.NamespaceID]bool
 	// epochStarts has the moment at which the newest epoch of a namespace began: an EpochStart by
 	// kv.NamespaceID. A namespace whose epoch began before the node started is not in it.
 	epochStarts sync.Map
@@ -105,6 +107,7 @@ func Open(ctx context.Context, opts Options) (*Node, error) {
 		detached:     semaphore.NewWeighted(math.MaxInt64),
 		writeBytes:   semaphore.NewWeighted(int64(len(opts.Arena.Bytes())) / 2),
 		reservations: make(map[ReservationID]*Reservation),
+		unrecorded:   make(map[kv.NamespaceID]bool),
 		reclaim:      make(chan struct{}, 1),
 		scrubRate:    make(chan struct{}, 1),
 	}
