@@ -40,7 +40,8 @@ find them at the old and at the new node.
 Each other node copies the hottest sequences first, each from its first block on. The copies are
 verified, and limited by --rate for each node. Blocks that the new nodes have already are not
 sent: a node that is restarted meanwhile continues, and so does a repeated rebalance. The
-old nodes keep their blocks until these are evicted. penstock cluster members shows the progress.`,
+copies wait for a node that is down, until it is up again or removed. The old nodes keep their
+blocks until these are evicted. penstock cluster members shows the progress.`,
 		Args:              args(cobra.ArbitraryArgs),
 		ValidArgsFunction: c.completeMembers,
 	}
