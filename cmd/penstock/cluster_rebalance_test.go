@@ -21,24 +21,20 @@ func rebalancePlanOf(t *testing.T, on *served, names ...string) map[string]nodeT
 	return plan
 }
 
-// longLease is a lease that a busy machine renews in time. A node without one refuses reads, which find fewer blocks
-// then.
-func longLease() []string { return []string{"--cluster-lease-ttl", "1m"} }
-
 // TestRebalance: when a node has joined, a rebalance copies its sequences to it. Meanwhile a client finds every
 // block, with its bytes, at the old or the new nodes, and continues sequences. Then the new homes have all
 // blocks without the old ones, and the order has ended. A dry run returns the same blocks and changes nothing.
 func TestRebalance(t *testing.T) {
 	r := newMovesRig(t)
-	a := r.here("a", longLease()...)
-	r.here("b", longLease()...)
+	a := r.here("a")
+	r.here("b")
 	a.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "256").must(t)
 	s := r.open(a, "m", false)
 	const had = sequenceBlocks - 1
 	for i := range sequenceCount {
 		s.write(i, 0, had)
 	}
-	c := r.process("c", longLease()...)
+	c := r.process("c")
 	onC := r.only(c.client(t), "m")
 	awaitTrue(t, "the client has the new node", func() bool { return nodesUp(s) == "3 of 3" })
 	var moved []int // the sequences whose home is the new node
@@ -169,8 +165,9 @@ func TestRebalanceKilled(t *testing.T) {
 // it returns, the new node has all blocks.
 func TestRebalanceWait(t *testing.T) {
 	r := newMovesRig(t)
-	b := r.here("b")
-	a, c := r.process("a"), r.process("c")
+	short := []string{"--cluster-lease-ttl", "4s"}
+	b := r.here("b", short...)
+	a, c := r.process("a", short...), r.process("c", short...)
 	b.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "256", "--replicas", "3").must(t)
 	onA, onC := r.only(a.client(t), "m"), r.only(c.client(t), "m")
 	onA.writeAll()
@@ -193,7 +190,7 @@ func TestRebalanceWait(t *testing.T) {
 	if err := onC.Close(); err != nil {
 		t.Fatal(err)
 	}
-	again := []*process{r.process("c"), r.process("a")}
+	again := []*process{r.process("c", short...), r.process("a", short...)}
 	b.run("cluster", "rebalance", "c", "--rate", "64MiB").must(t)
 	got := <-ended
 	got.must(t)
