@@ -116,6 +116,48 @@ func TestDrainingReplica(t *testing.T) {
 	}
 }
 
+// TestDrainingBusy: a sequence is at a draining node that refuses calls, because its lease could not be renewed. A read
+// of it is busy, and not absent.
+func TestDrainingBusy(t *testing.T) {
+	etcd := testetcd.Start(t, 1)
+	gate := testetcd.NewGate(t, etcd.Endpoints[0])
+	a := testnode.Start(t, testnode.Options{Name: "a", Etcd: []string{gate.Addr}})
+	b := testnode.Start(t, testnode.Options{Name: "b", Etcd: etcd.Endpoints})
+	c := openMember(t, client.Options{Servers: []string{b.Addr}, Discover: true})
+	const sequences = 16
+	moved := -1
+	for i := range sequences {
+		if c.write(i, 0, 2); c.Asked(t.Context(), c.ns, sequenceIDs(i))[0] == a.Addr {
+			moved = i
+		}
+	}
+	if moved < 0 {
+		t.Fatal("node a has no sequence")
+	}
+	drainMember(t, b, "a", c)
+	gate.Cut()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for limit := time.After(time.Minute); ; {
+		r, err := c.Read(t.Context(), client.ReadRequest{Namespace: c.ns, IDs: sequenceIDs(moved), Into: c.memory})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Blocks == 0 {
+			if r.Outcome != client.Busy || !strings.Contains(r.Detail, "no lease in etcd") {
+				t.Errorf("the read returned %+v", r)
+			}
+			break
+		}
+		select {
+		case <-tick.C:
+		case <-limit:
+			t.Fatal("node a serves without a lease")
+		}
+	}
+	gate.Mend()
+}
+
 // exists returns whether the last block of a sequence is stored on one of its nodes, or on all of them.
 func (c *memberClient) exists(sequence int, all bool) client.Presence {
 	c.Helper()
