@@ -104,13 +104,16 @@ func (m *moves) run(ctx context.Context) {
 	}
 }
 
-// endFill ends the order to fill nodes when all nodes have copied their sequences. It returns when ctx ends.
+// endFill ends the order to fill nodes when all nodes have copied their sequences. It returns when ctx ends. The node that
+// is done last asks soon. The others, which may wait long for a node that is down, ask less often.
 func (m *moves) endFill(ctx context.Context, order int64) {
-	said := ""
-	for pause(ctx, moveRetry) {
+	said, wait := "", moveRetry
+	for pause(ctx, wait) {
 		if m.state().Phase != membership.MoveDone {
+			wait = moveRetry
 			continue
 		}
+		wait = min(2*wait, 10*moveRetry)
 		if err := m.cluster.EndFill(ctx, order); err != nil && ctx.Err() == nil && err.Error() != said {
 			said = err.Error()
 			m.node.log.Warn("the order to fill nodes cannot be ended; it is tried again", "err", err)

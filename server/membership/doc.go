@@ -11,7 +11,7 @@
 //	PREFIX/stores/ID/owner   an OwnerRecord, under the owner's lease
 //	PREFIX/stores/ID/claim   the store's own node waits for it; under a lease of that node
 //	PREFIX/drains/NAME       a Drain, while a member is to be drained; admin calls on any node write it
-//	PREFIX/fills/NAME        a Drain, while a member that has joined gets its sequences; admin calls write it
+//	PREFIX/fills/NAME        a fillRecord, while a member that has joined gets its sequences; admin calls write it
 //	PREFIX/nodes/STORE       the last Member of a node, under no lease, by Member.Store
 //	PREFIX/removed/STORE     the volumes were removed from the cluster; admin calls on any node write it
 //
