@@ -180,9 +180,9 @@ func (s *Store) holders(ctx context.Context, req MatchRequest, ids []kv.BlockID)
 	return s.routes(ctx, req, ids)
 }
 
-// probed asks all candidates which of the blocks they have, and returns for each block a node that has
-// it. For a sequence that is the node with the longest part of it, and then the others that have a part. If
-// no draining member stored a sequence, it asks none, and returns the readers.
+// probed asks all candidates, except silent ones, which of the blocks they have. For each block it returns a node that
+// has it, and then the other candidates. For a sequence that is the node with the longest part of it, and then the
+// others that have a part. If no member stored a sequence formerly, it asks none, and returns the readers.
 func (s *Store) probed(ctx context.Context, req MatchRequest, ids []kv.BlockID) func(int) []*node {
 	if req.Namespace.Index != kv.IndexFlat {
 		nodes := s.readers(req.Namespace, ids[0])
@@ -199,7 +199,9 @@ func (s *Store) probed(ctx context.Context, req MatchRequest, ids []kv.BlockID) 
 			continue
 		}
 		for _, n := range candidates[i] {
-			open[n] = append(open[n], i)
+			if !n.silent() {
+				open[n] = append(open[n], i)
+			}
 		}
 	}
 	var mu sync.Mutex

@@ -99,9 +99,16 @@ func TestSilentWhileDraining(t *testing.T) {
 	if c.ns, err = c.EnsureNamespace(t.Context(), kv.Namespace{Name: "r", Index: kv.IndexTrie, Replicas: 2, Geometry: c.ns.Geometry}); err != nil {
 		t.Fatal(err)
 	}
+	flat, err := c.EnsureNamespace(t.Context(), kv.Namespace{Name: "f", Index: kv.IndexFlat, Replicas: 2, Geometry: c.ns.Geometry})
+	if err != nil {
+		t.Fatal(err)
+	}
 	const sequences = 24
 	for i := range sequences {
 		c.write(i, 0, 2)
+		if w, err := c.Write(t.Context(), client.WriteRequest{Namespace: flat, IDs: sequenceIDs(i)[:1], From: c.memory}); err != nil || w.Stored != 1 {
+			t.Fatalf("key %d: %+v, %v", i, w, err)
+		}
 	}
 	drainMember(t, b, "c", c)
 	var before []int // sequences that are at a and c, and are read from a first
@@ -127,6 +134,11 @@ func TestSilentWhileDraining(t *testing.T) {
 		}
 		if n := c.blocks(i); n != 2 {
 			t.Errorf("sequence %d: %d blocks", i, n)
+		}
+	}
+	for i := range sequences { // each key is at two of the nodes
+		if asked := c.Asked(t.Context(), flat, sequenceIDs(i)[:1]); asked[0] == a.Addr {
+			t.Errorf("a read of key %d asks %v; node a at %s does not answer", i, asked, a.Addr)
 		}
 	}
 }
