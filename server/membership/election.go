@@ -273,7 +273,7 @@ func (e *Election) begin(etcd *clientv3.Client, lease clientv3.LeaseID, number u
 	e.term = t
 	seen := e.floor
 	e.mu.Unlock()
-	if number < seen { // since attempt has chosen the number
+	if number < seen { // a client has reported a later term while this candidate was being elected
 		t.lose(fmt.Errorf("a client has seen term %d", seen))
 	}
 	go t.keep(ctx)
