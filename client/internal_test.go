@@ -539,6 +539,19 @@ func TestKeysAndLists(t *testing.T) {
 	}
 }
 
+// TestNotAsked: a node is not silent because a call began after the end of the caller's deadline.
+func TestNotAsked(t *testing.T) {
+	s := &Store{opts: Options{DeadFor: time.Hour}}
+	s.ctx = t.Context()
+	n := newNode(s, "n:1")
+	n.session = &session{} // a call would panic
+	ctx, cancel := context.WithDeadline(t.Context(), time.Now())
+	defer cancel()
+	if m := (&share{node: n}).matchHere(ctx, MatchRequest{}); !errors.Is(m.err, context.DeadlineExceeded) || n.silent() {
+		t.Errorf("a match after the deadline: %v; the node is silent: %v", m.err, n.silent())
+	}
+}
+
 // TestHeard: a node is silent after the end of a call's deadline, also if the transport has noticed the end
 // before ctx has, until it answers. The cancellation of a call does not count.
 func TestHeard(t *testing.T) {

@@ -121,6 +121,9 @@ func (sh *share) match(ctx context.Context, req MatchRequest) shareMatch {
 
 // matchHere finds the blocks of the share on its node.
 func (sh *share) matchHere(ctx context.Context, req MatchRequest) shareMatch {
+	if err := ctx.Err(); err != nil {
+		return shareMatch{err: callError(ctx, "match", sh.node.target, err)} // the node is not asked, so it is not silent
+	}
 	sh.node.calling.Add(1)
 	defer sh.node.calling.Add(-1)
 	m := shareMatch{}

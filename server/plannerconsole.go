@@ -58,14 +58,18 @@ func (s plannerSource) DualPath(ctx context.Context) console.DualPath {
 }
 
 // Requests implements console.PlannerSource.
-func (s plannerSource) Requests(context.Context) []console.Request {
+func (s plannerSource) Requests(context.Context) console.Requests {
+	recent, err := s.service.Recent(requestsMax)
+	if err != nil {
+		return console.Requests{Standby: status.Convert(err).Message()}
+	}
 	var list []console.Request
-	for _, r := range s.service.Recent(requestsMax) {
+	for _, r := range recent {
 		row := console.Request{ID: r.ID, InProgress: r.InProgress, Since: r.Since, Lost: r.Lost}
 		for _, d := range r.Decisions {
 			row.Decisions = append(row.Decisions, console.Decision(d))
 		}
 		list = append(list, row)
 	}
-	return list
+	return console.Requests{List: list}
 }

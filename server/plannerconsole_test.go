@@ -80,3 +80,27 @@ func TestPlannerConsole(t *testing.T) {
 		}
 	}
 }
+
+// TestPlannerConsoleStops: the shutdown of a planner ends the streams of its console, and does not wait for the
+// browsers.
+func TestPlannerConsoleStops(t *testing.T) {
+	var stream *http.Response
+	t.Cleanup(func() { // after the shutdown
+		if stream == nil {
+			return
+		}
+		if _, err := io.Copy(io.Discard, stream.Body); err != nil {
+			t.Errorf("the stream ended with %v", err)
+		}
+		_ = stream.Body.Close()
+	})
+	_, web := plannerHost(t, nil, slog.New(slog.DiscardHandler))
+	resp, err := http.Get(web + "/live/dualpath")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream = resp
+	if _, err := resp.Body.Read(make([]byte, 1)); err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("%s, %v", resp.Status, err)
+	}
+}

@@ -21,8 +21,9 @@ import (
 // PlannerService serves the calls of a planner. *planner.Service and *planner.Elected implement it.
 type PlannerService interface {
 	pb.PlannerServer
-	// Recent returns up to n of the last requests that were planned, the newest first.
-	Recent(n int) []planner.RecentRequest
+	// Recent returns up to n of the last requests that were planned, the newest first, or the reason for
+	// which the planner does not serve.
+	Recent(n int) ([]planner.RecentRequest, error)
 	// Close ends every stream. It may be called twice.
 	Close()
 }

@@ -32,14 +32,18 @@ const (
 // methods may be called concurrently.
 type Conn struct {
 	planners []*planner
-	cancel   context.CancelFunc
-	wg       sync.WaitGroup
+	// open ends with Close.
+	open   context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
 
 	mu sync.Mutex
 	// leader is the planner that leads, nil if none does.
 	leader *planner
 	// term is the highest term that the Conn has seen. 0: no planner is elected.
 	term uint64
+	// behind is a planner that leads in a term below term, nil if none does.
+	behind *planner
 	// reign ends with the leadership of leader.
 	reign *reign
 	// asked is closed and replaced when a planner has answered or has failed to answer; lost, when the
@@ -56,13 +60,17 @@ type planner struct {
 	state   string
 }
 
-// reign is the time for which the Conn regards one planner as the leader.
+// reign is the time for which the Conn regards one planner as the leader. The cause of its end is the
+// error of the calls in progress.
 type reign struct {
 	ctx context.Context
 	end context.CancelCauseFunc
 }
 
 var _ grpc.ClientConnInterface = (*Conn)(nil)
+
+// errClosed has the code with which gRPC's own connections fail after Close.
+var errClosed = status.Error(codes.Canceled, "the connection to the planners is closed")
 
 // Check returns an error if addresses cannot be the argument of Dial.
 func Check(addresses string) error {
@@ -85,7 +93,7 @@ func Dial(addresses string, opts client.DialOptions) (*Conn, error) {
 		return nil, fmt.Errorf("planners: %w", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	c := &Conn{cancel: cancel, asked: make(chan struct{}), lost: make(chan struct{})}
+	c := &Conn{open: ctx, cancel: cancel, asked: make(chan struct{}), lost: make(chan struct{})}
 	for a := range strings.SplitSeq(addresses, ",") {
 		conn, err := client.Dial(a, opts)
 		if err != nil {
@@ -109,7 +117,7 @@ func (c *Conn) Close() error {
 	c.wg.Wait()
 	c.mu.Lock()
 	if c.reign != nil {
-		c.reign.end(errors.New("the connection is closed"))
+		c.reign.end(errClosed)
 	}
 	c.mu.Unlock()
 	var errs []error
@@ -127,7 +135,7 @@ func (c *Conn) leadsLocked(p *planner, term uint64) {
 		if p != nil {
 			why = fmt.Sprintf("the planner at %s leads (term %d)", p.addr, term)
 		}
-		c.reign.end(errors.New(why))
+		c.reign.end(status.Error(codes.Unavailable, why))
 		c.reign = nil
 	}
 	c.leader = p
@@ -178,6 +186,9 @@ func (c *Conn) answered(p *planner, r *pb.ElectionResponse, err error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	p.answers++
+	if c.behind == p {
+		c.behind = nil
+	}
 	switch {
 	case err != nil:
 		// The stream of a leader that has ended fails by itself. A leader that only answers late
@@ -192,6 +203,7 @@ func (c *Conn) answered(p *planner, r *pb.ElectionResponse, err error) bool {
 		}
 	case r.Term < c.term:
 		p.state = fmt.Sprintf("leads in term %d, but term %d has begun", r.Term, c.term)
+		c.behind = p
 		if c.leader == p {
 			c.leadsLocked(nil, 0)
 		}
@@ -232,9 +244,29 @@ func (c *Conn) find(ctx context.Context) (*planner, *reign, uint64, error) {
 		}
 		select {
 		case <-asked:
+		case <-c.open.Done():
+			return nil, nil, 0, errClosed
 		case <-ctx.Done():
-			return nil, nil, 0, status.FromContextError(context.Cause(ctx)).Err()
+			return nil, nil, 0, status.FromContextError(ctx.Err()).Err()
 		}
+	}
+}
+
+// surpass sends the highest term to the planner that leads in a lower term, if there is one. That planner
+// then ends its term, and its next term is above the highest one. Without this call the election would
+// not continue after etcd has lost its data, because the planner gets no other call of this Conn.
+func (c *Conn) surpass(ctx context.Context) {
+	c.mu.Lock()
+	p, term := c.behind, c.term
+	c.mu.Unlock()
+	if p == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, askWithin)
+	defer cancel()
+	// The planner refuses the call, so nothing is sent.
+	if s, err := pb.NewPlannerClient(p.conn).Lead(withTerm(ctx, term)); err == nil {
+		_, _ = s.Recv()
 	}
 }
 
@@ -269,17 +301,22 @@ func join(ctx context.Context, r *reign, term uint64) (context.Context, context.
 	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(r.ctx, cancel)
 	context.AfterFunc(ctx, func() { stop() }) // the reign does not keep contexts that have ended
-	if term > 0 {
-		md, _ := metadata.FromOutgoingContext(ctx)
-		ctx = metadata.NewOutgoingContext(ctx, metadata.Join(md, api.TermPairs(term)))
+	return withTerm(ctx, term), cancel
+}
+
+// withTerm returns a context whose calls send the term, if it is not 0.
+func withTerm(ctx context.Context, term uint64) context.Context {
+	if term == 0 {
+		return ctx
 	}
-	return ctx, cancel
+	md, _ := metadata.FromOutgoingContext(ctx)
+	return metadata.NewOutgoingContext(ctx, metadata.Join(md, api.TermPairs(term)))
 }
 
 // ended replaces an error that the end of the reign has caused.
 func (r *reign) ended(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() == nil && r.ctx.Err() != nil {
-		return status.Error(codes.Unavailable, context.Cause(r.ctx).Error())
+		return context.Cause(r.ctx)
 	}
 	return err
 }
@@ -304,6 +341,10 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 func (c *Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	p, r, term, err := c.find(ctx)
 	if err != nil {
+		// Only leaders of groups have the right to end a term.
+		if method == pb.Planner_Lead_FullMethodName {
+			c.surpass(ctx)
+		}
 		return nil, err
 	}
 	joined, done := join(ctx, r, term)

@@ -2,6 +2,7 @@ package planners_test
 
 import (
 	"context"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -172,6 +173,108 @@ func TestEarlierTerm(t *testing.T) {
 	wantUnavailable(t, err)
 	if earlier.Held() || a.Seen() != 7 {
 		t.Errorf("the planner of term 6 has seen term %d, and leads: %v", a.Seen(), earlier.Held())
+	}
+}
+
+// TestTermsAfterDataLoss: etcd has lost its data, so the terms begin again. The leader of a group makes the planner
+// of the earlier term end its term. The next term is above the last one, and the connection follows it.
+func TestTermsAfterDataLoss(t *testing.T) {
+	r := newRig(t)
+	later := r.a.Elect(7)
+	r.lead("g")
+	later.Resign()
+	earlier := r.b.Elect(1)
+	// A gateway cannot end the term.
+	for {
+		_, err := r.Top(r.ctx, &pb.TopRequest{})
+		if status.Code(err) != codes.Unavailable {
+			t.Fatalf("a call to the planner of term 1: %v", err)
+		}
+		if strings.Contains(err.Error(), "leads in term 1, but term 7 has begun") {
+			break
+		}
+	}
+	if !earlier.Held() {
+		t.Error("a gateway has ended the term of a planner")
+	}
+	for earlier.Held() {
+		s, err := r.Lead(r.ctx)
+		if err == nil {
+			_, err = s.Recv()
+		}
+		if status.Code(err) != codes.Unavailable {
+			t.Fatalf("the leader of a group gets %v", err)
+		}
+	}
+	if seen := r.b.Seen(); seen != 7 {
+		t.Errorf("the planner of term 1 has seen term %d", seen)
+	}
+	r.b.Elect(8)
+	r.lead("g")
+}
+
+// TestCloseEndsSearch: Close ends a call that waits for a leader.
+func TestCloseEndsSearch(t *testing.T) {
+	testkit.VerifyNone(t)
+	hung, err := net.Listen("tcp", "127.0.0.1:0") // it accepts connections, and does not answer
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = hung.Close() })
+	conn, err := planners.Dial(hung.Addr().String()+","+testkit.Port(t), client.DialOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	calling, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		close(calling)
+		_, err := pb.NewPlannerClient(conn).Top(context.Background(), &pb.TopRequest{})
+		ended <- err
+	}()
+	<-calling
+	if err := conn.Close(); err != nil {
+		t.Error(err)
+	}
+	select {
+	case err := <-ended:
+		if status.Code(err) != codes.Canceled {
+			t.Errorf("the call ended with %v", err)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("a call waits for a leader after Close")
+	}
+	if _, err := pb.NewPlannerClient(conn).Top(context.Background(), &pb.TopRequest{}); status.Code(err) != codes.Canceled {
+		t.Errorf("a call after Close: %v", err)
+	}
+}
+
+// TestCloseEndsStreams: Close ends streams and later calls with Canceled, as that of a connection of gRPC does.
+// A gateway and a leader would repeat a call that failed with Unavailable.
+func TestCloseEndsStreams(t *testing.T) {
+	r := newRig(t)
+	r.a.Elect(1)
+	for _, addrs := range []string{r.a.Addr, r.a.Addr + "," + r.b.Addr} {
+		conn, err := planners.Dial(addrs, client.DialOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := pb.NewPlannerClient(conn)
+		s, err := c.Submit(r.ctx, &pb.SubmitRequest{Id: addrs, Namespace: "m", PromptTokens: 10})
+		if err == nil {
+			_, err = s.Recv()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+		if _, err := s.Recv(); status.Code(err) != codes.Canceled {
+			t.Errorf("%s: the stream ended with %v", addrs, err)
+		}
+		if _, err := c.Top(r.ctx, &pb.TopRequest{}); status.Code(err) != codes.Canceled {
+			t.Errorf("%s: a call after Close: %v", addrs, err)
+		}
 	}
 }
 

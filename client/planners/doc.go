@@ -18,7 +18,9 @@
 // Each term of a leader has a number that is higher than those of all terms before it. A Conn
 // remembers the highest term that it has seen. It refuses the responses of a leader of a lower term,
 // so an earlier leader that has not noticed the end of its term cannot plan. It sends the highest
-// term with its calls, by which such a planner notices the end of its term.
+// term with its calls, by which such a planner notices the end of its term. If the only planner that
+// leads has a lower term, because etcd has lost its data, the call Lead sends the highest term to it, and
+// fails. That planner is then elected again, for a higher term.
 //
 // With one address a Conn asks no planner whether it leads: its calls go to that address, which may
 // be that of a load balancer in front of several planners. The terms are compared all the same.

@@ -456,7 +456,14 @@ func TestRunbooks(t *testing.T) {
 		},
 		"Lose etcd": func(t *testing.T, steps []step) {
 			o := started(t, steps, memberOfCluster, testetcd.Start(t, 1), testetcd.Start(t, 1))
-			if out, code := o.do("n1", "penstock status --wait && "+makeNamespace+" && penstock ns bump-epoch m --to 3"); code != 0 {
+			if out, code := o.do("n1", "penstock status --wait && "+makeNamespace); code != 0 {
+				t.Fatal(out)
+			}
+			// A node has only the namespaces with blocks on its volumes.
+			l := startLoad(t, o.hosts["n1"])
+			awaitTrue(t, "blocks are stored", func() bool { return l.puts.Load() > 0 })
+			l.stop()
+			if out, code := o.do("n1", "penstock ns bump-epoch m --to 3"); code != 0 {
 				t.Fatal(out)
 			}
 			o.etcd.Kill(0)

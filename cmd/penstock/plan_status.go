@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"strconv"
 	"sync"
 	"time"
 
@@ -54,11 +55,11 @@ address by which the leader is known to the planner. The exit code is 1 if no pl
 		err := outputOf(cmd).emit(states, func(t *table) {
 			t.row("ADDRESS", "STATE", "TERM", "LEADER", "SINCE", "ERROR")
 			for _, s := range states {
-				since := ""
-				if !s.Since.IsZero() {
-					since = s.Since.Format(time.RFC3339)
+				term, since := "", ""
+				if s.Term > 0 {
+					term, since = strconv.FormatUint(s.Term, 10), s.Since.Format(time.RFC3339)
 				}
-				t.row(s.Address, s.State, s.Term, s.Leader, since, s.Error)
+				t.row(s.Address, s.State, term, s.Leader, since, dialWords(s.Error))
 			}
 		})
 		if err != nil {
@@ -73,7 +74,7 @@ address by which the leader is known to the planner. The exit code is 1 if no pl
 		if err == nil {
 			err = errNoLeader
 		}
-		return err
+		return c.hinted(err)
 	}
 	return cmd
 }

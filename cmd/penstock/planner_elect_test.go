@@ -307,6 +307,24 @@ func (c *electorate) leader() (leads, other *elector, term uint64) {
 	return leads, other, term
 }
 
+// TestNoPlanner: the errors of planners that cannot be reached have the system's words, and the hint names the planner.
+func TestNoPlanner(t *testing.T) {
+	a, b := testkit.Port(t), testkit.Port(t)
+	const hint = "\n(is `penstock planner` running, and is --planner its address?)"
+	refused := func(addr string) string { return "dial tcp " + addr + ": connect: connection refused" }
+	r := penstock(t, "", nil, "plan", "status", "--planner", a+","+b)
+	if r.code != exitFailed || strings.TrimSpace(r.err) != "penstock: "+refused(b)+hint {
+		t.Errorf("plan status: exit %d, %s", r.code, r.err)
+	}
+	if lines := strings.Split(r.out, "\n"); len(lines) < 3 || strings.Join(strings.Fields(lines[1]), " ") != a+" unreachable "+refused(a) {
+		t.Errorf("plan status prints\n%s", r.out)
+	}
+	r = penstock(t, "", nil, "plan", "top", "--planner", a+","+b)
+	if want := "penstock: no planner leads (" + a + ": " + refused(a) + "; " + b + ": " + refused(b) + ")" + hint; r.code != exitFailed || strings.TrimSpace(r.err) != want {
+		t.Errorf("plan top: exit %d, %s; want %s", r.code, r.err, want)
+	}
+}
+
 // TestPlannerKilled: a planner that leads is killed, and later one is stopped, under load. The standby
 // leads, and no request is lost.
 func TestPlannerKilled(t *testing.T) {

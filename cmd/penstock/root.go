@@ -177,17 +177,11 @@ func explain(err error) string {
 
 const serverHint = "\n(is `penstock serve` running, and is --server its address?)"
 
+// failedDial is the text of gRPC about a failed dial; its group is the system's error.
+var failedDial = regexp.MustCompile(`connection error: desc = "transport: Error while dialing: ((?:[^"\\\n]|\\.)*)"`)
+
 // dialWords removes the text that gRPC adds to a failed dial, and keeps the system's error.
-func dialWords(text string) string {
-	const before = `connection error: desc = "transport: Error while dialing: `
-	lines := strings.Split(text, "\n")
-	for i, line := range lines {
-		if head, rest, ok := strings.Cut(line, before); ok {
-			lines[i] = head + strings.TrimSuffix(rest, `"`)
-		}
-	}
-	return strings.Join(lines, "\n")
-}
+func dialWords(text string) string { return failedDial.ReplaceAllString(text, "$1") }
 
 // usagef returns an error about the command line.
 func usagef(format string, args ...any) error {

@@ -60,7 +60,7 @@ type Console struct {
 	pins       feed[Pins]
 	actions    feed[[]Action]
 	dualPath   feed[DualPath]
-	requests   feed[[]Request]
+	requests   feed[Requests]
 
 	done chan struct{} // closed by Stop
 

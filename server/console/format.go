@@ -3,6 +3,7 @@ package console
 import (
 	"fmt"
 	"html/template"
+	"math"
 	"strconv"
 	"time"
 
@@ -36,7 +37,7 @@ var functions = template.FuncMap{
 		return valueText(v, func(f float64) string { return humanize.Comma(int64(f)) })
 	},
 	"seconds": func(v top.Value) template.HTML {
-		return valueText(v, func(f float64) string { return spanText(time.Duration(f * float64(time.Second))) })
+		return valueText(v, func(f float64) string { return spanText(time.Duration(min(f*float64(time.Second), math.MaxInt64/2))) })
 	},
 	"span": spanText,
 	"utc":  func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05") + " UTC" },

@@ -16,8 +16,8 @@ import (
 type PlannerSource interface {
 	// DualPath returns the load of the engines and of the storage NICs.
 	DualPath(context.Context) DualPath
-	// Requests returns the last requests, the newest first. The caller must not change the slice.
-	Requests(context.Context) []Request
+	// Requests returns the last requests. The caller must not change the slice.
+	Requests(context.Context) Requests
 }
 
 // DualPath is the load of a cluster of prefill and decode engines, as its planner finds it.
@@ -26,10 +26,10 @@ type DualPath struct {
 	Standby string
 	// Waiting requests have no engine, Loading ones read their prefix, and Serving ones have not ended.
 	Waiting, Loading, Serving int64
-	// Submitted, Finished, Rejected and Replanned count requests since the start of the planner.
+	// Submitted, Finished, Rejected and Replanned count requests since the planner began to serve.
 	Submitted, Finished, Rejected, Replanned uint64
 	// PrefillTokens and DecodeTokens are the tokens of prefixes that the storage NICs of the two
-	// sides were ordered to read since the start of the planner.
+	// sides were ordered to read since the planner began to serve.
 	PrefillTokens, DecodeTokens uint64
 	// Splits counts the requests that both sides read, Cuts the reads that were stopped because
 	// their side was slow, Hedges the tails that both sides read, and Recomputes the ranges that no
@@ -68,7 +68,7 @@ type Machine struct {
 	// second; unknown before the first read.
 	Queue int64
 	Rate  top.Value
-	// Assigned counts the tokens that it was ordered to read since the start of the planner.
+	// Assigned counts the tokens that it was ordered to read since the planner began to serve.
 	Assigned uint64
 }
 
@@ -80,6 +80,14 @@ type Waiting struct {
 	Requests int64
 	// Tokens is their work: tokens to compute, and cached tokens weighted by the time of their read.
 	Tokens uint64
+}
+
+// Requests are the last requests.
+type Requests struct {
+	// Standby is the reason for which the planner does not serve, "" if it serves.
+	Standby string
+	// List has the newest request first.
+	List []Request
 }
 
 // Request is a request and its plan.
@@ -177,6 +185,7 @@ type stepView struct {
 }
 
 type requestsView struct {
+	Standby string
 	// Of is the request whose time line is shown; "" in the list.
 	Of string
 	// Found is nil if the planner does not have the request.
@@ -188,22 +197,26 @@ type requestsView struct {
 // viewRequests shows the last requests, or the time line of the one that the query names.
 func (c *Console) viewRequests(ctx context.Context, query url.Values) (any, string) {
 	all := c.requests.get(ctx, c.opts.Now(), c.opts.Interval)
-	v := requestsView{Of: query.Get("id")}
-	if v.Of == "" {
-		for _, r := range all {
+	v := requestsView{Standby: all.Standby, Of: query.Get("id")}
+	last := "last " + plural(int64(len(all.List)), "request") + "."
+	switch {
+	case v.Standby != "":
+		return v, "This planner has no requests."
+	case v.Of == "":
+		for _, r := range all.List {
 			row := requestView{Request: r, Planned: r.last(), Path: (&url.URL{Path: "/requests", RawQuery: url.Values{"id": {r.ID}}.Encode()}).String()}
 			if n := len(r.Decisions); n > 0 {
 				row.Last = r.Decisions[n-1].Text
 			}
 			v.List = append(v.List, row)
 		}
-		return v, "The last " + plural(int64(len(all)), "request") + "."
+		return v, "The " + last
 	}
-	i := slices.IndexFunc(all, func(r Request) bool { return r.ID == v.Of })
+	i := slices.IndexFunc(all.List, func(r Request) bool { return r.ID == v.Of })
 	if i < 0 {
-		return v, "The request is not among the last " + plural(int64(len(all)), "request") + "."
+		return v, "The request is not among the " + last
 	}
-	v.Found = &all[i]
+	v.Found = &all.List[i]
 	var before time.Duration
 	for _, d := range v.Found.Decisions {
 		v.Steps = append(v.Steps, stepView{Decision: d, Pause: d.After - before, Part: top.Known(d.After.Seconds()).Over(top.Known(v.Found.last().Seconds()))})

@@ -18,7 +18,7 @@ import (
 type plannerSource struct {
 	mu       sync.Mutex
 	dualPath console.DualPath
-	requests []console.Request
+	requests console.Requests
 }
 
 func (s *plannerSource) DualPath(context.Context) console.DualPath {
@@ -27,7 +27,7 @@ func (s *plannerSource) DualPath(context.Context) console.DualPath {
 	return s.dualPath
 }
 
-func (s *plannerSource) Requests(context.Context) []console.Request {
+func (s *plannerSource) Requests(context.Context) console.Requests {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.requests
@@ -59,12 +59,12 @@ func plannerSample() *plannerSource {
 			},
 			Tenants: []console.Waiting{{Tenant: "team-a", Priority: 1, Weight: 2, Requests: 2, Tokens: 9000}, {Weight: 1, Requests: 1, Tokens: 100}}, MoreTenants: 3,
 		},
-		requests: []console.Request{
+		requests: console.Requests{List: []console.Request{
 			{ID: "gw.2", InProgress: true, Since: 80 * time.Millisecond, Decisions: []console.Decision{
 				{After: 0, Text: "submitted"}, {After: 5 * time.Millisecond, Text: "read [0, 640) by prefill"}, {After: 20 * time.Millisecond, Text: "started"},
 			}},
 			{ID: "gw.1", Since: 12 * time.Second, Lost: 2, Decisions: []console.Decision{{After: 3 * time.Second, Text: "rejected"}}},
-		},
+		}},
 	}
 }
 
@@ -119,6 +119,23 @@ func TestRequests(t *testing.T) {
 	if e := s.event(); !strings.Contains(e.data, "read [0, 640) by prefill") || strings.Contains(e.data, "gw.1") {
 		t.Errorf("the stream of one request sends %s", e.data)
 	}
+	src.set(func(s *plannerSource) { s.requests = console.Requests{Standby: "the planner at b:7430 leads"} })
+	for _, path := range []string{"/requests", "/requests?id=gw.2"} {
+		_, page = get(t, url+path)
+		wants(t, text(page), "This planner has no requests.", "standby the planner at b:7430 leads")
+		if strings.Contains(page, "no record") || strings.Contains(page, "<table") {
+			t.Errorf("%s of a standby: %s", path, text(page))
+		}
+	}
+}
+
+// TestLongQueue: the time of a queue of the lowest rate is a duration too.
+func TestLongQueue(t *testing.T) {
+	src := plannerSample()
+	src.dualPath.Groups[0].Machines[1] = console.Machine{Name: "m1", Queue: 1 << 40, Rate: top.Known(1e-9)}
+	_, url := serve(t, console.Options{Planner: src})
+	_, page := get(t, url+"/")
+	wants(t, text(page), "m1 P prefill 1,099,511,627,776 0 1281023h53m")
 }
 
 // TestPlannerBrowser opens the planner's pages in Chromium: they are complete for screen readers,
@@ -149,9 +166,9 @@ func TestPlannerBrowser(t *testing.T) {
 	}
 	b.shoot("console-request")
 	src.set(func(s *plannerSource) {
-		r := s.requests[0]
+		r := s.requests.List[0]
 		r.Decisions = append(r.Decisions[:3:3], console.Decision{After: time.Second, Text: fmt.Sprint("decode has ended after ", 64, " tokens")})
-		s.requests = []console.Request{r}
+		s.requests.List = []console.Request{r}
 	})
 	b.await(`document.querySelectorAll("tbody tr").length === 4 && document.getElementById("live").innerText.includes("after 64 tokens")`)
 	b.do(chromedp.Navigate("about:blank"))

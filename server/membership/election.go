@@ -52,7 +52,8 @@ type Election struct {
 	mu     sync.Mutex
 	etcd   *clientv3.Client // nil: not open yet
 	leader LeaderRecord     // zero: none is known
-	// floor is the highest term that a client has seen.
+	// floor is the highest term that a client has seen, or that this candidate has read from etcd. etcd
+	// may have lost its data since.
 	floor uint64
 	// term is this candidate's present term, nil if it does not lead.
 	term *Term
@@ -87,6 +88,7 @@ func (e *Election) setLeader(r LeaderRecord) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.leader = r
+	e.floor = max(e.floor, r.Term)
 }
 
 // Surpass records a term that a client has seen. If it is above this candidate's present term, the
@@ -209,9 +211,9 @@ func (e *Election) attempt(ctx context.Context) (*Term, error) {
 	txn, err := etcd.Txn(limited).If(clientv3.Compare(clientv3.CreateRevision(e.leaderKey()), "=", 0), same).
 		Then(clientv3.OpPut(e.leaderKey(), string(value), clientv3.WithLease(grant.ID)), clientv3.OpPut(e.termKey(), strconv.FormatUint(number, 10))).Commit()
 	if err != nil || !txn.Succeeded {
-		// The lease may hold the key although the answer was lost. If this call fails too, the lease
-		// ends by itself.
-		_, _ = etcd.Revoke(limited, grant.ID)
+		// The lease may hold the key although the answer was lost, and limited may have ended. If this
+		// call fails too, the lease ends by itself.
+		_ = revoke(etcd, grant.ID)
 		if err != nil {
 			return nil, fmt.Errorf("become the leader: %w", err)
 		}
@@ -269,7 +271,11 @@ func (e *Election) begin(etcd *clientv3.Client, lease clientv3.LeaseID, number u
 	t.cancel = cancel
 	e.mu.Lock()
 	e.term = t
+	seen := e.floor
 	e.mu.Unlock()
+	if number < seen { // a client has reported a later term while this candidate was being elected
+		t.lose(fmt.Errorf("a client has seen term %d", seen))
+	}
 	go t.keep(ctx)
 	return t
 }
@@ -371,9 +377,15 @@ func (t *Term) Resign() {
 	t.election.term = nil
 	t.election.leader = LeaderRecord{}
 	t.election.mu.Unlock()
-	limited, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	if _, err := t.etcd.Revoke(limited, t.lease); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+	if err := revoke(t.etcd, t.lease); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		t.election.log.Warn("etcd did not confirm that this planner has resigned; its lease ends by itself", "etcd", strings.Join(t.election.opts.Endpoints, ","), "err", err)
 	}
+}
+
+// revoke ends a lease. It waits a second at most.
+func revoke(etcd *clientv3.Client, lease clientv3.LeaseID) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_, err := etcd.Revoke(ctx, lease)
+	return err
 }

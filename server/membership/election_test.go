@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
+
 	"github.com/penstock-kv/penstock/lab/testetcd"
 	"github.com/penstock-kv/penstock/server/membership"
 )
@@ -134,6 +136,36 @@ func TestElectionSurpass(t *testing.T) {
 	a.campaign()
 	if second := a.term(); second.Number() != 42 {
 		t.Errorf("the next term is %d; want 42", second.Number())
+	}
+}
+
+// TestElectionDataLoss: after etcd has lost its data, the terms continue above those that the candidates have
+// read.
+func TestElectionDataLoss(t *testing.T) {
+	r := newRig(t, 1)
+	a, b := r.candidate("a:7430", r.etcd.Endpoints...), r.candidate("b:7430", r.etcd.Endpoints...)
+	a.Surpass(6)
+	a.campaign()
+	first := a.term()
+	if first.Number() != 7 {
+		t.Errorf("the first term is %d; want 7", first.Number())
+	}
+	b.campaign()
+	r.await("the standby reads the leader", func() bool { return b.Leader().Term == 7 })
+	_, err := r.client().Delete(r.ctx, "/penstock/planner/", clientv3.WithPrefix())
+	r.must(err)
+	second := b.term()
+	if second.Number() != 8 {
+		t.Errorf("the standby is elected for term %d; want 8", second.Number())
+	}
+	<-first.Lost()
+	second.Resign()
+	first.Resign()
+	_, err = r.client().Delete(r.ctx, "/penstock/planner/", clientv3.WithPrefix())
+	r.must(err)
+	b.campaign()
+	if again := b.term(); again.Number() != 9 {
+		t.Errorf("the earlier leader is elected for term %d; want 9", again.Number())
 	}
 }
 

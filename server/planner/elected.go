@@ -273,13 +273,11 @@ func (e *Elected) Top(ctx context.Context, r *pb.TopRequest) (*pb.TopResponse, e
 	return unary(ctx, e, r, (*Service).Top)
 }
 
-// Recent is Service.Recent of the present term. A standby has no requests.
-func (e *Elected) Recent(n int) []RecentRequest {
-	e.mu.Lock()
-	s := e.service
-	e.mu.Unlock()
-	if s == nil {
-		return nil
+// Recent is Service.Recent of the present term. On a standby it is an error that names the leader.
+func (e *Elected) Recent(n int) ([]RecentRequest, error) {
+	s, err := e.leading(context.Background())
+	if err != nil {
+		return nil, err
 	}
 	return s.Recent(n)
 }

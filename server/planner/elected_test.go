@@ -2,6 +2,8 @@ package planner_test
 
 import (
 	"context"
+	"errors"
+	"io"
 	"strings"
 	"testing"
 	"time"
@@ -60,13 +62,13 @@ func (e *elected) lead(group string, role pb.Side) pb.Planner_LeadClient {
 	return s
 }
 
-// fetch sends a fetch for the group.
+// fetch sends a fetch for the group. If the planner has ended the stream, Recv returns its error.
 func (e *elected) fetch(s pb.Planner_LeadClient, group string) {
 	e.Helper()
 	err := s.Send(&pb.LeaderMessage{Message: &pb.LeaderMessage_Fetch{Fetch: &pb.FetchWork{
 		Engines: []*pb.EngineState{{Engine: group, HbmFreeTokens: 1 << 20}}, Nodes: []*pb.NodeState{{Node: group}},
 	}}})
-	if err != nil {
+	if err != nil && !errors.Is(err, io.EOF) {
 		e.Fatal(err)
 	}
 }
@@ -171,9 +173,15 @@ func TestExpiredLease(t *testing.T) {
 	if _, err := g.Recv(); err != nil { // accepted
 		t.Fatal(err)
 	}
+	if list, err := e.Service.Recent(10); err != nil || len(list) != 1 || list[0].ID != "r" {
+		t.Errorf("the leader has the requests %v, %v", list, err)
+	}
 	lease.Expire()
 	if _, err := e.Top(e.ctx, &pb.TopRequest{}); status.Code(err) != codes.Unavailable {
 		t.Errorf("a leader with an expired lease returns %v", err)
+	}
+	if list, err := e.Service.Recent(10); status.Code(err) != codes.Unavailable {
+		t.Errorf("a leader with an expired lease has the requests %v, %v", list, err)
 	}
 	e.fetch(p, "p") // the request would be granted
 	e.fetch(d, "d")

@@ -13,7 +13,8 @@ import (
 )
 
 var (
-	errClosing     = status.Error(codes.Unavailable, "the planner is shutting down; submit again with the same id after its restart")
+	errClosing     = status.Error(codes.Unavailable, "this planner is shutting down, or leads no more; submit again with the same id when a planner serves")
+	errNotPlanned  = status.Error(codes.Unavailable, "this planner is shutting down, or leads no more, and has changed nothing; repeat the call when a planner serves")
 	errSlowGateway = status.Error(codes.ResourceExhausted, "the gateway read its updates too slowly; submit again with the same id")
 	errTaken       = status.Error(codes.AlreadyExists, "a request with this id is in progress on another stream or in another namespace")
 )
@@ -183,23 +184,25 @@ type Decision struct {
 }
 
 // Recent returns up to n of the last requests that were planned, the newest first.
-func (s *Service) Recent(n int) []RecentRequest {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	now := s.now()
+func (s *Service) Recent(n int) ([]RecentRequest, error) {
 	var out []RecentRequest
+	var records []dualpath.Explanation
+	s.mu.Lock()
+	now := s.now()
 	for _, r := range s.recent.last(n) {
-		x, ok := s.planner.Explain(r.id)
-		if !ok {
-			continue
+		if x, ok := s.planner.Explain(r.id); ok {
+			out = append(out, RecentRequest{ID: r.name, InProgress: s.jobs[r.id] != nil, Since: now - x.Since, Lost: x.Lost})
+			records = append(records, x)
 		}
-		q := RecentRequest{ID: r.name, InProgress: s.jobs[r.id] != nil, Since: now - x.Since, Lost: x.Lost}
-		for _, l := range x.Lines() {
-			q.Decisions = append(q.Decisions, Decision{max(0, l.At-x.Since), l.Text})
-		}
-		out = append(out, q)
 	}
-	return out
+	s.mu.Unlock()
+	// The texts take longer than all else, and the planner need not wait for them.
+	for i := range out {
+		for _, l := range records[i].Lines() {
+			out[i].Decisions = append(out[i].Decisions, Decision{max(0, l.At-records[i].Since), l.Text})
+		}
+	}
+	return out, nil
 }
 
 // topTenants is the largest number of tenants in the response of Top.

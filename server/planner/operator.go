@@ -65,6 +65,9 @@ func (s *Service) BumpWeights(_ context.Context, r *pb.BumpWeightsRequest) (*pb.
 	older := s.planner.Older(ns, r.Epoch)
 	if !r.DryRun {
 		s.stepLocked(dualpath.Epoch{At: s.now(), Namespace: ns, Epoch: r.Epoch, Drain: policy})
+		if s.closed {
+			return nil, errNotPlanned
+		}
 	}
 	return bumped(older, policy), nil
 }
@@ -115,6 +118,9 @@ func (s *Service) SwitchRole(_ context.Context, r *pb.SwitchRoleRequest) (*pb.Sw
 	if !r.DryRun {
 		s.roles[g].kept = ""
 		s.stepLocked(dualpath.SwitchRole{At: s.now(), Group: g, Role: role, Drain: policy})
+		if s.closed {
+			return nil, errNotPlanned
+		}
 	}
 	return out, nil
 }

@@ -2,7 +2,9 @@ package planner
 
 import (
 	"fmt"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -173,5 +175,39 @@ func TestSwitchRole(t *testing.T) {
 	h.leadSwitching("D", pb.Side_SIDE_PREFILL, 0)
 	if g := h.group("D"); g.Role != pb.Side_SIDE_PREFILL || g.Switching != 0 || g.Kept != "" {
 		t.Errorf("a group that has switched: %v", g)
+	}
+}
+
+// heldLease is a lease that the test ends, without a notice for the planner.
+type heldLease struct{ over atomic.Bool }
+
+func (*heldLease) Number() uint64        { return 1 }
+func (l *heldLease) Held() bool          { return !l.over.Load() }
+func (*heldLease) Lost() <-chan struct{} { return nil }
+func (*heldLease) Resign()               {}
+
+// TestOperatorWithoutLease: a change of weights or of a role that the planner did not plan, because its
+// lease has ended meanwhile, is an error.
+func TestOperatorWithoutLease(t *testing.T) {
+	for name, call := range map[string]func(*host) error{
+		"BumpWeights": func(h *host) error {
+			_, err := h.client.BumpWeights(h.ctx, &pb.BumpWeightsRequest{Namespace: "m", Epoch: 2})
+			return err
+		},
+		"SwitchRole": func(h *host) error {
+			_, err := h.client.SwitchRole(h.ctx, &pb.SwitchRoleRequest{Group: "P", Role: pb.Side_SIDE_DECODE})
+			return err
+		},
+	} {
+		lease := &heldLease{}
+		h := newHost(t, Options{Lease: lease, TickEvery: time.Hour})
+		h.leadSwitching("P", pb.Side_SIDE_PREFILL, 0)
+		h.leadSwitching("D", pb.Side_SIDE_DECODE, 0)
+		h.leadSwitching("P2", pb.Side_SIDE_PREFILL, 0)
+		lease.over.Store(true)
+		if err := call(h); status.Code(err) != codes.Unavailable {
+			t.Errorf("%s without a lease: %v", name, err)
+		}
+		h.close()
 	}
 }
