@@ -129,7 +129,7 @@ func TestRebalanceKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 		if res.Blocks != 0 && res.Blocks != sequenceBlocks {
-			t.Errorf("%d blocks of sequence %d are copied", res.Blocks, i)
+			t.Errorf("%d blocks of sequence %d are copied: %+v", res.Blocks, i, res)
 		}
 		if res.Blocks > 0 {
 			moved++
