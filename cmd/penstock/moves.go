@@ -55,8 +55,13 @@ func (m *moves) close() {
 	m.ended.Wait()
 }
 
-// run performs one order after the other until ctx ends.
+// run performs one order after the other until ctx ends. It begins when the node has joined: without this node in the list
+// of members, sequences would have other homes.
 func (m *moves) run(ctx context.Context) {
+	select {
+	case <-m.cluster.Joined():
+	case <-ctx.Done():
+	}
 	for ctx.Err() == nil {
 		drain, drainChanged := m.cluster.Draining()
 		fill, fillChanged := m.cluster.Filling()
