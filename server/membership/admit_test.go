@@ -47,13 +47,13 @@ func TestSlowGrant(t *testing.T) {
 		const ttl = 10 * time.Second
 		c := &Cluster{opts: Options{TTL: ttl}, began: time.Now()}
 		s := &session{Cluster: c, etcd: &clientv3.Client{Lease: renewedLease{}}, renewed: time.Now(), serving: true}
-		time.Sleep(8 * time.Second) // the grant
+		time.Sleep(8 * time.Second) // virtual time: the duration of the grant
 		s.serveUntilLocked()
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- s.renew(ctx) }()
 		for range 200 {
-			time.Sleep(ttl / 100)
+			time.Sleep(ttl / 100) // virtual time
 			if err := c.Admit(""); err != nil {
 				t.Fatalf("%v after the grant: %v", time.Since(c.began), err)
 			}
