@@ -33,11 +33,19 @@ func TestAdmitEnds(t *testing.T) {
 	})
 }
 
-// renewedLease is a lease whose renewals succeed.
-type renewedLease struct{ clientv3.Lease }
+// renewedLease is a lease whose renewals succeed. Each renewal waits until the test receives from asked.
+type renewedLease struct {
+	clientv3.Lease
+	asked chan struct{}
+}
 
-func (renewedLease) KeepAliveOnce(context.Context, clientv3.LeaseID) (*clientv3.LeaseKeepAliveResponse, error) {
-	return &clientv3.LeaseKeepAliveResponse{}, nil
+func (l renewedLease) KeepAliveOnce(ctx context.Context, _ clientv3.LeaseID) (*clientv3.LeaseKeepAliveResponse, error) {
+	select {
+	case l.asked <- struct{}{}:
+		return &clientv3.LeaseKeepAliveResponse{}, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
 // TestSlowGrant: a node whose lease was granted late, as while etcd elects its leader, is renewed at once and
@@ -46,16 +54,17 @@ func TestSlowGrant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const ttl = 10 * time.Second
 		c := &Cluster{opts: Options{TTL: ttl}, began: time.Now()}
-		s := &session{Cluster: c, etcd: &clientv3.Client{Lease: renewedLease{}}, renewed: time.Now(), serving: true}
-		time.Sleep(8 * time.Second) // virtual time: the duration of the grant
+		lease := renewedLease{asked: make(chan struct{})}
+		granted := time.Now().Add(-8 * time.Second) // when the request for the lease was sent
+		s := &session{Cluster: c, etcd: &clientv3.Client{Lease: lease}, renewed: granted, serving: true}
 		s.serveUntilLocked()
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- s.renew(ctx) }()
-		for range 200 {
-			time.Sleep(ttl / 100) // virtual time
+		for range 8 {
+			<-lease.asked // virtual time advances until the node sends a renewal
 			if err := c.Admit(""); err != nil {
-				t.Fatalf("%v after the grant: %v", time.Since(c.began), err)
+				t.Fatalf("%v after the grant, before the answer of a renewal: %v", time.Since(c.began), err)
 			}
 		}
 		cancel()
