@@ -282,19 +282,20 @@ func (t *Trie) NamespaceByID(id kv.NamespaceID) (kv.Namespace, error) {
 func (t *Trie) Namespaces() []kv.Namespace {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	defs := make([]kv.Namespace, 0, len(t.byName))
-	for _, ns := range sorted(t.byName) {
-		defs = append(defs, clone(ns.def))
-	}
-	return defs
+	return definitions(t.byName)
 }
 
 // Recorded returns the definitions of the namespaces that are not announced, sorted by name.
 func (t *Trie) Recorded() []kv.Namespace {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	defs := make([]kv.Namespace, 0, len(t.recorded))
-	for _, ns := range sorted(t.recorded) {
+	return definitions(t.recorded)
+}
+
+// definitions returns copies of the definitions of namespaces, sorted by name.
+func definitions[K comparable](all map[K]*namespace) []kv.Namespace {
+	defs := make([]kv.Namespace, 0, len(all))
+	for _, ns := range sorted(all) {
 		defs = append(defs, clone(ns.def))
 	}
 	return defs
