@@ -98,7 +98,7 @@ func (r rebalanced) words() string {
 	return "sequences are copied to the nodes; penstock cluster members shows the progress"
 }
 
-// rebalancePlan asks each node what it would copy to the named nodes.
+// rebalancePlan returns the blocks that each node would copy to the named nodes, as the node counts them.
 func (c *connection) rebalancePlan(ctx context.Context, a admin, names []string) ([]nodeTransfer, error) {
 	list, err := a.ListMembers(ctx, &pb.ListMembersRequest{})
 	if err != nil {
@@ -146,7 +146,7 @@ func (c *connection) planOf(ctx context.Context, address string, names []string)
 func untilFilled(ctx context.Context, w world, a admin, names []string) error {
 	bar := newProgress(w, "rebalance", unitBytes)
 	defer bar.finish()
-	nodes := slices.Clone(names) // and those that were up during the copies
+	nodes := slices.Clone(names) // the named nodes, and each node that was up during the copies
 	for {
 		resp, err := a.ListMembers(ctx, &pb.ListMembersRequest{})
 		if err != nil {

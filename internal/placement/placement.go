@@ -190,8 +190,8 @@ func Former(dst []int, places []Place, root kv.BlockID, n int, spare bool) []int
 	return dst
 }
 
-// Previous appends to dst the homes of a sequence that is stored n times as they were without the places
-// that are New, except those that are homes still. With spare, the next place also counts if the sequence
+// Previous computes the homes of a sequence that is stored n times as if there were no New places. It appends
+// to dst each of these homes that is no home among all places. With spare, the next place also counts if the sequence
 // may have passed over a home to it.
 func Previous(dst []int, places []Place, root kv.BlockID, n int, spare bool) []int {
 	if !slices.ContainsFunc(places, func(p Place) bool { return p.New }) {

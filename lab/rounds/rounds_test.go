@@ -187,7 +187,7 @@ func (c *cluster) add() *node {
 	return n
 }
 
-// next returns the nodes in turn, without those that are stopped, which let a call wait for its deadline.
+// next returns the running nodes in turn. A stopped node would let a call wait for its deadline.
 func (c *cluster) next() *node {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -139,8 +139,8 @@ func TestElectionSurpass(t *testing.T) {
 	}
 }
 
-// TestElectionDataLoss: after etcd has lost its data, the terms continue above those that the candidates have
-// read.
+// TestElectionDataLoss: after etcd has lost its data, a new term has a higher number than each term that a
+// candidate has read.
 func TestElectionDataLoss(t *testing.T) {
 	r := newRig(t, 1)
 	a, b := r.candidate("a:7430", r.etcd.Endpoints...), r.candidate("b:7430", r.etcd.Endpoints...)

@@ -534,7 +534,7 @@ func (p *pass) deleteAgain(ctx context.Context, seq uint64, which func(storage.E
 	}
 }
 
-// deleteOn deletes the blocks of an event on the other nodes, except those that this node has again.
+// deleteOn deletes the blocks of an event on the other nodes. It leaves a block that this node has again.
 func (p *pass) deleteOn(ctx context.Context, e storage.Event) {
 	ns, err := p.node.Namespace(e.Namespace)
 	if err != nil || !ns.IsLive(e.Epoch) {
