@@ -15,7 +15,7 @@
 //
 // # Terms
 //
-// Each term of a leader has a number that is higher than those of all terms before it. A Conn
+// Each term of a leader has a number that is higher than the numbers of all terms before it. A Conn
 // remembers the highest term that it has seen. It refuses the responses of a leader of a lower term,
 // so an earlier leader that has not noticed the end of its term cannot plan. It sends the highest
 // term with its calls, by which such a planner notices the end of its term. If the only planner that
