@@ -73,9 +73,9 @@ func (t *table) spareOf(ns kv.Namespace, homes []int) bool {
 }
 
 // readers returns the nodes that may have the sequence, or the block of a flat namespace, id, in the
-// order in which they are asked: its homes, silent ones last, of the others those of the client's zone
-// first, and among them those with the fewest calls of the Store, and then the node that has the sequence if it had to pass a home
-// over. Draining members are not among them.
+// order in which they are asked: its homes, and then the node that has the sequence if the sequence had to pass a
+// home over. A silent home is asked after the other homes, a home of the client's zone before other zones, and a
+// home with few calls of the Store before one with many. Draining members are not among the nodes.
 func (s *Store) readers(ns kv.Namespace, id kv.BlockID) []*node {
 	t := s.table.Load()
 	if t.places == nil {

@@ -292,7 +292,7 @@ type scrape struct {
 	sessions int
 	rssBytes int64
 	local    handoff.Stats
-	// move and copies are those of membership.Cluster.MoveState.
+	// move and copies are the results of membership.Cluster.MoveState.
 	move   membership.Move
 	copies membership.Copies
 }

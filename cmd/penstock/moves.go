@@ -126,8 +126,8 @@ func (m *moves) endFill(ctx context.Context, order int64) {
 	}
 }
 
-// copies copies blocks until ctx ends or it fails: those of nodes that are filled or, for an order to drain
-// this node, all.
+// copies copies blocks until ctx ends or a copy fails: for an order to drain this node all blocks, otherwise the
+// blocks whose homes are nodes that are filled.
 func (m *moves) copies(ctx context.Context, order membership.Drain, fill bool) (err error) {
 	n := m.node
 	token, err := m.token()

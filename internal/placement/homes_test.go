@@ -86,7 +86,7 @@ func TestHomes(t *testing.T) {
 	})
 }
 
-// TestHomesOfModel: the homes are those of the rule of docs/cluster.md, applied to the scores of all places.
+// TestHomesOfModel: the homes are the places that the rule of docs/cluster.md gives, applied to the scores of all places.
 func TestHomesOfModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		all, root := drawPlaces(t, 1), drawRoot(t)
@@ -125,7 +125,7 @@ func TestHomesAllocateNothing(t *testing.T) {
 }
 
 // TestHomeLogarithms: among 1,000 places of equal capacity the logarithm is computed for the few whose hash may
-// be the best so far, on average for at most 1+ln(1000) places and those between 1-u and -ln(u).
+// be the best so far, on average for at most 1+ln(1000) places and the places between 1-u and -ln(u).
 func TestHomeLogarithms(t *testing.T) {
 	all, ids, computed := cluster(1000), roots(200), 0
 	for _, id := range ids {
@@ -164,7 +164,7 @@ func TestHomesStable(t *testing.T) {
 
 // TestFormer: a draining place that was a home of a sequence is a home or a former one, whichever other
 // places drained then. So is one that had the sequence because it passed over a home that is more than
-// half full. Without replicas and fill, the former places are those with a better score than the home.
+// half full. Without replicas and fill, the former places are the places with a better score than the home.
 func TestFormer(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		is, root := drawPlaces(t, 1), drawRoot(t)

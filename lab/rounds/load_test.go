@@ -101,7 +101,7 @@ type load struct {
 	wg      sync.WaitGroup
 	closers []func() error
 
-	// The violations of the guarantees. wrong counts blocks with other bytes than those of the requested
+	// The violations of the guarantees. wrong counts blocks whose bytes are not of the requested
 	// epoch; old counts answers of an epoch before one whose bump had succeeded when the call began.
 	wrong, old atomic.Int64
 	blocks     atomic.Int64 // blocks compared

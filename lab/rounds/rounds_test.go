@@ -61,8 +61,8 @@ type cluster struct {
 }
 
 // TestRounds makes one fault after the other in a cluster under load. No read returns wrong bytes, no
-// call returns an epoch after it has ended, sequences of the nodes that are left are found during a fault,
-// and those of all nodes after it.
+// call returns an epoch after it has ended, the sequences of the other nodes are found during a fault,
+// and the sequences of all nodes after it.
 func TestRounds(t *testing.T) {
 	testkit.Long(t, "each fault lasts longer than a lease")
 	binary := *roundsBinary

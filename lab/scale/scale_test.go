@@ -73,7 +73,7 @@ func TestCluster(t *testing.T) {
 	r.must(err)
 	defer conn.Close()
 	r.admin = pb.NewAdminClient(conn)
-	r.crowd = r.storage()
+	r.crowd = testnode.Storage(r)
 	r.joinCrowd()
 	r.create()
 	watcher := r.joinLast()
@@ -92,19 +92,6 @@ func (r *run) must(err error) {
 
 func (r *run) row(what, format string, args ...any) {
 	fmt.Fprintf(&r.table, "| %s | %s |\n", what, fmt.Sprintf(format, args...))
-}
-
-// storage opens a storage on a device in memory.
-func (r *run) storage() *storage.Node {
-	r.Helper()
-	e, err := testnode.OpenEngine(r.ctx, testnode.Options{})
-	r.must(err)
-	r.Cleanup(func() {
-		if err := e.Close(context.Background()); err != nil {
-			r.Error(err)
-		}
-	})
-	return e.Node
 }
 
 // join makes a storage a member. The caller waits for Joined.
@@ -197,7 +184,7 @@ func (r *run) createOne(ctx context.Context, name string) error {
 
 // joinLast joins a storage that has no namespaces yet, and measures its list.
 func (r *run) joinLast() *storage.Node {
-	node := r.storage()
+	node := testnode.Storage(r)
 	before, start := heapOf(), time.Now()
 	c := r.join("watcher", node)
 	r.Cleanup(func() { r.leave(c) })

@@ -209,6 +209,21 @@ type Engine struct {
 	log           *slog.Logger
 }
 
+// Storage opens a storage on devices in memory, and closes it at the end of the test.
+func Storage(t testing.TB) *storage.Node {
+	t.Helper()
+	e, err := OpenEngine(t.Context(), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return e.Node
+}
+
 // OpenEngine opens an Engine.
 func OpenEngine(ctx context.Context, o Options) (e *Engine, err error) {
 	e = &Engine{log: o.Logger, registry: prometheus.NewRegistry(), capacityBytes: cmp.Or(o.CapacityBytes, 64<<20)}

@@ -35,7 +35,7 @@ type Election struct {
 // On reports whether planners elect a leader.
 func (e *Election) On() bool { return len(e.Etcd) > 0 }
 
-// Connection returns the settings of the connection to etcd as those of a storage node.
+// Connection returns the settings of the connection to etcd in the form that a storage node has.
 func (e *Election) Connection() Cluster {
 	return Cluster{Etcd: e.Etcd, Prefix: e.Prefix, LeaseTTL: e.LeaseTTL, CA: e.CA, Cert: e.Cert, Key: e.Key, User: e.User, PasswordFile: e.PasswordFile}
 }

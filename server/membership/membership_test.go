@@ -66,14 +66,7 @@ type node struct {
 // store opens a storage node, and closes it when the test ends.
 func (r *rig) store() *storage.Node {
 	r.Helper()
-	e, err := testnode.OpenEngine(r.ctx, testnode.Options{})
-	r.must(err)
-	r.Cleanup(func() {
-		if err := e.Close(context.Background()); err != nil {
-			r.Error(err)
-		}
-	})
-	return e.Node
+	return testnode.Storage(r)
 }
 
 // join makes a new store the member name, behind a gate of its own.

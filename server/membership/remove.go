@@ -17,8 +17,8 @@ type Removed struct {
 	// Up is set if the node was in the list of members, so it was serving or was about to.
 	Up bool
 	// LostBlocks and LostBytes are the blocks of the node that no other node is known to have, and Leases the
-	// open leases and pins of the node, as of its last record. Bytes are those of the slots, or the payload of
-	// a node that has begun to drain.
+	// open leases and pins of the node, as of its last record. LostBytes is the size of the slots, or the payload
+	// if the node has begun to drain.
 	LostBlocks, LostBytes, Leases int64
 }
 

@@ -452,7 +452,7 @@ func (p *pass) copy(ctx context.Context, w work) {
 const nodeDown = "node_down"
 
 // present returns, by layer group, which pieces of the blocks all their new nodes have, or an error as the
-// reason why that is unknown. Pieces that are Unknown are on those of the nodes that answer.
+// reason why that is unknown. A piece that is Unknown is on each of its new nodes that has answered.
 func (p *pass) present(ctx context.Context, w work, ids []kv.BlockID) (have [][]client.Presence, reason string) {
 	have, err := p.opts.To.ExistsGroups(ctx, client.KeysRequest{Namespace: w.ns, IDs: ids, Epoch: w.epoch})
 	if errors.Is(err, client.ErrMismatch) {

@@ -125,8 +125,8 @@ func TestStandby(t *testing.T) {
 	}
 }
 
-// TestTerms: each term has a service without state, whose attempts have numbers above those of the
-// terms before it.
+// TestTerms: each term has a service without state, whose attempts have higher numbers than the
+// attempts of the terms before it.
 func TestTerms(t *testing.T) {
 	e := newElected(t)
 	var last uint64
