@@ -43,8 +43,11 @@ func (r *Reloader) TakeRoles(text []byte, revision int64) {
 	}
 	r.opts.Credentials.document.Store(&RolesState{Policy: policy, Revision: revision})
 	r.opts.Metrics.NoteRoles(revision, true)
-	if policy.Equal(was.Policy) && was.Problem == "" {
-		return // the same text was written again
+	if policy.Equal(was.Policy) {
+		if was.Problem != "" {
+			r.opts.Logger.Info("the roles document in etcd is the one in use again", "key", key, "revision", revision)
+		}
+		return
 	}
 	r.changed()
 	r.opts.Metrics.Note(metrics.ReloadApplied)
