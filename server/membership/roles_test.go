@@ -30,7 +30,7 @@ func (r *rig) roles(timeout time.Duration, endpoints ...string) *membership.Role
 // change one revision at the same time, one succeeds.
 func TestRolesSet(t *testing.T) {
 	r := newRig(t, 1)
-	d := r.roles(0, r.etcd.Endpoints...)
+	d := r.roles(time.Minute, r.etcd.Endpoints...)
 	if got, err := d.Get(r.ctx); err != nil || got.Revision != 0 || len(got.Text) != 0 {
 		t.Fatalf("before the first write: %+v, %v", got, err)
 	}
