@@ -3488,7 +3488,12 @@ func (x *GetNamespaceRequest) GetName() string {
 }
 
 type ListNamespacesRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// after is next of the previous response; empty: the first page.
+	After string `protobuf:"bytes,1,opt,name=after,proto3" json:"after,omitempty"`
+	// The maximum number of namespaces in the response; 0: all. All namespaces of a large cluster exceed
+	// the maximum size of a message.
+	Limit         uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3523,9 +3528,25 @@ func (*ListNamespacesRequest) Descriptor() ([]byte, []int) {
 	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{43}
 }
 
+func (x *ListNamespacesRequest) GetAfter() string {
+	if x != nil {
+		return x.After
+	}
+	return ""
+}
+
+func (x *ListNamespacesRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
 type ListNamespacesResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Namespaces    []*Namespace           `protobuf:"bytes,1,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Namespaces []*Namespace           `protobuf:"bytes,1,rep,name=namespaces,proto3" json:"namespaces,omitempty"` // sorted by name
+	// The last name of the page, if more namespaces follow. A node that ignores limit returns all.
+	Next          string `protobuf:"bytes,2,opt,name=next,proto3" json:"next,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3565,6 +3586,13 @@ func (x *ListNamespacesResponse) GetNamespaces() []*Namespace {
 		return x.Namespaces
 	}
 	return nil
+}
+
+func (x *ListNamespacesResponse) GetNext() string {
+	if x != nil {
+		return x.Next
+	}
+	return ""
 }
 
 type DeleteNamespaceRequest struct {
@@ -7565,12 +7593,15 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x16CreateNamespaceRequest\x124\n" +
 	"\tnamespace\x18\x01 \x01(\v2\x16.penstock.v1.NamespaceR\tnamespace\")\n" +
 	"\x13GetNamespaceRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"\x17\n" +
-	"\x15ListNamespacesRequest\"P\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"C\n" +
+	"\x15ListNamespacesRequest\x12\x14\n" +
+	"\x05after\x18\x01 \x01(\tR\x05after\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\"d\n" +
 	"\x16ListNamespacesResponse\x126\n" +
 	"\n" +
 	"namespaces\x18\x01 \x03(\v2\x16.penstock.v1.NamespaceR\n" +
-	"namespaces\"E\n" +
+	"namespaces\x12\x12\n" +
+	"\x04next\x18\x02 \x01(\tR\x04next\"E\n" +
 	"\x16DeleteNamespaceRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x17\n" +
 	"\adry_run\x18\x02 \x01(\bR\x06dryRun\"G\n" +
