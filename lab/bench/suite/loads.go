@@ -100,7 +100,7 @@ func (s *loadsSuite) comparison(shape loadShape) bench.Comparison {
 }
 
 // loader returns a contender whose turn serves all prompts at the engine with that option load.
-// A turn fails if the prompts' KV has not come over the storage NIC.
+// A turn fails if the storage NIC has not carried the KV of all prompts.
 func (s *loadsSuite) loader(name, load string, bits int64, atOnce bool) bench.Contender {
 	return bench.Contender{Name: name, Turn: func(ctx context.Context) (bench.Sample, error) {
 		s.seed++
