@@ -35,8 +35,6 @@ _FAST = 10_000_000_000  # bits per second of the storage NICs while prompts are 
 _ALONE = "alone"
 _LOADS: dict[str, dict[str, Any]] = {"async": {}, "layers": {"layers_per_read": 1}}
 """The engines of start_loads: the connector's option load, with further options."""
-_LAYERS = 8
-_HIDDEN = 512
 _NEW = 256
 """New tokens behind a stored prompt, so that the computation of the layers takes a time that can be compared with their loads."""
 
@@ -107,13 +105,14 @@ class Bench:
             "bytes": received,
         }
 
-    def start_loads(self, agents: int, tokens: int) -> dict[str, Any]:
-        """Start the engines, and store a prompt of each agent, of at most ``tokens`` tokens.
+    def start_loads(self, agents: int, tokens: int, hidden: int, layers: int) -> dict[str, Any]:
+        """Start the engines, of a model of that shape, and store a prompt of each agent, of at most ``tokens`` tokens.
 
-        Return the mean size of their KV, and the median time to the first token where the storage NIC takes almost none of it.
+        Return the mean number of their cached tokens, the number of new tokens of a request, and the median time to the first token
+        where the storage NIC takes almost none of it.
         """
         length = tokens + _NEW + _OUTPUT
-        vllm, directory = self._begin(length, agents, tokens, hidden=_HIDDEN, layers=_LAYERS)
+        vllm, directory = self._begin(length, agents, tokens, hidden=hidden, layers=layers)
         hosts = self._hosts = Hosts(directory, self._ends)
         node = hosts.node("n0")
         for load, options in _LOADS.items():
@@ -130,9 +129,9 @@ class Bench:
         for prompt in self._prompts:
             send(hosts.control, self._engines["async"].address, prompt, 1, None)
         until(lambda: hosts.stored() == len(stored), "blocks of the prompts in the node")
-        kv = sum(stored.cached([*prompt, 0]) for prompt in self._prompts) / len(self._prompts) * 2 * _LAYERS * (_HIDDEN // 4) * 2 * 4
+        cached = statistics.mean(stored.cached([*prompt, 0]) for prompt in self._prompts)
         times = [self.load(load, _FAST, seed, at_once=False)["first_token"] for seed, load in enumerate(_LOADS, -len(_LOADS))]
-        return {"kv_bytes": kv, "compute": min(times)}
+        return {"cached_tokens": cached, "new_tokens": _NEW, "compute": min(times)}
 
     def load(self, load: str, bits: int, seed: int, at_once: bool) -> dict[str, Any]:
         """Serve all prompts at an engine with a storage NIC of a rate, each with new tokens at its end, one by one or at once.
@@ -153,9 +152,11 @@ class Bench:
             answers = list(pool.map(serve, prompts))
         took, received = time.perf_counter() - begin, engine.host.storage.received() - before
         found = check(answers, self._tokens(prompts, _OUTPUT))
+        if not found["right"]:
+            raise RuntimeError(f"no request was served within {PATIENCE} s")
         return {
             "completion": took,
-            "first_token": statistics.median(answer.first for answer in answers),
+            "first_token": statistics.median(answer.first for answer in answers if answer.right),
             "failed": len(answers) - found["right"],
             "bytes": received,
         }

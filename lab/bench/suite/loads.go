@@ -57,17 +57,20 @@ func (s *vllmSuite) loads(ctx context.Context) (err error) {
 	section := &loadsSuite{vllmSuite: &vllmSuite{suiteRun: newRun(s.World, loadsSection), opts: s.opts, driver: s.driver}}
 	s.Progress("starting vLLM with PenstockConnector and storing the prompts")
 	var started struct {
-		KVBytes float64 `json:"kv_bytes"`
-		Compute float64
+		CachedTokens float64 `json:"cached_tokens"`
+		NewTokens    int     `json:"new_tokens"`
+		Compute      float64
 	}
-	err = s.driver.Call(ctx, "start_loads", map[string]any{"agents": s.opts.Agents, "tokens": s.opts.PromptTokens}, &started)
+	err = s.driver.Call(ctx, "start_loads", map[string]any{
+		"agents": s.opts.Agents, "tokens": s.opts.PromptTokens, "hidden": modelHidden, "layers": modelLayers,
+	}, &started)
 	defer func() { err = errors.Join(err, s.driver.Call(context.WithoutCancel(ctx), "stop", struct{}{}, nil)) }()
 	if err != nil {
 		return err
 	}
-	section.kvBytes, section.compute = started.KVBytes, started.Compute
+	section.kvBytes, section.compute = started.CachedTokens*kvTokenBytes, started.Compute
 	section.setup("vLLM's servers with PenstockConnector on the CPU in network namespaces; a Llama model of random weights: hidden size %d, %d layers, float32, %d KiB of KV a token", modelHidden, modelLayers, kvTokenBytes>>10)
-	section.setup("%d requests: cached prompts of %d tokens at most, %.1f MiB of KV on average, and 256 new tokens each; every token of the output is compared with one vLLM's", s.opts.Agents, s.opts.PromptTokens, section.kvBytes/(1<<20))
+	section.setup("%d requests: cached prompts of %d tokens at most, %.1f MiB of KV on average, and %d new tokens each; every token of the output is compared with one vLLM's", s.opts.Agents, s.opts.PromptTokens, section.kvBytes/(1<<20), started.NewTokens)
 	section.setup("with a storage NIC of 10 Gbit/s the first token of a request came after %.0f ms, which stands for its computation", 1e3*section.compute)
 	defer func() { s.report.Sections = append(s.report.Sections, section.report) }()
 	for _, shape := range loadShapes {

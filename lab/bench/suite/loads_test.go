@@ -13,20 +13,21 @@ import (
 	"github.com/penstock-kv/penstock/python/engines"
 )
 
-// loadsDriver serves loads without an engine. A prompt has 1 MB of KV, and its computation takes
-// 0.1 s. Whole prompts take the sum of load and computation, layers the longer of both.
+// loadsDriver serves loads without an engine. A prompt has 1000 cached tokens of 16 KiB of KV, and
+// its computation takes 0.1 s. Whole prompts take the sum of load and computation, layers the longer
+// of both.
 const loadsDriver = `
 from harness import process
 
-received = 2e6
+received = 0
 
-def start_loads(agents, tokens):
+def start_loads(agents, tokens, hidden, layers):
     global received
-    received = 1e6 * agents if tokens > 128 else 1e6 * agents - 1
-    return {"kv_bytes": 1e6, "compute": 0.1}
+    received = 16384e3 * agents if tokens > 128 else 16384e3 * agents - 1
+    return {"cached_tokens": 1000, "new_tokens": 256, "compute": 0.1}
 
 def load(load, bits, seed, at_once):
-    carry = 8e6 / bits
+    carry = 8 * 16384e3 / bits
     first = {"async": carry + 0.1, "layers": max(carry, 0.1)}[load]
     return {"completion": 1 if at_once else 2, "first_token": first, "failed": 0, "bytes": received}
 
@@ -86,7 +87,7 @@ func TestLoadsFromTheEngine(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, r := range s.report.Sections[0].Results {
-		if len(r.NotRun) != 2 || !strings.Contains(r.NotRun[0].Why, "received 1999999 bytes, less than the 2000000 bytes") {
+		if len(r.NotRun) != 2 || !strings.Contains(r.NotRun[0].Why, "received 32767999 bytes, less than the 32768000 bytes") {
 			t.Errorf("%s: not run %+v", r.Name, r.NotRun)
 		}
 	}
