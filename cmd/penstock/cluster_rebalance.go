@@ -113,7 +113,7 @@ func (r rebalanced) words() string {
 	case len(r.Nodes) == 0:
 		return "the copies end"
 	case r.Done:
-		return "rebalanced: " + strings.Join(r.Nodes, ", ") + " have their sequences"
+		return "rebalanced to " + strings.Join(r.Nodes, ", ") + ": the nodes have their sequences"
 	}
 	return "sequences are copied to " + strings.Join(r.Nodes, ", ") + "; penstock cluster members shows the progress"
 }
