@@ -1126,7 +1126,10 @@ type MatchRequest struct {
 	OldestEpoch uint64 `protobuf:"varint,6,opt,name=oldest_epoch,json=oldestEpoch,proto3" json:"oldest_epoch,omitempty"`
 	// mix allows blocks of different epochs: each block has the newest epoch of the range that has
 	// the block. The answer sets epochs. A node of an older version answers with blocks of one epoch.
-	Mix           bool `protobuf:"varint,7,opt,name=mix,proto3" json:"mix,omitempty"`
+	Mix bool `protobuf:"varint,7,opt,name=mix,proto3" json:"mix,omitempty"`
+	// no_touch: the match is no use of the blocks and does not delay their eviction, because the client may read
+	// them from another node. A node of an older version ignores it.
+	NoTouch       bool `protobuf:"varint,8,opt,name=no_touch,json=noTouch,proto3" json:"no_touch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1206,6 +1209,13 @@ func (x *MatchRequest) GetOldestEpoch() uint64 {
 func (x *MatchRequest) GetMix() bool {
 	if x != nil {
 		return x.Mix
+	}
+	return false
+}
+
+func (x *MatchRequest) GetNoTouch() bool {
+	if x != nil {
+		return x.NoTouch
 	}
 	return false
 }
@@ -6964,6 +6974,7 @@ type ListMembersResponse struct {
 	Members []*Member              `protobuf:"bytes,1,rep,name=members,proto3" json:"members,omitempty"`
 	// removed are the names of the nodes that were removed from the cluster. Clients forget them at once.
 	Removed       []string `protobuf:"bytes,2,rep,name=removed,proto3" json:"removed,omitempty"`
+	LastFill      *FillEnd `protobuf:"bytes,3,opt,name=last_fill,json=lastFill,proto3" json:"last_fill,omitempty"` // unset if no order has ended
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7008,6 +7019,13 @@ func (x *ListMembersResponse) GetMembers() []*Member {
 func (x *ListMembersResponse) GetRemoved() []string {
 	if x != nil {
 		return x.Removed
+	}
+	return nil
+}
+
+func (x *ListMembersResponse) GetLastFill() *FillEnd {
+	if x != nil {
+		return x.LastFill
 	}
 	return nil
 }
@@ -7075,7 +7093,8 @@ func (x *FillMembersRequest) GetDryRun() bool {
 
 type FillMembersResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Fills         []*Fill                `protobuf:"bytes,1,rep,name=fills,proto3" json:"fills,omitempty"` // with dry_run
+	Fills         []*Fill                `protobuf:"bytes,1,rep,name=fills,proto3" json:"fills,omitempty"`        // with dry_run
+	Revision      int64                  `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"` // the etcd revision of the order; 0 from a node of an older version
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7117,6 +7136,74 @@ func (x *FillMembersResponse) GetFills() []*Fill {
 	return nil
 }
 
+func (x *FillMembersResponse) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+// FillEnd is the last end of an order of FillMembers.
+type FillEnd struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Revision      int64                  `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"` // the etcd revision of the end
+	Names         []string               `protobuf:"bytes,2,rep,name=names,proto3" json:"names,omitempty"`        // the nodes that were filled
+	Stopped       bool                   `protobuf:"varint,3,opt,name=stopped,proto3" json:"stopped,omitempty"`   // FillMembers without names ended the order before its copies were complete
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FillEnd) Reset() {
+	*x = FillEnd{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[95]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FillEnd) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FillEnd) ProtoMessage() {}
+
+func (x *FillEnd) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[95]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FillEnd.ProtoReflect.Descriptor instead.
+func (*FillEnd) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{95}
+}
+
+func (x *FillEnd) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *FillEnd) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+func (x *FillEnd) GetStopped() bool {
+	if x != nil {
+		return x.Stopped
+	}
+	return false
+}
+
 // Fill is the part of a node's blocks that it would copy to another node.
 type Fill struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -7129,7 +7216,7 @@ type Fill struct {
 
 func (x *Fill) Reset() {
 	*x = Fill{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[95]
+	mi := &file_penstockv1_penstock_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7141,7 +7228,7 @@ func (x *Fill) String() string {
 func (*Fill) ProtoMessage() {}
 
 func (x *Fill) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[95]
+	mi := &file_penstockv1_penstock_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7154,7 +7241,7 @@ func (x *Fill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fill.ProtoReflect.Descriptor instead.
 func (*Fill) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{95}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *Fill) GetName() string {
@@ -7190,7 +7277,7 @@ type RemoveMemberRequest struct {
 
 func (x *RemoveMemberRequest) Reset() {
 	*x = RemoveMemberRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[96]
+	mi := &file_penstockv1_penstock_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7202,7 +7289,7 @@ func (x *RemoveMemberRequest) String() string {
 func (*RemoveMemberRequest) ProtoMessage() {}
 
 func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[96]
+	mi := &file_penstockv1_penstock_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7215,7 +7302,7 @@ func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberRequest.ProtoReflect.Descriptor instead.
 func (*RemoveMemberRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{96}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *RemoveMemberRequest) GetName() string {
@@ -7260,7 +7347,7 @@ type RemoveMemberResponse struct {
 
 func (x *RemoveMemberResponse) Reset() {
 	*x = RemoveMemberResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[97]
+	mi := &file_penstockv1_penstock_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7272,7 +7359,7 @@ func (x *RemoveMemberResponse) String() string {
 func (*RemoveMemberResponse) ProtoMessage() {}
 
 func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[97]
+	mi := &file_penstockv1_penstock_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7285,7 +7372,7 @@ func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberResponse.ProtoReflect.Descriptor instead.
 func (*RemoveMemberResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{97}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *RemoveMemberResponse) GetUp() bool {
@@ -7395,7 +7482,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"localMatch\x12#\n" +
 	"\rstaging_bytes\x18\x13 \x01(\x03R\fstagingBytes\x12!\n" +
 	"\fexists_calls\x18\x14 \x01(\bR\vexistsCalls\x12\x18\n" +
-	"\acluster\x18\x15 \x01(\bR\acluster\"\xc8\x01\n" +
+	"\acluster\x18\x15 \x01(\bR\acluster\"\xe3\x01\n" +
 	"\fMatchRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
@@ -7404,7 +7491,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"leaseTtlMs\x12\x10\n" +
 	"\x03pin\x18\x05 \x01(\bR\x03pin\x12!\n" +
 	"\foldest_epoch\x18\x06 \x01(\x04R\voldestEpoch\x12\x10\n" +
-	"\x03mix\x18\a \x01(\bR\x03mix\"8\n" +
+	"\x03mix\x18\a \x01(\bR\x03mix\x12\x19\n" +
+	"\bno_touch\x18\b \x01(\bR\anoTouch\"8\n" +
 	"\bEpochRun\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x16\n" +
 	"\x06blocks\x18\x02 \x01(\rR\x06blocks\"\\\n" +
@@ -7886,16 +7974,22 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x06cancel\x18\x02 \x01(\bR\x06cancel\x12(\n" +
 	"\x10bytes_per_second\x18\x03 \x01(\x03R\x0ebytesPerSecond\"\x15\n" +
 	"\x13DrainMemberResponse\"\x14\n" +
-	"\x12ListMembersRequest\"^\n" +
+	"\x12ListMembersRequest\"\x91\x01\n" +
 	"\x13ListMembersResponse\x12-\n" +
 	"\amembers\x18\x01 \x03(\v2\x13.penstock.v1.MemberR\amembers\x12\x18\n" +
-	"\aremoved\x18\x02 \x03(\tR\aremoved\"m\n" +
+	"\aremoved\x18\x02 \x03(\tR\aremoved\x121\n" +
+	"\tlast_fill\x18\x03 \x01(\v2\x14.penstock.v1.FillEndR\blastFill\"m\n" +
 	"\x12FillMembersRequest\x12\x14\n" +
 	"\x05names\x18\x01 \x03(\tR\x05names\x12(\n" +
 	"\x10bytes_per_second\x18\x02 \x01(\x03R\x0ebytesPerSecond\x12\x17\n" +
-	"\adry_run\x18\x03 \x01(\bR\x06dryRun\">\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"Z\n" +
 	"\x13FillMembersResponse\x12'\n" +
-	"\x05fills\x18\x01 \x03(\v2\x11.penstock.v1.FillR\x05fills\"H\n" +
+	"\x05fills\x18\x01 \x03(\v2\x11.penstock.v1.FillR\x05fills\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\"U\n" +
+	"\aFillEnd\x12\x1a\n" +
+	"\brevision\x18\x01 \x01(\x03R\brevision\x12\x14\n" +
+	"\x05names\x18\x02 \x03(\tR\x05names\x12\x18\n" +
+	"\astopped\x18\x03 \x01(\bR\astopped\"H\n" +
 	"\x04Fill\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06blocks\x18\x02 \x01(\x03R\x06blocks\x12\x14\n" +
@@ -7990,7 +8084,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 98)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 99)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -8093,9 +8187,10 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*ListMembersResponse)(nil),     // 98: penstock.v1.ListMembersResponse
 	(*FillMembersRequest)(nil),      // 99: penstock.v1.FillMembersRequest
 	(*FillMembersResponse)(nil),     // 100: penstock.v1.FillMembersResponse
-	(*Fill)(nil),                    // 101: penstock.v1.Fill
-	(*RemoveMemberRequest)(nil),     // 102: penstock.v1.RemoveMemberRequest
-	(*RemoveMemberResponse)(nil),    // 103: penstock.v1.RemoveMemberResponse
+	(*FillEnd)(nil),                 // 101: penstock.v1.FillEnd
+	(*Fill)(nil),                    // 102: penstock.v1.Fill
+	(*RemoveMemberRequest)(nil),     // 103: penstock.v1.RemoveMemberRequest
+	(*RemoveMemberResponse)(nil),    // 104: penstock.v1.RemoveMemberResponse
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,   // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
@@ -8141,92 +8236,93 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	88,  // 40: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
 	94,  // 41: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
 	93,  // 42: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
-	101, // 43: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
-	11,  // 44: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	13,  // 45: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	18,  // 46: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	20,  // 47: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	24,  // 48: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	27,  // 49: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	29,  // 50: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	32,  // 51: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	36,  // 52: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	15,  // 53: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
-	38,  // 54: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	40,  // 55: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
-	42,  // 56: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
-	44,  // 57: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	47,  // 58: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	48,  // 59: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	49,  // 60: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	51,  // 61: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	53,  // 62: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	55,  // 63: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
-	57,  // 64: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	58,  // 65: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
-	59,  // 66: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	61,  // 67: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	66,  // 68: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	71,  // 69: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	73,  // 70: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	75,  // 71: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	63,  // 72: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	86,  // 73: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	77,  // 74: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
-	82,  // 75: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
-	84,  // 76: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
-	80,  // 77: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
-	89,  // 78: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
-	91,  // 79: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
-	97,  // 80: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
-	95,  // 81: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
-	99,  // 82: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
-	102, // 83: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
-	12,  // 84: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	17,  // 85: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	19,  // 86: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	21,  // 87: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	26,  // 88: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	28,  // 89: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	30,  // 90: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	33,  // 91: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	37,  // 92: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	16,  // 93: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
-	39,  // 94: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	41,  // 95: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
-	43,  // 96: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
-	46,  // 97: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	8,   // 98: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	8,   // 99: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	50,  // 100: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	52,  // 101: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	54,  // 102: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	56,  // 103: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
-	8,   // 104: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	8,   // 105: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
-	60,  // 106: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	62,  // 107: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	68,  // 108: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	72,  // 109: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	74,  // 110: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	76,  // 111: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	64,  // 112: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	87,  // 113: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	78,  // 114: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
-	83,  // 115: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
-	85,  // 116: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
-	81,  // 117: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
-	90,  // 118: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
-	92,  // 119: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
-	98,  // 120: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
-	96,  // 121: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
-	100, // 122: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
-	103, // 123: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
-	84,  // [84:124] is the sub-list for method output_type
-	44,  // [44:84] is the sub-list for method input_type
-	44,  // [44:44] is the sub-list for extension type_name
-	44,  // [44:44] is the sub-list for extension extendee
-	0,   // [0:44] is the sub-list for field type_name
+	101, // 43: penstock.v1.ListMembersResponse.last_fill:type_name -> penstock.v1.FillEnd
+	102, // 44: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
+	11,  // 45: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	13,  // 46: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	18,  // 47: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	20,  // 48: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	24,  // 49: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	27,  // 50: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	29,  // 51: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	32,  // 52: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	36,  // 53: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	15,  // 54: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
+	38,  // 55: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	40,  // 56: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
+	42,  // 57: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
+	44,  // 58: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	47,  // 59: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	48,  // 60: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	49,  // 61: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	51,  // 62: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	53,  // 63: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	55,  // 64: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
+	57,  // 65: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	58,  // 66: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
+	59,  // 67: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	61,  // 68: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	66,  // 69: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	71,  // 70: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	73,  // 71: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	75,  // 72: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	63,  // 73: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	86,  // 74: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	77,  // 75: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
+	82,  // 76: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
+	84,  // 77: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
+	80,  // 78: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
+	89,  // 79: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
+	91,  // 80: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
+	97,  // 81: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
+	95,  // 82: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
+	99,  // 83: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
+	103, // 84: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
+	12,  // 85: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	17,  // 86: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	19,  // 87: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	21,  // 88: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	26,  // 89: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	28,  // 90: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	30,  // 91: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	33,  // 92: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	37,  // 93: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	16,  // 94: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
+	39,  // 95: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	41,  // 96: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
+	43,  // 97: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
+	46,  // 98: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	8,   // 99: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	8,   // 100: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	50,  // 101: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	52,  // 102: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	54,  // 103: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	56,  // 104: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
+	8,   // 105: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	8,   // 106: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
+	60,  // 107: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	62,  // 108: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	68,  // 109: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	72,  // 110: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	74,  // 111: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	76,  // 112: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	64,  // 113: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	87,  // 114: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	78,  // 115: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
+	83,  // 116: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
+	85,  // 117: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
+	81,  // 118: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
+	90,  // 119: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
+	92,  // 120: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
+	98,  // 121: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
+	96,  // 122: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
+	100, // 123: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
+	104, // 124: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
+	85,  // [85:125] is the sub-list for method output_type
+	45,  // [45:85] is the sub-list for method input_type
+	45,  // [45:45] is the sub-list for extension type_name
+	45,  // [45:45] is the sub-list for extension extendee
+	0,   // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -8240,7 +8336,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   98,
+			NumMessages:   99,
 			NumExtensions: 0,
 			NumServices:   2,
 		},
