@@ -1126,7 +1126,10 @@ type MatchRequest struct {
 	OldestEpoch uint64 `protobuf:"varint,6,opt,name=oldest_epoch,json=oldestEpoch,proto3" json:"oldest_epoch,omitempty"`
 	// mix allows blocks of different epochs: each block has the newest epoch of the range that has
 	// the block. The answer sets epochs. A node of an older version answers with blocks of one epoch.
-	Mix           bool `protobuf:"varint,7,opt,name=mix,proto3" json:"mix,omitempty"`
+	Mix bool `protobuf:"varint,7,opt,name=mix,proto3" json:"mix,omitempty"`
+	// no_touch: the match is no use of the blocks and does not delay their eviction, because the client may read
+	// them from another node. A node of an older version ignores it.
+	NoTouch       bool `protobuf:"varint,8,opt,name=no_touch,json=noTouch,proto3" json:"no_touch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1206,6 +1209,13 @@ func (x *MatchRequest) GetOldestEpoch() uint64 {
 func (x *MatchRequest) GetMix() bool {
 	if x != nil {
 		return x.Mix
+	}
+	return false
+}
+
+func (x *MatchRequest) GetNoTouch() bool {
+	if x != nil {
+		return x.NoTouch
 	}
 	return false
 }
@@ -3488,7 +3498,12 @@ func (x *GetNamespaceRequest) GetName() string {
 }
 
 type ListNamespacesRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// after is next of the previous response; empty: the first page.
+	After string `protobuf:"bytes,1,opt,name=after,proto3" json:"after,omitempty"`
+	// The maximum number of namespaces in the response; 0: all. All namespaces of a large cluster exceed
+	// the maximum size of a message.
+	Limit         uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3523,9 +3538,25 @@ func (*ListNamespacesRequest) Descriptor() ([]byte, []int) {
 	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{43}
 }
 
+func (x *ListNamespacesRequest) GetAfter() string {
+	if x != nil {
+		return x.After
+	}
+	return ""
+}
+
+func (x *ListNamespacesRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
 type ListNamespacesResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Namespaces    []*Namespace           `protobuf:"bytes,1,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Namespaces []*Namespace           `protobuf:"bytes,1,rep,name=namespaces,proto3" json:"namespaces,omitempty"` // sorted by name
+	// The last name of the page, if more namespaces follow. A node that ignores limit returns all.
+	Next          string `protobuf:"bytes,2,opt,name=next,proto3" json:"next,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3565,6 +3596,13 @@ func (x *ListNamespacesResponse) GetNamespaces() []*Namespace {
 		return x.Namespaces
 	}
 	return nil
+}
+
+func (x *ListNamespacesResponse) GetNext() string {
+	if x != nil {
+		return x.Next
+	}
+	return ""
 }
 
 type DeleteNamespaceRequest struct {
@@ -7005,6 +7043,7 @@ type ListMembersResponse struct {
 	Members []*Member              `protobuf:"bytes,1,rep,name=members,proto3" json:"members,omitempty"`
 	// removed are the names of the nodes that were removed from the cluster. Clients forget them at once.
 	Removed       []string `protobuf:"bytes,2,rep,name=removed,proto3" json:"removed,omitempty"`
+	LastFill      *FillEnd `protobuf:"bytes,3,opt,name=last_fill,json=lastFill,proto3" json:"last_fill,omitempty"` // unset if no order has ended
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7049,6 +7088,13 @@ func (x *ListMembersResponse) GetMembers() []*Member {
 func (x *ListMembersResponse) GetRemoved() []string {
 	if x != nil {
 		return x.Removed
+	}
+	return nil
+}
+
+func (x *ListMembersResponse) GetLastFill() *FillEnd {
+	if x != nil {
+		return x.LastFill
 	}
 	return nil
 }
@@ -7116,7 +7162,8 @@ func (x *FillMembersRequest) GetDryRun() bool {
 
 type FillMembersResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Fills         []*Fill                `protobuf:"bytes,1,rep,name=fills,proto3" json:"fills,omitempty"` // with dry_run
+	Fills         []*Fill                `protobuf:"bytes,1,rep,name=fills,proto3" json:"fills,omitempty"`        // with dry_run
+	Revision      int64                  `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"` // the etcd revision of the order; 0 from a node of an older version
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7158,6 +7205,74 @@ func (x *FillMembersResponse) GetFills() []*Fill {
 	return nil
 }
 
+func (x *FillMembersResponse) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+// FillEnd is the last end of an order of FillMembers.
+type FillEnd struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Revision      int64                  `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"` // the etcd revision of the end
+	Names         []string               `protobuf:"bytes,2,rep,name=names,proto3" json:"names,omitempty"`        // the nodes that were filled
+	Stopped       bool                   `protobuf:"varint,3,opt,name=stopped,proto3" json:"stopped,omitempty"`   // FillMembers without names ended the order before its copies were complete
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FillEnd) Reset() {
+	*x = FillEnd{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[96]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FillEnd) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FillEnd) ProtoMessage() {}
+
+func (x *FillEnd) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[96]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FillEnd.ProtoReflect.Descriptor instead.
+func (*FillEnd) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{96}
+}
+
+func (x *FillEnd) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *FillEnd) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+func (x *FillEnd) GetStopped() bool {
+	if x != nil {
+		return x.Stopped
+	}
+	return false
+}
+
 // Fill is the part of a node's blocks that it would copy to another node.
 type Fill struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -7170,7 +7285,7 @@ type Fill struct {
 
 func (x *Fill) Reset() {
 	*x = Fill{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[96]
+	mi := &file_penstockv1_penstock_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7182,7 +7297,7 @@ func (x *Fill) String() string {
 func (*Fill) ProtoMessage() {}
 
 func (x *Fill) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[96]
+	mi := &file_penstockv1_penstock_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7195,7 +7310,7 @@ func (x *Fill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fill.ProtoReflect.Descriptor instead.
 func (*Fill) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{96}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *Fill) GetName() string {
@@ -7231,7 +7346,7 @@ type RemoveMemberRequest struct {
 
 func (x *RemoveMemberRequest) Reset() {
 	*x = RemoveMemberRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[97]
+	mi := &file_penstockv1_penstock_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7243,7 +7358,7 @@ func (x *RemoveMemberRequest) String() string {
 func (*RemoveMemberRequest) ProtoMessage() {}
 
 func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[97]
+	mi := &file_penstockv1_penstock_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7256,7 +7371,7 @@ func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberRequest.ProtoReflect.Descriptor instead.
 func (*RemoveMemberRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{97}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *RemoveMemberRequest) GetName() string {
@@ -7301,7 +7416,7 @@ type RemoveMemberResponse struct {
 
 func (x *RemoveMemberResponse) Reset() {
 	*x = RemoveMemberResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[98]
+	mi := &file_penstockv1_penstock_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7313,7 +7428,7 @@ func (x *RemoveMemberResponse) String() string {
 func (*RemoveMemberResponse) ProtoMessage() {}
 
 func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[98]
+	mi := &file_penstockv1_penstock_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7326,7 +7441,7 @@ func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberResponse.ProtoReflect.Descriptor instead.
 func (*RemoveMemberResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{98}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *RemoveMemberResponse) GetUp() bool {
@@ -7365,7 +7480,7 @@ type GetRolesRequest struct {
 
 func (x *GetRolesRequest) Reset() {
 	*x = GetRolesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[99]
+	mi := &file_penstockv1_penstock_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7377,7 +7492,7 @@ func (x *GetRolesRequest) String() string {
 func (*GetRolesRequest) ProtoMessage() {}
 
 func (x *GetRolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[99]
+	mi := &file_penstockv1_penstock_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7390,7 +7505,7 @@ func (x *GetRolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRolesRequest.ProtoReflect.Descriptor instead.
 func (*GetRolesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{99}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{100}
 }
 
 type GetRolesResponse struct {
@@ -7403,7 +7518,7 @@ type GetRolesResponse struct {
 
 func (x *GetRolesResponse) Reset() {
 	*x = GetRolesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[100]
+	mi := &file_penstockv1_penstock_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7415,7 +7530,7 @@ func (x *GetRolesResponse) String() string {
 func (*GetRolesResponse) ProtoMessage() {}
 
 func (x *GetRolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[100]
+	mi := &file_penstockv1_penstock_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7428,7 +7543,7 @@ func (x *GetRolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRolesResponse.ProtoReflect.Descriptor instead.
 func (*GetRolesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{100}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *GetRolesResponse) GetDocument() []byte {
@@ -7456,7 +7571,7 @@ type SetRolesRequest struct {
 
 func (x *SetRolesRequest) Reset() {
 	*x = SetRolesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[101]
+	mi := &file_penstockv1_penstock_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7468,7 +7583,7 @@ func (x *SetRolesRequest) String() string {
 func (*SetRolesRequest) ProtoMessage() {}
 
 func (x *SetRolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[101]
+	mi := &file_penstockv1_penstock_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7481,7 +7596,7 @@ func (x *SetRolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRolesRequest.ProtoReflect.Descriptor instead.
 func (*SetRolesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{101}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *SetRolesRequest) GetDocument() []byte {
@@ -7515,7 +7630,7 @@ type SetRolesResponse struct {
 
 func (x *SetRolesResponse) Reset() {
 	*x = SetRolesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[102]
+	mi := &file_penstockv1_penstock_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7527,7 +7642,7 @@ func (x *SetRolesResponse) String() string {
 func (*SetRolesResponse) ProtoMessage() {}
 
 func (x *SetRolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[102]
+	mi := &file_penstockv1_penstock_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7540,7 +7655,7 @@ func (x *SetRolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRolesResponse.ProtoReflect.Descriptor instead.
 func (*SetRolesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{102}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *SetRolesResponse) GetChanges() []string {
@@ -7636,7 +7751,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"localMatch\x12#\n" +
 	"\rstaging_bytes\x18\x13 \x01(\x03R\fstagingBytes\x12!\n" +
 	"\fexists_calls\x18\x14 \x01(\bR\vexistsCalls\x12\x18\n" +
-	"\acluster\x18\x15 \x01(\bR\acluster\"\xc8\x01\n" +
+	"\acluster\x18\x15 \x01(\bR\acluster\"\xe3\x01\n" +
 	"\fMatchRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
@@ -7645,7 +7760,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"leaseTtlMs\x12\x10\n" +
 	"\x03pin\x18\x05 \x01(\bR\x03pin\x12!\n" +
 	"\foldest_epoch\x18\x06 \x01(\x04R\voldestEpoch\x12\x10\n" +
-	"\x03mix\x18\a \x01(\bR\x03mix\"8\n" +
+	"\x03mix\x18\a \x01(\bR\x03mix\x12\x19\n" +
+	"\bno_touch\x18\b \x01(\bR\anoTouch\"8\n" +
 	"\bEpochRun\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x16\n" +
 	"\x06blocks\x18\x02 \x01(\rR\x06blocks\"\\\n" +
@@ -7834,12 +7950,15 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x16CreateNamespaceRequest\x124\n" +
 	"\tnamespace\x18\x01 \x01(\v2\x16.penstock.v1.NamespaceR\tnamespace\")\n" +
 	"\x13GetNamespaceRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"\x17\n" +
-	"\x15ListNamespacesRequest\"P\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"C\n" +
+	"\x15ListNamespacesRequest\x12\x14\n" +
+	"\x05after\x18\x01 \x01(\tR\x05after\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\"d\n" +
 	"\x16ListNamespacesResponse\x126\n" +
 	"\n" +
 	"namespaces\x18\x01 \x03(\v2\x16.penstock.v1.NamespaceR\n" +
-	"namespaces\"E\n" +
+	"namespaces\x12\x12\n" +
+	"\x04next\x18\x02 \x01(\tR\x04next\"E\n" +
 	"\x16DeleteNamespaceRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x17\n" +
 	"\adry_run\x18\x02 \x01(\bR\x06dryRun\"G\n" +
@@ -8131,16 +8250,22 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x06cancel\x18\x02 \x01(\bR\x06cancel\x12(\n" +
 	"\x10bytes_per_second\x18\x03 \x01(\x03R\x0ebytesPerSecond\"\x15\n" +
 	"\x13DrainMemberResponse\"\x14\n" +
-	"\x12ListMembersRequest\"^\n" +
+	"\x12ListMembersRequest\"\x91\x01\n" +
 	"\x13ListMembersResponse\x12-\n" +
 	"\amembers\x18\x01 \x03(\v2\x13.penstock.v1.MemberR\amembers\x12\x18\n" +
-	"\aremoved\x18\x02 \x03(\tR\aremoved\"m\n" +
+	"\aremoved\x18\x02 \x03(\tR\aremoved\x121\n" +
+	"\tlast_fill\x18\x03 \x01(\v2\x14.penstock.v1.FillEndR\blastFill\"m\n" +
 	"\x12FillMembersRequest\x12\x14\n" +
 	"\x05names\x18\x01 \x03(\tR\x05names\x12(\n" +
 	"\x10bytes_per_second\x18\x02 \x01(\x03R\x0ebytesPerSecond\x12\x17\n" +
-	"\adry_run\x18\x03 \x01(\bR\x06dryRun\">\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"Z\n" +
 	"\x13FillMembersResponse\x12'\n" +
-	"\x05fills\x18\x01 \x03(\v2\x11.penstock.v1.FillR\x05fills\"H\n" +
+	"\x05fills\x18\x01 \x03(\v2\x11.penstock.v1.FillR\x05fills\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\"U\n" +
+	"\aFillEnd\x12\x1a\n" +
+	"\brevision\x18\x01 \x01(\x03R\brevision\x12\x14\n" +
+	"\x05names\x18\x02 \x03(\tR\x05names\x12\x18\n" +
+	"\astopped\x18\x03 \x01(\bR\astopped\"H\n" +
 	"\x04Fill\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06blocks\x18\x02 \x01(\x03R\x06blocks\x12\x14\n" +
@@ -8248,7 +8373,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 103)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 104)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -8352,13 +8477,14 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*ListMembersResponse)(nil),     // 99: penstock.v1.ListMembersResponse
 	(*FillMembersRequest)(nil),      // 100: penstock.v1.FillMembersRequest
 	(*FillMembersResponse)(nil),     // 101: penstock.v1.FillMembersResponse
-	(*Fill)(nil),                    // 102: penstock.v1.Fill
-	(*RemoveMemberRequest)(nil),     // 103: penstock.v1.RemoveMemberRequest
-	(*RemoveMemberResponse)(nil),    // 104: penstock.v1.RemoveMemberResponse
-	(*GetRolesRequest)(nil),         // 105: penstock.v1.GetRolesRequest
-	(*GetRolesResponse)(nil),        // 106: penstock.v1.GetRolesResponse
-	(*SetRolesRequest)(nil),         // 107: penstock.v1.SetRolesRequest
-	(*SetRolesResponse)(nil),        // 108: penstock.v1.SetRolesResponse
+	(*FillEnd)(nil),                 // 102: penstock.v1.FillEnd
+	(*Fill)(nil),                    // 103: penstock.v1.Fill
+	(*RemoveMemberRequest)(nil),     // 104: penstock.v1.RemoveMemberRequest
+	(*RemoveMemberResponse)(nil),    // 105: penstock.v1.RemoveMemberResponse
+	(*GetRolesRequest)(nil),         // 106: penstock.v1.GetRolesRequest
+	(*GetRolesResponse)(nil),        // 107: penstock.v1.GetRolesResponse
+	(*SetRolesRequest)(nil),         // 108: penstock.v1.SetRolesRequest
+	(*SetRolesResponse)(nil),        // 109: penstock.v1.SetRolesResponse
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,   // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
@@ -8405,96 +8531,97 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	89,  // 41: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
 	95,  // 42: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
 	94,  // 43: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
-	102, // 44: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
-	11,  // 45: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	13,  // 46: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	18,  // 47: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	20,  // 48: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	24,  // 49: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	27,  // 50: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	29,  // 51: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	32,  // 52: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	36,  // 53: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	15,  // 54: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
-	38,  // 55: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	40,  // 56: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
-	42,  // 57: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
-	44,  // 58: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	47,  // 59: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	48,  // 60: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	49,  // 61: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	51,  // 62: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	53,  // 63: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	55,  // 64: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
-	57,  // 65: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	58,  // 66: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
-	59,  // 67: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	61,  // 68: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	66,  // 69: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	72,  // 70: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	74,  // 71: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	76,  // 72: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	63,  // 73: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	87,  // 74: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	78,  // 75: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
-	83,  // 76: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
-	85,  // 77: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
-	81,  // 78: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
-	90,  // 79: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
-	92,  // 80: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
-	98,  // 81: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
-	96,  // 82: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
-	100, // 83: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
-	103, // 84: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
-	105, // 85: penstock.v1.Admin.GetRoles:input_type -> penstock.v1.GetRolesRequest
-	107, // 86: penstock.v1.Admin.SetRoles:input_type -> penstock.v1.SetRolesRequest
-	12,  // 87: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	17,  // 88: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	19,  // 89: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	21,  // 90: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	26,  // 91: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	28,  // 92: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	30,  // 93: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	33,  // 94: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	37,  // 95: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	16,  // 96: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
-	39,  // 97: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	41,  // 98: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
-	43,  // 99: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
-	46,  // 100: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	8,   // 101: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	8,   // 102: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	50,  // 103: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	52,  // 104: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	54,  // 105: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	56,  // 106: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
-	8,   // 107: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	8,   // 108: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
-	60,  // 109: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	62,  // 110: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	68,  // 111: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	73,  // 112: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	75,  // 113: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	77,  // 114: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	64,  // 115: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	88,  // 116: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	79,  // 117: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
-	84,  // 118: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
-	86,  // 119: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
-	82,  // 120: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
-	91,  // 121: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
-	93,  // 122: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
-	99,  // 123: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
-	97,  // 124: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
-	101, // 125: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
-	104, // 126: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
-	106, // 127: penstock.v1.Admin.GetRoles:output_type -> penstock.v1.GetRolesResponse
-	108, // 128: penstock.v1.Admin.SetRoles:output_type -> penstock.v1.SetRolesResponse
-	87,  // [87:129] is the sub-list for method output_type
-	45,  // [45:87] is the sub-list for method input_type
-	45,  // [45:45] is the sub-list for extension type_name
-	45,  // [45:45] is the sub-list for extension extendee
-	0,   // [0:45] is the sub-list for field type_name
+	102, // 44: penstock.v1.ListMembersResponse.last_fill:type_name -> penstock.v1.FillEnd
+	103, // 45: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
+	11,  // 46: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	13,  // 47: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	18,  // 48: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	20,  // 49: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	24,  // 50: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	27,  // 51: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	29,  // 52: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	32,  // 53: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	36,  // 54: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	15,  // 55: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
+	38,  // 56: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	40,  // 57: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
+	42,  // 58: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
+	44,  // 59: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	47,  // 60: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	48,  // 61: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	49,  // 62: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	51,  // 63: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	53,  // 64: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	55,  // 65: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
+	57,  // 66: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	58,  // 67: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
+	59,  // 68: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	61,  // 69: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	66,  // 70: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	72,  // 71: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	74,  // 72: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	76,  // 73: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	63,  // 74: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	87,  // 75: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	78,  // 76: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
+	83,  // 77: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
+	85,  // 78: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
+	81,  // 79: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
+	90,  // 80: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
+	92,  // 81: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
+	98,  // 82: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
+	96,  // 83: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
+	100, // 84: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
+	104, // 85: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
+	106, // 86: penstock.v1.Admin.GetRoles:input_type -> penstock.v1.GetRolesRequest
+	108, // 87: penstock.v1.Admin.SetRoles:input_type -> penstock.v1.SetRolesRequest
+	12,  // 88: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	17,  // 89: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	19,  // 90: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	21,  // 91: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	26,  // 92: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	28,  // 93: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	30,  // 94: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	33,  // 95: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	37,  // 96: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	16,  // 97: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
+	39,  // 98: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	41,  // 99: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
+	43,  // 100: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
+	46,  // 101: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	8,   // 102: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	8,   // 103: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	50,  // 104: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	52,  // 105: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	54,  // 106: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	56,  // 107: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
+	8,   // 108: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	8,   // 109: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
+	60,  // 110: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	62,  // 111: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	68,  // 112: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	73,  // 113: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	75,  // 114: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	77,  // 115: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	64,  // 116: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	88,  // 117: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	79,  // 118: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
+	84,  // 119: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
+	86,  // 120: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
+	82,  // 121: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
+	91,  // 122: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
+	93,  // 123: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
+	99,  // 124: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
+	97,  // 125: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
+	101, // 126: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
+	105, // 127: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
+	107, // 128: penstock.v1.Admin.GetRoles:output_type -> penstock.v1.GetRolesResponse
+	109, // 129: penstock.v1.Admin.SetRoles:output_type -> penstock.v1.SetRolesResponse
+	88,  // [88:130] is the sub-list for method output_type
+	46,  // [46:88] is the sub-list for method input_type
+	46,  // [46:46] is the sub-list for extension type_name
+	46,  // [46:46] is the sub-list for extension extendee
+	0,   // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -8508,7 +8635,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   103,
+			NumMessages:   104,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -12,6 +12,7 @@
 //	PREFIX/stores/ID/claim   the store's own node waits for it; under a lease of that node
 //	PREFIX/drains/NAME       a Drain, while a member is to be drained; admin calls on any node write it
 //	PREFIX/fills/NAME        a fillRecord, while a member that has joined gets its sequences; admin calls write it
+//	PREFIX/fill-end          a fillEndRecord, written at the end of an order of PREFIX/fills
 //	PREFIX/nodes/STORE       the last Member of a node, under no lease, by Member.Store
 //	PREFIX/removed/STORE     the volumes were removed from the cluster; admin calls on any node write it
 //	auth.roles_etcd          the roles document, the text of a roles file; it need not be under PREFIX
