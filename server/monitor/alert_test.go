@@ -154,7 +154,7 @@ func cases() map[string]alertCases {
 			append(quietAt("7m", "penstock_config_last_reload_successful{"+node+"}", "1x30"), quietAt("3m", "penstock_config_last_reload_successful{"+node+"}", "1 0x30")...),
 		},
 		"PenstockRolesInvalid": {
-			situation{[]series{{"penstock_config_roles_valid{" + node + "}", "1 0x30"}}, "4m", onNode, "n1 does not use the roles document that etcd has."},
+			situation{[]series{{"penstock_config_roles_valid{" + node + "}", "1 0x30"}}, "3m", onNode, "n1 does not use the roles document that etcd has."},
 			append(quietAt("5m", "penstock_config_roles_valid{"+node+"}", "1x30"), quietAt("1m", "penstock_config_roles_valid{"+node+"}", "1 0x30")...),
 		},
 		"PenstockNoLease": {
