@@ -236,6 +236,8 @@ func (h *host) rows(t *testing.T, ids []byte, digest []byte) []row {
 		h.unary(pb.Admin_RemoveVolume_FullMethodName, "", fixed(&pb.RemoveVolumeRequest{Volume: "0", DryRun: true})),
 		h.unary(pb.Admin_DiffConfig_FullMethodName, "", fixed(&pb.DiffConfigRequest{})),
 		h.unary(pb.Admin_ReloadConfig_FullMethodName, "", fixed(&pb.ReloadConfigRequest{})),
+		h.unary(pb.Admin_GetRoles_FullMethodName, "", fixed(&pb.GetRolesRequest{})),
+		h.unary(pb.Admin_SetRoles_FullMethodName, "", fixed(&pb.SetRolesRequest{})),
 	}
 }
 

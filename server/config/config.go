@@ -68,6 +68,7 @@ func (c *Config) Encrypted() bool { return c.Auth.TLSCert != "" && c.DataPlane.T
 type Auth struct {
 	TokenFile string `yaml:"token_file" doc:"file with the bearer tokens, one a line, one of which every call must carry; every caller may do everything" reload:"live"`
 	RolesFile string `yaml:"roles_file" doc:"file with the principals, by the SHA-256 of their bearer tokens or the subjects of their certificates, and their roles on namespaces (docs/access.md); replaces auth.token_file" reload:"live"`
+	RolesEtcd string `yaml:"roles_etcd" doc:"key in etcd (cluster.etcd) that has the content of a roles file, e.g. /penstock/roles: all nodes and planners with the same key follow it (penstock cluster roles); it replaces auth.roles_file. Without a valid document every call is refused" restart:"the process follows the key from its start"`
 	TLSCert   string `yaml:"tls_cert" doc:"certificate (PEM) of the listener and, unless data_plane.tls is off, of the data plane" reload:"live" toggle:"a listener that is open cannot change between plain text and TLS"`
 	TLSKey    string `yaml:"tls_key" doc:"private key (PEM) of auth.tls_cert" reload:"live" toggle:"a listener that is open cannot change between plain text and TLS"`
 	ClientCA  string `yaml:"client_ca" doc:"CA (PEM) that client certificates must be signed by: mutual TLS" reload:"live"`
@@ -319,6 +320,7 @@ func (c *Config) Validate() error {
 	}
 	within("cluster.adopt_arena", c.Cluster.AdoptArena, 8<<20, 1<<40)
 	c.Auth.check(bad)
+	c.Auth.checkRolesEtcd(bad, c.Cluster)
 	if !c.Insecure {
 		c.Auth.checkExposure(bad, c.exposed())
 	}

@@ -375,7 +375,7 @@ exit 2
 penstock: invalid argument "lots" for "--capacity" flag: "lots" is not a size; write it like 512MiB, 2TiB or 4096
 Run 'penstock serve --help' for usage.
 exit 2
-penstock: config: listen: 0.0.0.0:0 is reachable from other machines and none of auth.token_file, auth.client_ca and (nodes and planners) auth.roles_file is set; set one, or say --insecure: bad configuration
+penstock: config: listen: 0.0.0.0:0 is reachable from other machines and none of auth.token_file, auth.client_ca and (nodes and planners) auth.roles_file or auth.roles_etcd is set; set one, or say --insecure: bad configuration
 Run 'penstock serve --help' for usage.
 exit 2
 penstock: config: io: "aio" is not one of [auto uring posix usrbio]: bad configuration
