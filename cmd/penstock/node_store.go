@@ -42,6 +42,9 @@ func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstor
 		n.present = append(n.present, dirs[i])
 		n.volumes = append(n.volumes, server.Volume{Device: d.Device, Reason: d.reason})
 	}
+	if err := n.checkShared(); err != nil {
+		return nil, nil, errors.Join(err, closeDevices(devices))
+	}
 	if n.share, err = splitCapacity(n.cfg, devices); err != nil {
 		return nil, nil, errors.Join(err, closeDevices(devices))
 	}
