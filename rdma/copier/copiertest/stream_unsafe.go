@@ -82,14 +82,13 @@ func NewStream(t testing.TB, driver string) *Stream {
 // Handle is the driver's handle of the stream.
 func (s *Stream) Handle() uint64 { return uint64(uintptr(s.engine.stream)) }
 
-// Gate makes the stream wait until open is called. open may be called twice.
+// Gate makes the stream wait until open is called, at the latest at the end of the test. open may be
+// called twice.
 func (s *Stream) Gate(t testing.TB) (open func()) {
-	gate := (*C.int)(C.calloc(1, C.sizeof_int))
+	gate := (*C.int)(C.calloc(1, C.sizeof_int)) // not freed: a thread of the driver may be reading it
 	open = sync.OnceFunc(func() { C.engine_pass(s.engine, gate) })
-	t.Cleanup(func() {
-		open()
-		C.free(unsafe.Pointer(gate))
-	})
+	t.Cleanup(open)
+	C.engine_gate(s.engine, gate)
 	return open
 }
 
