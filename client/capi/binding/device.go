@@ -173,6 +173,33 @@ func (s *Store) RegisterDevice(o DeviceOptions, addr, n uint64) (Handle, error) 
 	return s.addMemory(m)
 }
 
+// CopyDevice copies n bytes between device memory at address and host memory, and waits for the copy.
+func CopyDevice(open func() (copier.DeviceCopier, error), address, host, n uint64, toDevice bool) (err error) {
+	for _, at := range []uint64{address, host} {
+		if err := checkMemory(at, n); err != nil {
+			return err
+		}
+	}
+	c, err := open()
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	device, err := c.Import(address, n)
+	if err != nil {
+		return err
+	}
+	pinned, err := c.Register(bytesAt(host, n), rdma.RegisterOptions{})
+	if err != nil {
+		return err
+	}
+	b := copier.Batch{Src: device, Dst: pinned, Spans: []copier.Span{{Len: n}}}
+	if toDevice {
+		b.Src, b.Dst = pinned, device
+	}
+	return copier.Copy(context.Background(), c, b)
+}
+
 // span is a part of a piece in device memory.
 type span struct {
 	memory *Memory

@@ -51,6 +51,10 @@ _PARALLEL = 2
 the first layers end first."""
 
 
+_STAGING, _SLOTS = 256 << 20, 16
+"""Pinned host memory of a store for KV on a CUDA device: this number of bytes, or this number of blocks if that is more."""
+
+
 @dataclass
 class _Open:
     store: Store
@@ -98,13 +102,14 @@ class Worker:
         if self._options.load == "layers":
             self._parts = layout.parts(self._options.layers_per_read)
             self._part_of = {layer.name: part for part in self._parts for layer in part.layers}
+        staging = max(_STAGING, _SLOTS * layout.block_bytes)
         definition = self.definition = define(self._options, layout, facts, rank, ranks)
 
         def open_one(**options: int) -> tuple[Store, Namespace]:
             store = self._options.open(any_memory=False, **options)
             try:
                 for address, length, keep in layout.memory:
-                    store.register_address(address, length, keep=keep)
+                    store.register_address(address, length, keep=keep, cuda=layout.cuda, staging_bytes=staging)
                 return store, open_namespace(store, definition)
             except BaseException:
                 store.close()
