@@ -73,7 +73,8 @@ class Worker:
     wait_for_layer and end_loads wait too, until the time limit of the loads.
 
     The memory of a load belongs to the job until the job is complete: after the time limit, the library ends the job, and
-    reports its end when nothing writes to the memory.
+    reports its end when nothing writes to the memory. On a CUDA device a transfer begins when the work is done that the engine's
+    stream has at its submission: the device waits for that, and no thread of the engine.
     """
 
     def __init__(self, options: Options, counters: _adapter.Counters) -> None:
