@@ -154,7 +154,9 @@ refused(penstock.UnregisteredError, "not registered", lambda: ns.put(["a"], [pag
 store.register(Tensor(device.address, device.size), staging_bytes=1 << 25)
 refused(penstock.InvalidError, "torch is not imported", lambda: ns.put(["a"], [page(0)]))
 refused(penstock.InvalidError, "for values on a CUDA device", lambda: ns.put(["a"], [bytes(n)], stream=0))
-refused(penstock.InvalidError, "all on one device", lambda: ns.put(["a", "b"], [page(0), bytearray(n)], stream=0))
+host = bytearray(n)
+with store.register(host):
+    refused(penstock.InvalidError, "all on one device", lambda: ns.put(["a", "b"], [page(0), host], stream=0))
 
 computed.memory[:n] = bytes(i % 251 for i in range(n))
 stream.close_gate()
@@ -193,8 +195,8 @@ _worker.read_layout = lambda tensors, config: layout
 def at(layer, block): return slice((layer * BLOCKS + block) * PAGE, (layer * BLOCKS + block + 1) * PAGE)
 
 for load in ("async", "layers"):
-    worker = _worker.Worker(Options(servers=NODE, load=load, layers_per_read=2, namespace=load, connect_timeout=60, load_timeout=60, save_timeout=60),
-                            _adapter.Counters(load))
+    limits = {"connect_timeout": 60, "load_timeout": 60, "save_timeout": 60}
+    worker = _worker.Worker(Options(servers=NODE, load=load, layers_per_read=2, namespace=load, **limits), _adapter.Counters(load))
     worker.register({}, None, {"model": "m"}, 0, 1)
     epoch = worker._link.value.ns.epoch
     ids = bytes(range(1, 1 + 5 * _adapter.Chain.SIZE))

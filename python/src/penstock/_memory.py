@@ -146,9 +146,11 @@ class Pins:
         device = getattr(tensor, "device", None)
         kind = getattr(device, "type", "cpu")
         if kind not in ("cpu", "cuda"):
-            raise InvalidError(f"a tensor on device {device}; the library reads and writes memory of the host and of CUDA: copy it to the CPU")
+            raise InvalidError(
+                f"a tensor on device {device}; the library reads and writes memory of the host and of CUDA: copy it to the CPU"
+            )
         if kind == "cuda":
-            self.device = int(device.index)  # type: ignore[union-attr]
+            self.device = int(device.index)
         if not tensor.is_contiguous():
             raise InvalidError("a tensor that is not contiguous; give its contiguous parts as fragments")
         self._held.append(tensor)

@@ -104,7 +104,11 @@ class Calls(Generic[_M, _R]):
         ``layers`` (first, number) only these layers of each value are loaded and verified. The memory of a value holds
         only these layers then.
         """
-        return self._run(*self._prepare(_abi.OP_GET, keys, into, first, pieces, epoch=epoch, timeout=timeout, epochs=epochs, layers=layers, stream=stream))
+        return self._run(
+            *self._prepare(
+                _abi.OP_GET, keys, into, first, pieces, epoch=epoch, timeout=timeout, epochs=epochs, layers=layers, stream=stream
+            )
+        )
 
     def put(
         self,

@@ -246,7 +246,9 @@ def _layer(name: str, tensor: Any, blocks: int, pool: int) -> Layer:
     if not hasattr(tensor, "data_ptr"):
         raise InvalidError(f"layer {name} registers a {type(tensor).__name__} (recurrent state?); the connector stores tensors")
     if tensor.device.type not in ("cpu", "cuda"):
-        raise InvalidError(f"layer {name} is on device {tensor.device}; the connector moves memory of the host and of CUDA: use PenstockTier")
+        raise InvalidError(
+            f"layer {name} is on device {tensor.device}; the connector moves memory of the host and of CUDA: use PenstockTier"
+        )
     if not tensor.shape or tensor.shape[0] != blocks or not tensor[0].is_contiguous():
         raise InvalidError(
             f"layer {name}: shape {list(tensor.shape)}, strides {list(tensor.stride())}; want {blocks} blocks as the first dimension,"
