@@ -73,9 +73,12 @@ def test_the_addresses_are_checked_with_the_engines_tensors(memory: tuple[int, t
     monkeypatch.setattr(_layout, "wait_for_engine", waited.append)  # this torch has no CUDA
     config = SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=[SimpleNamespace(kv_cache_spec=FullAttentionSpec(), layer_names=["a"])])
     layout = _layout.read_layout({"a": OnDevice(address, seen)}, config)
-    assert layout.cuda == 0 and waited == [0] and torch.equal(seen, before)
+    assert layout.cuda == 0
+    assert waited == [0]
+    assert torch.equal(seen, before)
     _, values = layout.pieces(0, [[3]])
-    assert values.cuda == 0 and list(values.addresses) == [address + 3 * PAGE]
+    assert values.cuda == 0
+    assert list(values.addresses) == [address + 3 * PAGE]
     with pytest.raises(InvalidError, match="another layout"):
         _layout.read_layout({"a": OnDevice(address, seen.flip(0))}, config)
     assert torch.equal(seen, before)

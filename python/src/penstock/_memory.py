@@ -143,7 +143,7 @@ class Pins:
         self.lengths.append(view.len)
 
     def _add_tensor(self, tensor: Any) -> None:
-        device = getattr(tensor, "device", None)
+        device: Any = getattr(tensor, "device", None)
         kind = getattr(device, "type", "cpu")
         if kind not in ("cpu", "cuda"):
             raise InvalidError(
