@@ -266,3 +266,6 @@ def test_bad_devices(make: MakeNamespace) -> None:
     refused(bytearray(1 << 20), "bytearray with cuda=0", cuda=0)
     refused(Tensor(), "CUDA driver|GPU 98")
     refused(Pointers([4096], [1 << 20]), "CUDA driver|GPU 97", cuda=97)
+    refused(Pointers([4096], [1 << 20], cuda=97), "CUDA driver|GPU 97")
+    with pytest.raises(InvalidError, match=r"CUDA driver|GPU 97"):
+        ns._store.register_address(4096, 1 << 20, cuda=97)
