@@ -177,9 +177,6 @@ def read_layout(tensors: Mapping[str, Any], config: Any) -> Layout:
     block_tokens = sizes.pop()
     if missing := sorted(set(named) - set(tensors)):
         raise InvalidError(f"layer {missing[0]} has no KV cache that was registered")
-    devices = {tensor.device for tensor in tensors.values() if hasattr(tensor, "device")}
-    if len(devices) > 1:
-        raise InvalidError(f"the layers are on the devices {', '.join(sorted(map(str, devices)))}; want one for all layers")
     stored: set[int] = set()
     memory: dict[int, tuple[int, int, Any]] = {}
     facts: list[Any] = []
@@ -197,6 +194,9 @@ def read_layout(tensors: Mapping[str, Any], config: Any) -> Layout:
         facts.append([name, window, list(tensor.shape[1:]), list(tensor.stride()[1:]), str(tensor.dtype)])
         groups.setdefault((window, layer.page), LayerGroup(window, [])).layers.append(layer)
         stored.add(layer.address)
+    devices = {tensor.device for tensor in tensors.values()}
+    if len(devices) > 1:
+        raise InvalidError(f"the layers are on the devices {', '.join(sorted(map(str, devices)))}; want one for all layers")
     full = [group.layers[0] for (window, _), group in groups.items() if not window]
     if len(full) > 1:
         a, b = full[:2]
