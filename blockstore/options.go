@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 
+	"github.com/penstock-kv/penstock/blockstore/crypt"
 	"github.com/penstock-kv/penstock/blockstore/health"
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/io/blockio"
@@ -65,7 +66,11 @@ type Options struct {
 	Alloc func(ctx context.Context, sizeBytes int) (buf []byte, release func(), err error)
 	// Logger receives messages on which an operator should act. Default: none.
 	Logger *slog.Logger
-	// Rand is the source of the random bytes of uuids. Default: crypto/rand.
+	// Keys encrypts the volumes: the newest key encrypts new blocks and the catalogue. Volumes may have
+	// blocks of the other keys and blocks that are not encrypted. nil: no encryption; encrypted volumes are
+	// then refused. An encrypted block has at most ondisk.MaxSealedLayers layers.
+	Keys *crypt.Keyring
+	// Rand is the source of the random bytes of uuids and salts; calls of it are concurrent. Default: crypto/rand.
 	Rand io.Reader
 
 	// node is the id that a new store gets; zero: a random one.

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -63,7 +64,7 @@ func TestRecords(t *testing.T) {
 		case "superblock":
 			b = exampleSuperblock.Encode()
 			v, err := DecodeSuperblock(b)
-			if err != nil || v != exampleSuperblock {
+			if err != nil || !reflect.DeepEqual(v, exampleSuperblock) {
 				t.Fatalf("decoded %+v, %v; want %+v", v, err, exampleSuperblock)
 			}
 			s = v
@@ -160,7 +161,7 @@ func TestSharedSuperblock(t *testing.T) {
 	shared.Shared = true
 	for _, want := range []Superblock{plain, shared} {
 		b := want.Encode()
-		if got, err := DecodeSuperblock(b); err != nil || got != want {
+		if got, err := DecodeSuperblock(b); err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("decoded %+v, %v; want %+v", got, err, want)
 		}
 		if v := le.Uint32(b[versionOff:]); (v == 2) != want.Shared || (v == 1) == want.Shared {
