@@ -327,7 +327,7 @@ func (s *Store) sealCatalogue(sequence uint64, blob []byte) (ondisk.CatalogueHea
 	sealed := make([]byte, len(id)+crypt.SaltBytes, int64(len(blob))+sealedCatalogueExtra)
 	copy(sealed, id[:])
 	salt := sealed[len(id):]
-	if err := crypt.Salt(s.opts.Rand, salt); err != nil {
+	if err := crypt.Salt(s.opts.salts, salt); err != nil {
 		return ondisk.CatalogueHeader{}, nil, err
 	}
 	sealed = append(sealed, blob...)[:cap(sealed)]
@@ -376,7 +376,7 @@ func (v *volume) sealSlot(key *crypt.Key, h *ondisk.SlotHeader, plain, dst []byt
 	}
 	h.Key = ondisk.MakeKeyID(key.ID())
 	err = h.EncodeSealed(dst, func(p ondisk.Sealed) error {
-		if err := crypt.Salt(v.store.opts.Rand, p.Salt); err != nil {
+		if err := crypt.Salt(v.store.opts.salts, p.Salt); err != nil {
 			return err
 		}
 		c := key.Cipher(p.Salt, v.id[:], p.Context)

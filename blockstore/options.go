@@ -70,9 +70,11 @@ type Options struct {
 	// blocks of the other keys and blocks that are not encrypted. nil: no encryption; encrypted volumes are
 	// then refused. An encrypted block has at most ondisk.MaxSealedLayers layers.
 	Keys *crypt.Keyring
-	// Rand is the source of the random bytes of uuids and salts; calls of it are concurrent. Default: crypto/rand.
+	// Rand is the source of the random bytes of uuids. Default: crypto/rand.
 	Rand io.Reader
 
+	// salts is the source of salts; nil: crypto/rand. Tests make it constant.
+	salts io.Reader
 	// node is the id that a new store gets; zero: a random one.
 	node ondisk.UUID
 }

@@ -2,7 +2,7 @@
 // and no policy.
 //
 // No two contents are encrypted with the same key and nonce. Each slot write and each catalogue
-// write derives a key of its own with HKDF-SHA256 from
+// write derives a key of its own with HKDF-Expand (SHA-256) from
 //
 //   - the volume key of the operator (Key),
 //   - a salt of 32 random bytes, which is stored with the content, and
@@ -83,21 +83,19 @@ const idChars = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.
 // ID returns the id of the key.
 func (k *Key) ID() string { return k.id }
 
-// String returns the id.
-func (k *Key) String() string { return k.id }
-
-// GoString returns the id, so that no format prints the secret.
-func (k *Key) GoString() string { return k.id }
+// Format prints the id, with any verb, so that no format prints the secret.
+func (k Key) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, k.id) }
 
 // Check returns the key check value, which differs for two keys and does not reveal them.
 func (k *Key) Check() (check [CheckBytes]byte) {
-	copy(check[:], derive(&k.secret, nil, "penstock key check", CheckBytes))
+	copy(check[:], derive(&k.secret, "penstock key check", CheckBytes))
 	return check
 }
 
-// derive returns n bytes of HKDF-SHA256.
-func derive(secret *[KeyBytes]byte, salt []byte, info string, n int) []byte {
-	b, err := hkdf.Key(sha256.New, secret[:], salt, info, n)
+// derive returns n bytes of HKDF-Expand with SHA-256. A secret consists of random bytes, so it needs no
+// extraction first.
+func derive(secret *[KeyBytes]byte, info string, n int) []byte {
+	b, err := hkdf.Expand(sha256.New, secret[:], info, n)
 	if err != nil {
 		panic(fmt.Sprintf("crypt: HKDF of %d bytes: %v", n, err)) // only n or the FIPS settings of the process can cause it
 	}
@@ -106,6 +104,9 @@ func derive(secret *[KeyBytes]byte, salt []byte, info string, n int) []byte {
 
 // Keyring has the keys of a store.
 type Keyring struct{ keys []*Key }
+
+// Format prints the ids, with any verb.
+func (r Keyring) Format(f fmt.State, _ rune) { fmt.Fprint(f, r.IDs()) }
 
 // NewKeyring makes a keyring. The last key is the newest, which encrypts new content.
 func NewKeyring(keys ...*Key) (*Keyring, error) {
@@ -164,7 +165,7 @@ func (r *Keyring) Find(id string) *Key {
 }
 
 // IDs returns the ids, oldest first.
-func (r *Keyring) IDs() []string {
+func (r Keyring) IDs() []string {
 	ids := make([]string, len(r.keys))
 	for i, k := range r.keys {
 		ids[i] = k.id
@@ -205,12 +206,12 @@ type Cipher struct {
 // Cipher derives the cipher of one content from its salt and context.
 func (k *Key) Cipher(salt []byte, context ...[]byte) *Cipher {
 	info := make([]byte, 0, 256)
-	info = append(info, "penstock content v1"...)
-	for _, c := range context {
+	info = append(info, "penstock content"...)
+	for _, c := range append([][]byte{salt}, context...) {
 		info = binary.LittleEndian.AppendUint32(info, uint32(len(c)))
 		info = append(info, c...)
 	}
-	keys := derive(&k.secret, salt, string(info), 2*KeyBytes)
+	keys := derive(&k.secret, string(info), 2*KeyBytes)
 	c := new(Cipher)
 	block, err := aes.NewCipher(keys[:KeyBytes])
 	if err == nil {
