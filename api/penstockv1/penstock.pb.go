@@ -4805,8 +4805,11 @@ type StatusResponse struct {
 	WaitingReads      int64  `protobuf:"varint,34,opt,name=waiting_reads,json=waitingReads,proto3" json:"waiting_reads,omitempty"` // Read calls that wait for others to end
 	RunningReadsLimit int64  `protobuf:"varint,35,opt,name=running_reads_limit,json=runningReadsLimit,proto3" json:"running_reads_limit,omitempty"`
 	Reservations      int64  `protobuf:"varint,36,opt,name=reservations,proto3" json:"reservations,omitempty"` // open reservations of writers
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// keys are the keys that encrypt the volumes, and an entry without an id for blocks that are not
+	// encrypted, if there are any; empty: the node has no keys.
+	Keys          []*KeyStatus `protobuf:"bytes,37,rep,name=keys,proto3" json:"keys,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
@@ -5091,6 +5094,81 @@ func (x *StatusResponse) GetReservations() int64 {
 	return 0
 }
 
+func (x *StatusResponse) GetKeys() []*KeyStatus {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+type KeyStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Blocks        int64                  `protobuf:"varint,2,opt,name=blocks,proto3" json:"blocks,omitempty"` // blocks that are encrypted with the key; includes blocks that are being written
+	Bytes         int64                  `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Newest        bool                   `protobuf:"varint,4,opt,name=newest,proto3" json:"newest,omitempty"` // the key encrypts new blocks
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeyStatus) Reset() {
+	*x = KeyStatus{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeyStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeyStatus) ProtoMessage() {}
+
+func (x *KeyStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeyStatus.ProtoReflect.Descriptor instead.
+func (*KeyStatus) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *KeyStatus) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *KeyStatus) GetBlocks() int64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *KeyStatus) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *KeyStatus) GetNewest() bool {
+	if x != nil {
+		return x.Newest
+	}
+	return false
+}
+
 type MemoryPart struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -5101,7 +5179,7 @@ type MemoryPart struct {
 
 func (x *MemoryPart) Reset() {
 	*x = MemoryPart{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	mi := &file_penstockv1_penstock_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5113,7 +5191,7 @@ func (x *MemoryPart) String() string {
 func (*MemoryPart) ProtoMessage() {}
 
 func (x *MemoryPart) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	mi := &file_penstockv1_penstock_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5126,7 +5204,7 @@ func (x *MemoryPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryPart.ProtoReflect.Descriptor instead.
 func (*MemoryPart) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{63}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *MemoryPart) GetName() string {
@@ -5158,7 +5236,7 @@ type NICStatus struct {
 
 func (x *NICStatus) Reset() {
 	*x = NICStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[64]
+	mi := &file_penstockv1_penstock_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5170,7 +5248,7 @@ func (x *NICStatus) String() string {
 func (*NICStatus) ProtoMessage() {}
 
 func (x *NICStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[64]
+	mi := &file_penstockv1_penstock_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5183,7 +5261,7 @@ func (x *NICStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NICStatus.ProtoReflect.Descriptor instead.
 func (*NICStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{64}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *NICStatus) GetName() string {
@@ -5245,7 +5323,7 @@ type StatBlockRequest struct {
 
 func (x *StatBlockRequest) Reset() {
 	*x = StatBlockRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[65]
+	mi := &file_penstockv1_penstock_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5257,7 +5335,7 @@ func (x *StatBlockRequest) String() string {
 func (*StatBlockRequest) ProtoMessage() {}
 
 func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[65]
+	mi := &file_penstockv1_penstock_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5270,7 +5348,7 @@ func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatBlockRequest.ProtoReflect.Descriptor instead.
 func (*StatBlockRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{65}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *StatBlockRequest) GetNamespace() string {
@@ -5305,7 +5383,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[66]
+	mi := &file_penstockv1_penstock_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5317,7 +5395,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[66]
+	mi := &file_penstockv1_penstock_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5330,7 +5408,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{66}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *Block) GetId() []byte {
@@ -5414,7 +5492,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[67]
+	mi := &file_penstockv1_penstock_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5426,7 +5504,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[67]
+	mi := &file_penstockv1_penstock_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5439,7 +5517,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{67}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ListBlocksRequest) GetNamespace() string {
@@ -5473,7 +5551,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[68]
+	mi := &file_penstockv1_penstock_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5485,7 +5563,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[68]
+	mi := &file_penstockv1_penstock_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5498,7 +5576,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{68}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -5526,7 +5604,7 @@ type VerifyBlocksRequest struct {
 
 func (x *VerifyBlocksRequest) Reset() {
 	*x = VerifyBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[69]
+	mi := &file_penstockv1_penstock_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5538,7 +5616,7 @@ func (x *VerifyBlocksRequest) String() string {
 func (*VerifyBlocksRequest) ProtoMessage() {}
 
 func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[69]
+	mi := &file_penstockv1_penstock_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5551,7 +5629,7 @@ func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksRequest.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{69}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *VerifyBlocksRequest) GetNamespace() string {
@@ -5584,7 +5662,7 @@ type VerifyBlocksResponse struct {
 
 func (x *VerifyBlocksResponse) Reset() {
 	*x = VerifyBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[70]
+	mi := &file_penstockv1_penstock_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5596,7 +5674,7 @@ func (x *VerifyBlocksResponse) String() string {
 func (*VerifyBlocksResponse) ProtoMessage() {}
 
 func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[70]
+	mi := &file_penstockv1_penstock_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5609,7 +5687,7 @@ func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksResponse.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{70}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *VerifyBlocksResponse) GetPieces() []*PieceResult {
@@ -5627,7 +5705,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[71]
+	mi := &file_penstockv1_penstock_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5639,7 +5717,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[71]
+	mi := &file_penstockv1_penstock_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5652,7 +5730,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{71}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{72}
 }
 
 type ListVolumesResponse struct {
@@ -5665,7 +5743,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[72]
+	mi := &file_penstockv1_penstock_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5677,7 +5755,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[72]
+	mi := &file_penstockv1_penstock_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5690,7 +5768,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{72}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*VolumeStatus {
@@ -5725,7 +5803,7 @@ type AdoptedNode struct {
 
 func (x *AdoptedNode) Reset() {
 	*x = AdoptedNode{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[73]
+	mi := &file_penstockv1_penstock_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5737,7 +5815,7 @@ func (x *AdoptedNode) String() string {
 func (*AdoptedNode) ProtoMessage() {}
 
 func (x *AdoptedNode) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[73]
+	mi := &file_penstockv1_penstock_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5750,7 +5828,7 @@ func (x *AdoptedNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptedNode.ProtoReflect.Descriptor instead.
 func (*AdoptedNode) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{73}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *AdoptedNode) GetNode() string {
@@ -5826,7 +5904,7 @@ type AdoptVolumeRequest struct {
 
 func (x *AdoptVolumeRequest) Reset() {
 	*x = AdoptVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[74]
+	mi := &file_penstockv1_penstock_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5838,7 +5916,7 @@ func (x *AdoptVolumeRequest) String() string {
 func (*AdoptVolumeRequest) ProtoMessage() {}
 
 func (x *AdoptVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[74]
+	mi := &file_penstockv1_penstock_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5851,7 +5929,7 @@ func (x *AdoptVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptVolumeRequest.ProtoReflect.Descriptor instead.
 func (*AdoptVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{74}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *AdoptVolumeRequest) GetPath() string {
@@ -5886,7 +5964,7 @@ type AdoptVolumeResponse struct {
 
 func (x *AdoptVolumeResponse) Reset() {
 	*x = AdoptVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[75]
+	mi := &file_penstockv1_penstock_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5898,7 +5976,7 @@ func (x *AdoptVolumeResponse) String() string {
 func (*AdoptVolumeResponse) ProtoMessage() {}
 
 func (x *AdoptVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[75]
+	mi := &file_penstockv1_penstock_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5911,7 +5989,7 @@ func (x *AdoptVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptVolumeResponse.ProtoReflect.Descriptor instead.
 func (*AdoptVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{75}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *AdoptVolumeResponse) GetStore() string {
@@ -5995,7 +6073,7 @@ type DrainVolumeRequest struct {
 
 func (x *DrainVolumeRequest) Reset() {
 	*x = DrainVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[76]
+	mi := &file_penstockv1_penstock_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6007,7 +6085,7 @@ func (x *DrainVolumeRequest) String() string {
 func (*DrainVolumeRequest) ProtoMessage() {}
 
 func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[76]
+	mi := &file_penstockv1_penstock_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6020,7 +6098,7 @@ func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DrainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{76}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *DrainVolumeRequest) GetVolume() string {
@@ -6054,7 +6132,7 @@ type DrainVolumeResponse struct {
 
 func (x *DrainVolumeResponse) Reset() {
 	*x = DrainVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[77]
+	mi := &file_penstockv1_penstock_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6066,7 +6144,7 @@ func (x *DrainVolumeResponse) String() string {
 func (*DrainVolumeResponse) ProtoMessage() {}
 
 func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[77]
+	mi := &file_penstockv1_penstock_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6079,7 +6157,7 @@ func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DrainVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{77}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *DrainVolumeResponse) GetBlocks() int64 {
@@ -6107,7 +6185,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[78]
+	mi := &file_penstockv1_penstock_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6119,7 +6197,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[78]
+	mi := &file_penstockv1_penstock_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6132,7 +6210,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{78}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *RemoveVolumeRequest) GetVolume() string {
@@ -6166,7 +6244,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[79]
+	mi := &file_penstockv1_penstock_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6178,7 +6256,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[79]
+	mi := &file_penstockv1_penstock_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6191,7 +6269,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{79}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *RemoveVolumeResponse) GetBlocks() int64 {
@@ -6217,7 +6295,7 @@ type ScrubRequest struct {
 
 func (x *ScrubRequest) Reset() {
 	*x = ScrubRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[80]
+	mi := &file_penstockv1_penstock_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6229,7 +6307,7 @@ func (x *ScrubRequest) String() string {
 func (*ScrubRequest) ProtoMessage() {}
 
 func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[80]
+	mi := &file_penstockv1_penstock_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6242,7 +6320,7 @@ func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubRequest.ProtoReflect.Descriptor instead.
 func (*ScrubRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{80}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ScrubRequest) GetBytesPerSecond() int64 {
@@ -6264,7 +6342,7 @@ type ScrubProgress struct {
 
 func (x *ScrubProgress) Reset() {
 	*x = ScrubProgress{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[81]
+	mi := &file_penstockv1_penstock_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6276,7 +6354,7 @@ func (x *ScrubProgress) String() string {
 func (*ScrubProgress) ProtoMessage() {}
 
 func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[81]
+	mi := &file_penstockv1_penstock_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6289,7 +6367,7 @@ func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubProgress.ProtoReflect.Descriptor instead.
 func (*ScrubProgress) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{81}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ScrubProgress) GetVerifiedBlocks() int64 {
@@ -6334,7 +6412,7 @@ type ConfigChange struct {
 
 func (x *ConfigChange) Reset() {
 	*x = ConfigChange{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[82]
+	mi := &file_penstockv1_penstock_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6346,7 +6424,7 @@ func (x *ConfigChange) String() string {
 func (*ConfigChange) ProtoMessage() {}
 
 func (x *ConfigChange) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[82]
+	mi := &file_penstockv1_penstock_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6359,7 +6437,7 @@ func (x *ConfigChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigChange.ProtoReflect.Descriptor instead.
 func (*ConfigChange) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{82}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ConfigChange) GetKey() string {
@@ -6398,7 +6476,7 @@ type DiffConfigRequest struct {
 
 func (x *DiffConfigRequest) Reset() {
 	*x = DiffConfigRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[83]
+	mi := &file_penstockv1_penstock_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6410,7 +6488,7 @@ func (x *DiffConfigRequest) String() string {
 func (*DiffConfigRequest) ProtoMessage() {}
 
 func (x *DiffConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[83]
+	mi := &file_penstockv1_penstock_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6423,7 +6501,7 @@ func (x *DiffConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffConfigRequest.ProtoReflect.Descriptor instead.
 func (*DiffConfigRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{83}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{84}
 }
 
 type DiffConfigResponse struct {
@@ -6436,7 +6514,7 @@ type DiffConfigResponse struct {
 
 func (x *DiffConfigResponse) Reset() {
 	*x = DiffConfigResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[84]
+	mi := &file_penstockv1_penstock_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6448,7 +6526,7 @@ func (x *DiffConfigResponse) String() string {
 func (*DiffConfigResponse) ProtoMessage() {}
 
 func (x *DiffConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[84]
+	mi := &file_penstockv1_penstock_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6461,7 +6539,7 @@ func (x *DiffConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffConfigResponse.ProtoReflect.Descriptor instead.
 func (*DiffConfigResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{84}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *DiffConfigResponse) GetPath() string {
@@ -6486,7 +6564,7 @@ type ReloadConfigRequest struct {
 
 func (x *ReloadConfigRequest) Reset() {
 	*x = ReloadConfigRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[85]
+	mi := &file_penstockv1_penstock_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6498,7 +6576,7 @@ func (x *ReloadConfigRequest) String() string {
 func (*ReloadConfigRequest) ProtoMessage() {}
 
 func (x *ReloadConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[85]
+	mi := &file_penstockv1_penstock_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6511,7 +6589,7 @@ func (x *ReloadConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadConfigRequest.ProtoReflect.Descriptor instead.
 func (*ReloadConfigRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{85}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{86}
 }
 
 type ReloadConfigResponse struct {
@@ -6524,7 +6602,7 @@ type ReloadConfigResponse struct {
 
 func (x *ReloadConfigResponse) Reset() {
 	*x = ReloadConfigResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[86]
+	mi := &file_penstockv1_penstock_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6536,7 +6614,7 @@ func (x *ReloadConfigResponse) String() string {
 func (*ReloadConfigResponse) ProtoMessage() {}
 
 func (x *ReloadConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[86]
+	mi := &file_penstockv1_penstock_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6549,7 +6627,7 @@ func (x *ReloadConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadConfigResponse.ProtoReflect.Descriptor instead.
 func (*ReloadConfigResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{86}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ReloadConfigResponse) GetPath() string {
@@ -6585,7 +6663,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[87]
+	mi := &file_penstockv1_penstock_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6597,7 +6675,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[87]
+	mi := &file_penstockv1_penstock_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6610,7 +6688,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{87}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Member) GetName() string {
@@ -6708,7 +6786,7 @@ type MoveStatus struct {
 
 func (x *MoveStatus) Reset() {
 	*x = MoveStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[88]
+	mi := &file_penstockv1_penstock_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6720,7 +6798,7 @@ func (x *MoveStatus) String() string {
 func (*MoveStatus) ProtoMessage() {}
 
 func (x *MoveStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[88]
+	mi := &file_penstockv1_penstock_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6733,7 +6811,7 @@ func (x *MoveStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveStatus.ProtoReflect.Descriptor instead.
 func (*MoveStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{88}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *MoveStatus) GetPhase() string {
@@ -6810,7 +6888,7 @@ type DrainMemberRequest struct {
 
 func (x *DrainMemberRequest) Reset() {
 	*x = DrainMemberRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[89]
+	mi := &file_penstockv1_penstock_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6822,7 +6900,7 @@ func (x *DrainMemberRequest) String() string {
 func (*DrainMemberRequest) ProtoMessage() {}
 
 func (x *DrainMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[89]
+	mi := &file_penstockv1_penstock_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6835,7 +6913,7 @@ func (x *DrainMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainMemberRequest.ProtoReflect.Descriptor instead.
 func (*DrainMemberRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{89}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *DrainMemberRequest) GetName() string {
@@ -6867,7 +6945,7 @@ type DrainMemberResponse struct {
 
 func (x *DrainMemberResponse) Reset() {
 	*x = DrainMemberResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[90]
+	mi := &file_penstockv1_penstock_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6879,7 +6957,7 @@ func (x *DrainMemberResponse) String() string {
 func (*DrainMemberResponse) ProtoMessage() {}
 
 func (x *DrainMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[90]
+	mi := &file_penstockv1_penstock_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6892,7 +6970,7 @@ func (x *DrainMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainMemberResponse.ProtoReflect.Descriptor instead.
 func (*DrainMemberResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{90}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{91}
 }
 
 type ListMembersRequest struct {
@@ -6903,7 +6981,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[91]
+	mi := &file_penstockv1_penstock_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6915,7 +6993,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[91]
+	mi := &file_penstockv1_penstock_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6928,7 +7006,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{91}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{92}
 }
 
 type ListMembersResponse struct {
@@ -6942,7 +7020,7 @@ type ListMembersResponse struct {
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[92]
+	mi := &file_penstockv1_penstock_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6954,7 +7032,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[92]
+	mi := &file_penstockv1_penstock_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6967,7 +7045,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{92}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ListMembersResponse) GetMembers() []*Member {
@@ -6996,7 +7074,7 @@ type FillMembersRequest struct {
 
 func (x *FillMembersRequest) Reset() {
 	*x = FillMembersRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[93]
+	mi := &file_penstockv1_penstock_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7008,7 +7086,7 @@ func (x *FillMembersRequest) String() string {
 func (*FillMembersRequest) ProtoMessage() {}
 
 func (x *FillMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[93]
+	mi := &file_penstockv1_penstock_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7021,7 +7099,7 @@ func (x *FillMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FillMembersRequest.ProtoReflect.Descriptor instead.
 func (*FillMembersRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{93}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *FillMembersRequest) GetNames() []string {
@@ -7054,7 +7132,7 @@ type FillMembersResponse struct {
 
 func (x *FillMembersResponse) Reset() {
 	*x = FillMembersResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[94]
+	mi := &file_penstockv1_penstock_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7066,7 +7144,7 @@ func (x *FillMembersResponse) String() string {
 func (*FillMembersResponse) ProtoMessage() {}
 
 func (x *FillMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[94]
+	mi := &file_penstockv1_penstock_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7079,7 +7157,7 @@ func (x *FillMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FillMembersResponse.ProtoReflect.Descriptor instead.
 func (*FillMembersResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{94}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *FillMembersResponse) GetFills() []*Fill {
@@ -7101,7 +7179,7 @@ type Fill struct {
 
 func (x *Fill) Reset() {
 	*x = Fill{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[95]
+	mi := &file_penstockv1_penstock_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7113,7 +7191,7 @@ func (x *Fill) String() string {
 func (*Fill) ProtoMessage() {}
 
 func (x *Fill) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[95]
+	mi := &file_penstockv1_penstock_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7126,7 +7204,7 @@ func (x *Fill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fill.ProtoReflect.Descriptor instead.
 func (*Fill) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{95}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *Fill) GetName() string {
@@ -7162,7 +7240,7 @@ type RemoveMemberRequest struct {
 
 func (x *RemoveMemberRequest) Reset() {
 	*x = RemoveMemberRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[96]
+	mi := &file_penstockv1_penstock_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7174,7 +7252,7 @@ func (x *RemoveMemberRequest) String() string {
 func (*RemoveMemberRequest) ProtoMessage() {}
 
 func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[96]
+	mi := &file_penstockv1_penstock_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7187,7 +7265,7 @@ func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberRequest.ProtoReflect.Descriptor instead.
 func (*RemoveMemberRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{96}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *RemoveMemberRequest) GetName() string {
@@ -7232,7 +7310,7 @@ type RemoveMemberResponse struct {
 
 func (x *RemoveMemberResponse) Reset() {
 	*x = RemoveMemberResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[97]
+	mi := &file_penstockv1_penstock_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7244,7 +7322,7 @@ func (x *RemoveMemberResponse) String() string {
 func (*RemoveMemberResponse) ProtoMessage() {}
 
 func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[97]
+	mi := &file_penstockv1_penstock_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7257,7 +7335,7 @@ func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberResponse.ProtoReflect.Descriptor instead.
 func (*RemoveMemberResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{97}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *RemoveMemberResponse) GetUp() bool {
@@ -7666,7 +7744,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\rmove_failures\x18\x17 \x01(\x03R\fmoveFailures\x121\n" +
 	"\x15move_bytes_per_second\x18\x18 \x01(\x03R\x12moveBytesPerSecond\x12!\n" +
 	"\fmove_stalled\x18\x19 \x01(\tR\vmoveStalled\x12\x14\n" +
-	"\x05fence\x18\x1a \x01(\rR\x05fence\"\x96\n" +
+	"\x05fence\x18\x1a \x01(\rR\x05fence\"\xc2\n" +
 	"\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
@@ -7715,7 +7793,13 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\rrunning_reads\x18! \x01(\x03R\frunningReads\x12#\n" +
 	"\rwaiting_reads\x18\" \x01(\x03R\fwaitingReads\x12.\n" +
 	"\x13running_reads_limit\x18# \x01(\x03R\x11runningReadsLimit\x12\"\n" +
-	"\freservations\x18$ \x01(\x03R\freservations\"6\n" +
+	"\freservations\x18$ \x01(\x03R\freservations\x12*\n" +
+	"\x04keys\x18% \x03(\v2\x16.penstock.v1.KeyStatusR\x04keys\"a\n" +
+	"\tKeyStatus\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
+	"\x06blocks\x18\x02 \x01(\x03R\x06blocks\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\x12\x16\n" +
+	"\x06newest\x18\x04 \x01(\bR\x06newest\"6\n" +
 	"\n" +
 	"MemoryPart\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
@@ -7959,7 +8043,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 98)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 99)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -8030,41 +8114,42 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*StatusRequest)(nil),           // 66: penstock.v1.StatusRequest
 	(*VolumeStatus)(nil),            // 67: penstock.v1.VolumeStatus
 	(*StatusResponse)(nil),          // 68: penstock.v1.StatusResponse
-	(*MemoryPart)(nil),              // 69: penstock.v1.MemoryPart
-	(*NICStatus)(nil),               // 70: penstock.v1.NICStatus
-	(*StatBlockRequest)(nil),        // 71: penstock.v1.StatBlockRequest
-	(*Block)(nil),                   // 72: penstock.v1.Block
-	(*ListBlocksRequest)(nil),       // 73: penstock.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),      // 74: penstock.v1.ListBlocksResponse
-	(*VerifyBlocksRequest)(nil),     // 75: penstock.v1.VerifyBlocksRequest
-	(*VerifyBlocksResponse)(nil),    // 76: penstock.v1.VerifyBlocksResponse
-	(*ListVolumesRequest)(nil),      // 77: penstock.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),     // 78: penstock.v1.ListVolumesResponse
-	(*AdoptedNode)(nil),             // 79: penstock.v1.AdoptedNode
-	(*AdoptVolumeRequest)(nil),      // 80: penstock.v1.AdoptVolumeRequest
-	(*AdoptVolumeResponse)(nil),     // 81: penstock.v1.AdoptVolumeResponse
-	(*DrainVolumeRequest)(nil),      // 82: penstock.v1.DrainVolumeRequest
-	(*DrainVolumeResponse)(nil),     // 83: penstock.v1.DrainVolumeResponse
-	(*RemoveVolumeRequest)(nil),     // 84: penstock.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),    // 85: penstock.v1.RemoveVolumeResponse
-	(*ScrubRequest)(nil),            // 86: penstock.v1.ScrubRequest
-	(*ScrubProgress)(nil),           // 87: penstock.v1.ScrubProgress
-	(*ConfigChange)(nil),            // 88: penstock.v1.ConfigChange
-	(*DiffConfigRequest)(nil),       // 89: penstock.v1.DiffConfigRequest
-	(*DiffConfigResponse)(nil),      // 90: penstock.v1.DiffConfigResponse
-	(*ReloadConfigRequest)(nil),     // 91: penstock.v1.ReloadConfigRequest
-	(*ReloadConfigResponse)(nil),    // 92: penstock.v1.ReloadConfigResponse
-	(*Member)(nil),                  // 93: penstock.v1.Member
-	(*MoveStatus)(nil),              // 94: penstock.v1.MoveStatus
-	(*DrainMemberRequest)(nil),      // 95: penstock.v1.DrainMemberRequest
-	(*DrainMemberResponse)(nil),     // 96: penstock.v1.DrainMemberResponse
-	(*ListMembersRequest)(nil),      // 97: penstock.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),     // 98: penstock.v1.ListMembersResponse
-	(*FillMembersRequest)(nil),      // 99: penstock.v1.FillMembersRequest
-	(*FillMembersResponse)(nil),     // 100: penstock.v1.FillMembersResponse
-	(*Fill)(nil),                    // 101: penstock.v1.Fill
-	(*RemoveMemberRequest)(nil),     // 102: penstock.v1.RemoveMemberRequest
-	(*RemoveMemberResponse)(nil),    // 103: penstock.v1.RemoveMemberResponse
+	(*KeyStatus)(nil),               // 69: penstock.v1.KeyStatus
+	(*MemoryPart)(nil),              // 70: penstock.v1.MemoryPart
+	(*NICStatus)(nil),               // 71: penstock.v1.NICStatus
+	(*StatBlockRequest)(nil),        // 72: penstock.v1.StatBlockRequest
+	(*Block)(nil),                   // 73: penstock.v1.Block
+	(*ListBlocksRequest)(nil),       // 74: penstock.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),      // 75: penstock.v1.ListBlocksResponse
+	(*VerifyBlocksRequest)(nil),     // 76: penstock.v1.VerifyBlocksRequest
+	(*VerifyBlocksResponse)(nil),    // 77: penstock.v1.VerifyBlocksResponse
+	(*ListVolumesRequest)(nil),      // 78: penstock.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),     // 79: penstock.v1.ListVolumesResponse
+	(*AdoptedNode)(nil),             // 80: penstock.v1.AdoptedNode
+	(*AdoptVolumeRequest)(nil),      // 81: penstock.v1.AdoptVolumeRequest
+	(*AdoptVolumeResponse)(nil),     // 82: penstock.v1.AdoptVolumeResponse
+	(*DrainVolumeRequest)(nil),      // 83: penstock.v1.DrainVolumeRequest
+	(*DrainVolumeResponse)(nil),     // 84: penstock.v1.DrainVolumeResponse
+	(*RemoveVolumeRequest)(nil),     // 85: penstock.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),    // 86: penstock.v1.RemoveVolumeResponse
+	(*ScrubRequest)(nil),            // 87: penstock.v1.ScrubRequest
+	(*ScrubProgress)(nil),           // 88: penstock.v1.ScrubProgress
+	(*ConfigChange)(nil),            // 89: penstock.v1.ConfigChange
+	(*DiffConfigRequest)(nil),       // 90: penstock.v1.DiffConfigRequest
+	(*DiffConfigResponse)(nil),      // 91: penstock.v1.DiffConfigResponse
+	(*ReloadConfigRequest)(nil),     // 92: penstock.v1.ReloadConfigRequest
+	(*ReloadConfigResponse)(nil),    // 93: penstock.v1.ReloadConfigResponse
+	(*Member)(nil),                  // 94: penstock.v1.Member
+	(*MoveStatus)(nil),              // 95: penstock.v1.MoveStatus
+	(*DrainMemberRequest)(nil),      // 96: penstock.v1.DrainMemberRequest
+	(*DrainMemberResponse)(nil),     // 97: penstock.v1.DrainMemberResponse
+	(*ListMembersRequest)(nil),      // 98: penstock.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),     // 99: penstock.v1.ListMembersResponse
+	(*FillMembersRequest)(nil),      // 100: penstock.v1.FillMembersRequest
+	(*FillMembersResponse)(nil),     // 101: penstock.v1.FillMembersResponse
+	(*Fill)(nil),                    // 102: penstock.v1.Fill
+	(*RemoveMemberRequest)(nil),     // 103: penstock.v1.RemoveMemberRequest
+	(*RemoveMemberResponse)(nil),    // 104: penstock.v1.RemoveMemberResponse
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,   // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
@@ -8097,105 +8182,106 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	8,   // 27: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
 	65,  // 28: penstock.v1.ListPinsResponse.pins:type_name -> penstock.v1.Pin
 	67,  // 29: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	70,  // 30: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
-	69,  // 31: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
+	71,  // 30: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
+	70,  // 31: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
 	9,   // 32: penstock.v1.StatusResponse.counters:type_name -> penstock.v1.Counters
-	3,   // 33: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
-	72,  // 34: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
-	25,  // 35: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
-	67,  // 36: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	79,  // 37: penstock.v1.ListVolumesResponse.adopted:type_name -> penstock.v1.AdoptedNode
-	79,  // 38: penstock.v1.AdoptVolumeResponse.adopted:type_name -> penstock.v1.AdoptedNode
-	88,  // 39: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	88,  // 40: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	94,  // 41: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
-	93,  // 42: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
-	101, // 43: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
-	11,  // 44: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	13,  // 45: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	18,  // 46: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	20,  // 47: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	24,  // 48: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	27,  // 49: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	29,  // 50: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	32,  // 51: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	36,  // 52: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	15,  // 53: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
-	38,  // 54: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	40,  // 55: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
-	42,  // 56: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
-	44,  // 57: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	47,  // 58: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	48,  // 59: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	49,  // 60: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	51,  // 61: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	53,  // 62: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	55,  // 63: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
-	57,  // 64: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	58,  // 65: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
-	59,  // 66: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	61,  // 67: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	66,  // 68: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	71,  // 69: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	73,  // 70: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	75,  // 71: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	63,  // 72: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	86,  // 73: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	77,  // 74: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
-	82,  // 75: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
-	84,  // 76: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
-	80,  // 77: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
-	89,  // 78: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
-	91,  // 79: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
-	97,  // 80: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
-	95,  // 81: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
-	99,  // 82: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
-	102, // 83: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
-	12,  // 84: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	17,  // 85: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	19,  // 86: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	21,  // 87: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	26,  // 88: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	28,  // 89: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	30,  // 90: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	33,  // 91: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	37,  // 92: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	16,  // 93: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
-	39,  // 94: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	41,  // 95: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
-	43,  // 96: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
-	46,  // 97: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	8,   // 98: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	8,   // 99: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	50,  // 100: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	52,  // 101: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	54,  // 102: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	56,  // 103: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
-	8,   // 104: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	8,   // 105: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
-	60,  // 106: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	62,  // 107: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	68,  // 108: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	72,  // 109: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	74,  // 110: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	76,  // 111: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	64,  // 112: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	87,  // 113: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	78,  // 114: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
-	83,  // 115: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
-	85,  // 116: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
-	81,  // 117: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
-	90,  // 118: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
-	92,  // 119: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
-	98,  // 120: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
-	96,  // 121: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
-	100, // 122: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
-	103, // 123: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
-	84,  // [84:124] is the sub-list for method output_type
-	44,  // [44:84] is the sub-list for method input_type
-	44,  // [44:44] is the sub-list for extension type_name
-	44,  // [44:44] is the sub-list for extension extendee
-	0,   // [0:44] is the sub-list for field type_name
+	69,  // 33: penstock.v1.StatusResponse.keys:type_name -> penstock.v1.KeyStatus
+	3,   // 34: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
+	73,  // 35: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
+	25,  // 36: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
+	67,  // 37: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	80,  // 38: penstock.v1.ListVolumesResponse.adopted:type_name -> penstock.v1.AdoptedNode
+	80,  // 39: penstock.v1.AdoptVolumeResponse.adopted:type_name -> penstock.v1.AdoptedNode
+	89,  // 40: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	89,  // 41: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	95,  // 42: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
+	94,  // 43: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
+	102, // 44: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
+	11,  // 45: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	13,  // 46: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	18,  // 47: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	20,  // 48: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	24,  // 49: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	27,  // 50: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	29,  // 51: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	32,  // 52: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	36,  // 53: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	15,  // 54: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
+	38,  // 55: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	40,  // 56: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
+	42,  // 57: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
+	44,  // 58: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	47,  // 59: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	48,  // 60: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	49,  // 61: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	51,  // 62: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	53,  // 63: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	55,  // 64: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
+	57,  // 65: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	58,  // 66: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
+	59,  // 67: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	61,  // 68: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	66,  // 69: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	72,  // 70: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	74,  // 71: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	76,  // 72: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	63,  // 73: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	87,  // 74: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	78,  // 75: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
+	83,  // 76: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
+	85,  // 77: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
+	81,  // 78: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
+	90,  // 79: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
+	92,  // 80: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
+	98,  // 81: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
+	96,  // 82: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
+	100, // 83: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
+	103, // 84: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
+	12,  // 85: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	17,  // 86: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	19,  // 87: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	21,  // 88: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	26,  // 89: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	28,  // 90: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	30,  // 91: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	33,  // 92: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	37,  // 93: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	16,  // 94: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
+	39,  // 95: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	41,  // 96: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
+	43,  // 97: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
+	46,  // 98: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	8,   // 99: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	8,   // 100: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	50,  // 101: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	52,  // 102: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	54,  // 103: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	56,  // 104: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
+	8,   // 105: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	8,   // 106: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
+	60,  // 107: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	62,  // 108: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	68,  // 109: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	73,  // 110: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	75,  // 111: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	77,  // 112: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	64,  // 113: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	88,  // 114: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	79,  // 115: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
+	84,  // 116: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
+	86,  // 117: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
+	82,  // 118: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
+	91,  // 119: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
+	93,  // 120: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
+	99,  // 121: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
+	97,  // 122: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
+	101, // 123: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
+	104, // 124: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
+	85,  // [85:125] is the sub-list for method output_type
+	45,  // [45:85] is the sub-list for method input_type
+	45,  // [45:45] is the sub-list for extension type_name
+	45,  // [45:45] is the sub-list for extension extendee
+	0,   // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -8209,7 +8295,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   98,
+			NumMessages:   99,
 			NumExtensions: 0,
 			NumServices:   2,
 		},
