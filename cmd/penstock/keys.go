@@ -85,28 +85,28 @@ func runKeysCommand(ctx context.Context, args []string, timeout time.Duration) (
 		err = fmt.Errorf("printed more than %d bytes", keysBytesMax)
 	}
 	if err == nil {
-		return out.Bytes(), nil
+		return out.kept.Bytes(), nil
 	}
-	clear(out.Bytes())
+	clear(out.kept.Bytes())
 	const tail = 1 << 10
-	text := strings.TrimSpace(string(problem.Bytes()[max(0, problem.Len()-tail):]))
+	text := strings.TrimSpace(string(problem.kept.Bytes()[max(0, problem.kept.Len()-tail):]))
 	if text != "" {
 		err = fmt.Errorf("%w; standard error: %s", err, text)
 	}
 	return nil, fmt.Errorf("%s: %w", args[0], err)
 }
 
-// limitedBuffer keeps the first max bytes.
+// limitedBuffer keeps the first max bytes. It does not embed kept, whose ReadFrom has no limit.
 type limitedBuffer struct {
-	bytes.Buffer
+	kept bytes.Buffer
 	max  int
 	over bool
 }
 
 func (b *limitedBuffer) Write(p []byte) (int, error) {
-	n := min(len(p), b.max-b.Len())
+	n := min(len(p), b.max-b.kept.Len())
 	b.over = b.over || n < len(p)
-	b.Buffer.Write(p[:n])
+	b.kept.Write(p[:n])
 	return len(p), nil
 }
 
