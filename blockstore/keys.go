@@ -230,6 +230,12 @@ func (s *Store) SetKeys(ctx context.Context, ring *crypt.Keyring) error {
 	if ring.Find(old.Newest().ID()) == nil {
 		return fmt.Errorf("blockstore: key %v encrypts new blocks, and is not among the new keys: keep it until no block needs it: %w", old.Newest(), ErrKey)
 	}
+	if slices.ContainsFunc(old.IDs(), func(id string) bool { return ring.Find(id) == nil }) {
+		// If an earlier call could not write the catalogue, it still needs a key that is being removed.
+		if err := s.resealCatalogue(ctx); err != nil {
+			return err
+		}
+	}
 	if err := s.takeMeta(ctx); err != nil {
 		return err
 	}
@@ -242,7 +248,10 @@ func (s *Store) SetKeys(ctx context.Context, ring *crypt.Keyring) error {
 	if !rotated {
 		return nil
 	}
-	return s.resealCatalogue(ctx)
+	if err := s.resealCatalogue(ctx); err != nil {
+		s.log.Warn("the catalogue could not be written with the new key, and needs the earlier one until its next change", "err", err)
+	}
+	return nil
 }
 
 // changeKeys writes the periods for new keys to the superblocks, and makes the keys current. It

@@ -219,8 +219,10 @@ func (n *node) candidate() (reload.Candidate, error) {
 		if ring == nil || n.keys == nil || ring.Equal(n.keys) {
 			return nil
 		}
-		// A failure of the volumes ends the calls of the store, which then fail.
-		if err := n.storage.SetKeys(context.Background(), ring); err != nil {
+		// The time limit is longer than the time after which a volume that hangs has failed.
+		ctx, cancel := context.WithTimeout(context.Background(), 3*cfg.Limits.HungAfter.Std())
+		defer cancel()
+		if err := n.storage.SetKeys(ctx, ring); err != nil {
 			return err
 		}
 		n.keys = ring
