@@ -520,7 +520,7 @@ func (zeroes) Read(b []byte) (int, error) {
 // that is written: even with a constant salt, no key and nonce encrypt two contents. Each crash is also
 // a test of exact-or-miss for encrypted blocks.
 func TestNoncesAcrossCrashes(t *testing.T) {
-	want := testkit.Rounds(2000, 40)
+	want := testkit.Rounds(2000, 25)
 	points := 0
 	for seed := uint64(1000); points < want; seed++ {
 		mutations := int64(1)
