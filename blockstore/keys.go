@@ -446,6 +446,11 @@ func openSealed(key *crypt.Key, volume ondisk.UUID, h *ondisk.SlotHeader, header
 // errNoKey: the slot is encrypted with a key that the volume does not have any more.
 var errNoKey = errors.New("the key is not given")
 
+// hasPeriod reports whether the volume has a period of a key.
+func (v *volume) hasPeriod(id ondisk.KeyID) bool {
+	return slices.ContainsFunc(v.keyPeriods(), func(p period) bool { return p.ID == id })
+}
+
 // openHeader is openSealed for a slot that may be plain. It fails unless the slot is encrypted with the
 // key of its generation.
 func (v *volume) openHeader(h *ondisk.SlotHeader, header []byte) (slotOpener, error) {
@@ -454,6 +459,8 @@ func (v *volume) openHeader(h *ondisk.SlotHeader, header []byte) (slotOpener, er
 	case p == nil && h.Key == (ondisk.KeyID{}):
 		return slotOpener{}, nil
 	case p == nil:
+		return slotOpener{}, fmt.Errorf("encrypted with key %v: %w", h.Key, errNoKey)
+	case p.ID != h.Key && h.Key != (ondisk.KeyID{}) && !v.hasPeriod(h.Key):
 		return slotOpener{}, fmt.Errorf("encrypted with key %v: %w", h.Key, errNoKey)
 	case p.ID != h.Key:
 		return slotOpener{}, fmt.Errorf("encrypted with key %q, and slots of generation %v with %v", h.Key, h.Generation, p.ID)
