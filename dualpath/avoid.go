@@ -8,6 +8,10 @@ package dualpath
 // cannot determine which engine, or whether the network between them, caused the failure. An engine
 // that failed strikesMax times without serving a request in between is avoided by all requests for
 // Options.Cooldown. An avoided engine is used only if no other engine takes the request.
+//
+// If the only engine of a role fails immediately, for example while one process of the engine has
+// ended and its leader has not, all attempts of a request could fail at once. So from its second
+// failure on a request waits for Options.Cooldown before the next attempt.
 
 // strikesMax is the number of consecutive failures after which an engine is avoided. A single
 // failure may have been caused by the other engine of the attempt.

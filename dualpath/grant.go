@@ -150,6 +150,11 @@ func (p *Planner) grant(g *group) {
 		}
 	}()
 	for r := p.nextOf(g); r != nil; r = p.next() {
+		if p.now < r.retryAt {
+			p.withdraw(r)
+			left = append(left, r)
+			continue
+		}
 		pe := pool.leastFor(p, r)
 		if pe == nil && p.takenBy(g, r) {
 			full = pool.least(p) != nil

@@ -103,7 +103,8 @@ type Options struct {
 	// MaxAttempts is the number of failed attempts at which a request is rejected. Default 4.
 	MaxAttempts int
 	// Cooldown is the time after repeated failures during which an engine is given a request only
-	// if no other engine can take the request. Default 2 s.
+	// if no other engine can take the request. A request that has failed twice or more waits for
+	// this time before its next attempt. Default 2 s.
 	Cooldown time.Duration
 	// MaxQueue is the largest number of requests that are waiting or being served. Default 1 << 20.
 	MaxQueue int

@@ -156,9 +156,11 @@ type request struct {
 	found   [2]*Held
 	// failures is the number of the request's attempts that failed at an engine.
 	failures int
-	// avoid are the engines of the attempt that failed last.
-	avoid [2]EngineID
-	why   *Explanation
+	// avoid are the engines of the attempt that failed last. The request is not started before
+	// retryAt.
+	avoid   [2]EngineID
+	retryAt time.Duration
+	why     *Explanation
 }
 
 // New returns a planner without engines.
@@ -340,7 +342,8 @@ func (p *Planner) finished(e Finished) {
 }
 
 // failed plans a request again because one of its engines failed. From the second failure on, the
-// cached tokens that have not been verified are recomputed.
+// cached tokens that have not been verified are recomputed, and the request waits for
+// Options.Cooldown.
 func (p *Planner) failed(e Failed) {
 	r := p.about(e.Request, e.Attempt)
 	if r == nil || r.phase != serving || (e.Role != Prefill && e.Role != Decode) {
@@ -358,6 +361,7 @@ func (p *Planner) failed(e Failed) {
 	}
 	if r.failures > 1 {
 		r.Hit, r.unfit = min(r.Hit, max(e.Upto, 0)/p.opts.BlockTokens*p.opts.BlockTokens), EngineFailed
+		r.retryAt = p.now + p.opts.Cooldown
 	}
 	r.why.note(p.now, "the %s engine failed (failure %d); planned anew with %d cached tokens", int(e.Role), r.failures, r.Hit)
 	// The failed engine has dropped the request, so it gets no Abort.

@@ -1126,7 +1126,10 @@ type MatchRequest struct {
 	OldestEpoch uint64 `protobuf:"varint,6,opt,name=oldest_epoch,json=oldestEpoch,proto3" json:"oldest_epoch,omitempty"`
 	// mix allows blocks of different epochs: each block has the newest epoch of the range that has
 	// the block. The answer sets epochs. A node of an older version answers with blocks of one epoch.
-	Mix           bool `protobuf:"varint,7,opt,name=mix,proto3" json:"mix,omitempty"`
+	Mix bool `protobuf:"varint,7,opt,name=mix,proto3" json:"mix,omitempty"`
+	// no_touch: the match is no use of the blocks and does not delay their eviction, because the client may read
+	// them from another node. A node of an older version ignores it.
+	NoTouch       bool `protobuf:"varint,8,opt,name=no_touch,json=noTouch,proto3" json:"no_touch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1206,6 +1209,13 @@ func (x *MatchRequest) GetOldestEpoch() uint64 {
 func (x *MatchRequest) GetMix() bool {
 	if x != nil {
 		return x.Mix
+	}
+	return false
+}
+
+func (x *MatchRequest) GetNoTouch() bool {
+	if x != nil {
+		return x.NoTouch
 	}
 	return false
 }
@@ -3488,7 +3498,12 @@ func (x *GetNamespaceRequest) GetName() string {
 }
 
 type ListNamespacesRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// after is next of the previous response; empty: the first page.
+	After string `protobuf:"bytes,1,opt,name=after,proto3" json:"after,omitempty"`
+	// The maximum number of namespaces in the response; 0: all. All namespaces of a large cluster exceed
+	// the maximum size of a message.
+	Limit         uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3523,9 +3538,25 @@ func (*ListNamespacesRequest) Descriptor() ([]byte, []int) {
 	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{43}
 }
 
+func (x *ListNamespacesRequest) GetAfter() string {
+	if x != nil {
+		return x.After
+	}
+	return ""
+}
+
+func (x *ListNamespacesRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
 type ListNamespacesResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Namespaces    []*Namespace           `protobuf:"bytes,1,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Namespaces []*Namespace           `protobuf:"bytes,1,rep,name=namespaces,proto3" json:"namespaces,omitempty"` // sorted by name
+	// The last name of the page, if more namespaces follow. A node that ignores limit returns all.
+	Next          string `protobuf:"bytes,2,opt,name=next,proto3" json:"next,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3565,6 +3596,13 @@ func (x *ListNamespacesResponse) GetNamespaces() []*Namespace {
 		return x.Namespaces
 	}
 	return nil
+}
+
+func (x *ListNamespacesResponse) GetNext() string {
+	if x != nil {
+		return x.Next
+	}
+	return ""
 }
 
 type DeleteNamespaceRequest struct {
@@ -4800,14 +4838,15 @@ type StatusResponse struct {
 	Counters *Counters `protobuf:"bytes,31,opt,name=counters,proto3" json:"counters,omitempty"`
 	// busy_calls counts the Read, Reserve and Commit calls that were refused because a limit was
 	// reached.
-	BusyCalls         uint64 `protobuf:"varint,32,opt,name=busy_calls,json=busyCalls,proto3" json:"busy_calls,omitempty"`
-	RunningReads      int64  `protobuf:"varint,33,opt,name=running_reads,json=runningReads,proto3" json:"running_reads,omitempty"`
-	WaitingReads      int64  `protobuf:"varint,34,opt,name=waiting_reads,json=waitingReads,proto3" json:"waiting_reads,omitempty"` // Read calls that wait for others to end
-	RunningReadsLimit int64  `protobuf:"varint,35,opt,name=running_reads_limit,json=runningReadsLimit,proto3" json:"running_reads_limit,omitempty"`
-	Reservations      int64  `protobuf:"varint,36,opt,name=reservations,proto3" json:"reservations,omitempty"` // open reservations of writers
+	BusyCalls         uint64       `protobuf:"varint,32,opt,name=busy_calls,json=busyCalls,proto3" json:"busy_calls,omitempty"`
+	RunningReads      int64        `protobuf:"varint,33,opt,name=running_reads,json=runningReads,proto3" json:"running_reads,omitempty"`
+	WaitingReads      int64        `protobuf:"varint,34,opt,name=waiting_reads,json=waitingReads,proto3" json:"waiting_reads,omitempty"` // Read calls that wait for others to end
+	RunningReadsLimit int64        `protobuf:"varint,35,opt,name=running_reads_limit,json=runningReadsLimit,proto3" json:"running_reads_limit,omitempty"`
+	Reservations      int64        `protobuf:"varint,36,opt,name=reservations,proto3" json:"reservations,omitempty"` // open reservations of writers
+	Roles             *RolesStatus `protobuf:"bytes,37,opt,name=roles,proto3" json:"roles,omitempty"`                // absent without auth.roles_etcd
 	// keys are the keys that encrypt the volumes, and an entry without an id for blocks that are not
 	// encrypted, if there are any; empty: the node has no keys.
-	Keys          []*KeyStatus `protobuf:"bytes,37,rep,name=keys,proto3" json:"keys,omitempty"`
+	Keys          []*KeyStatus `protobuf:"bytes,38,rep,name=keys,proto3" json:"keys,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5094,6 +5133,13 @@ func (x *StatusResponse) GetReservations() int64 {
 	return 0
 }
 
+func (x *StatusResponse) GetRoles() *RolesStatus {
+	if x != nil {
+		return x.Roles
+	}
+	return nil
+}
+
 func (x *StatusResponse) GetKeys() []*KeyStatus {
 	if x != nil {
 		return x.Keys
@@ -5169,6 +5215,67 @@ func (x *KeyStatus) GetNewest() bool {
 	return false
 }
 
+// RolesStatus is the roles document that a node has read from etcd.
+type RolesStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Principals    int64                  `protobuf:"varint,1,opt,name=principals,proto3" json:"principals,omitempty"`
+	Revision      int64                  `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"` // of the document in use; 0: none is in use, and every call is refused
+	Problem       string                 `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`    // reason why the content of etcd is not in use; empty: it is in use
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RolesStatus) Reset() {
+	*x = RolesStatus{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RolesStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RolesStatus) ProtoMessage() {}
+
+func (x *RolesStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RolesStatus.ProtoReflect.Descriptor instead.
+func (*RolesStatus) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *RolesStatus) GetPrincipals() int64 {
+	if x != nil {
+		return x.Principals
+	}
+	return 0
+}
+
+func (x *RolesStatus) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *RolesStatus) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
 type MemoryPart struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -5179,7 +5286,7 @@ type MemoryPart struct {
 
 func (x *MemoryPart) Reset() {
 	*x = MemoryPart{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[64]
+	mi := &file_penstockv1_penstock_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5191,7 +5298,7 @@ func (x *MemoryPart) String() string {
 func (*MemoryPart) ProtoMessage() {}
 
 func (x *MemoryPart) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[64]
+	mi := &file_penstockv1_penstock_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5204,7 +5311,7 @@ func (x *MemoryPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryPart.ProtoReflect.Descriptor instead.
 func (*MemoryPart) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{64}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *MemoryPart) GetName() string {
@@ -5236,7 +5343,7 @@ type NICStatus struct {
 
 func (x *NICStatus) Reset() {
 	*x = NICStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[65]
+	mi := &file_penstockv1_penstock_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5248,7 +5355,7 @@ func (x *NICStatus) String() string {
 func (*NICStatus) ProtoMessage() {}
 
 func (x *NICStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[65]
+	mi := &file_penstockv1_penstock_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5261,7 +5368,7 @@ func (x *NICStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NICStatus.ProtoReflect.Descriptor instead.
 func (*NICStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{65}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *NICStatus) GetName() string {
@@ -5323,7 +5430,7 @@ type StatBlockRequest struct {
 
 func (x *StatBlockRequest) Reset() {
 	*x = StatBlockRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[66]
+	mi := &file_penstockv1_penstock_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5335,7 +5442,7 @@ func (x *StatBlockRequest) String() string {
 func (*StatBlockRequest) ProtoMessage() {}
 
 func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[66]
+	mi := &file_penstockv1_penstock_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5348,7 +5455,7 @@ func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatBlockRequest.ProtoReflect.Descriptor instead.
 func (*StatBlockRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{66}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *StatBlockRequest) GetNamespace() string {
@@ -5383,7 +5490,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[67]
+	mi := &file_penstockv1_penstock_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5395,7 +5502,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[67]
+	mi := &file_penstockv1_penstock_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5408,7 +5515,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{67}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Block) GetId() []byte {
@@ -5492,7 +5599,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[68]
+	mi := &file_penstockv1_penstock_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5504,7 +5611,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[68]
+	mi := &file_penstockv1_penstock_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5517,7 +5624,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{68}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListBlocksRequest) GetNamespace() string {
@@ -5551,7 +5658,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[69]
+	mi := &file_penstockv1_penstock_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5563,7 +5670,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[69]
+	mi := &file_penstockv1_penstock_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5576,7 +5683,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{69}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -5604,7 +5711,7 @@ type VerifyBlocksRequest struct {
 
 func (x *VerifyBlocksRequest) Reset() {
 	*x = VerifyBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[70]
+	mi := &file_penstockv1_penstock_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5616,7 +5723,7 @@ func (x *VerifyBlocksRequest) String() string {
 func (*VerifyBlocksRequest) ProtoMessage() {}
 
 func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[70]
+	mi := &file_penstockv1_penstock_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5629,7 +5736,7 @@ func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksRequest.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{70}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *VerifyBlocksRequest) GetNamespace() string {
@@ -5662,7 +5769,7 @@ type VerifyBlocksResponse struct {
 
 func (x *VerifyBlocksResponse) Reset() {
 	*x = VerifyBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[71]
+	mi := &file_penstockv1_penstock_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5674,7 +5781,7 @@ func (x *VerifyBlocksResponse) String() string {
 func (*VerifyBlocksResponse) ProtoMessage() {}
 
 func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[71]
+	mi := &file_penstockv1_penstock_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5687,7 +5794,7 @@ func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksResponse.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{71}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *VerifyBlocksResponse) GetPieces() []*PieceResult {
@@ -5705,7 +5812,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[72]
+	mi := &file_penstockv1_penstock_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5717,7 +5824,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[72]
+	mi := &file_penstockv1_penstock_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5730,7 +5837,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{72}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{73}
 }
 
 type ListVolumesResponse struct {
@@ -5743,7 +5850,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[73]
+	mi := &file_penstockv1_penstock_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5755,7 +5862,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[73]
+	mi := &file_penstockv1_penstock_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5768,7 +5875,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{73}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*VolumeStatus {
@@ -5803,7 +5910,7 @@ type AdoptedNode struct {
 
 func (x *AdoptedNode) Reset() {
 	*x = AdoptedNode{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[74]
+	mi := &file_penstockv1_penstock_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5815,7 +5922,7 @@ func (x *AdoptedNode) String() string {
 func (*AdoptedNode) ProtoMessage() {}
 
 func (x *AdoptedNode) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[74]
+	mi := &file_penstockv1_penstock_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5828,7 +5935,7 @@ func (x *AdoptedNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptedNode.ProtoReflect.Descriptor instead.
 func (*AdoptedNode) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{74}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *AdoptedNode) GetNode() string {
@@ -5904,7 +6011,7 @@ type AdoptVolumeRequest struct {
 
 func (x *AdoptVolumeRequest) Reset() {
 	*x = AdoptVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[75]
+	mi := &file_penstockv1_penstock_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5916,7 +6023,7 @@ func (x *AdoptVolumeRequest) String() string {
 func (*AdoptVolumeRequest) ProtoMessage() {}
 
 func (x *AdoptVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[75]
+	mi := &file_penstockv1_penstock_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5929,7 +6036,7 @@ func (x *AdoptVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptVolumeRequest.ProtoReflect.Descriptor instead.
 func (*AdoptVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{75}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *AdoptVolumeRequest) GetPath() string {
@@ -5964,7 +6071,7 @@ type AdoptVolumeResponse struct {
 
 func (x *AdoptVolumeResponse) Reset() {
 	*x = AdoptVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[76]
+	mi := &file_penstockv1_penstock_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5976,7 +6083,7 @@ func (x *AdoptVolumeResponse) String() string {
 func (*AdoptVolumeResponse) ProtoMessage() {}
 
 func (x *AdoptVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[76]
+	mi := &file_penstockv1_penstock_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5989,7 +6096,7 @@ func (x *AdoptVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptVolumeResponse.ProtoReflect.Descriptor instead.
 func (*AdoptVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{76}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *AdoptVolumeResponse) GetStore() string {
@@ -6073,7 +6180,7 @@ type DrainVolumeRequest struct {
 
 func (x *DrainVolumeRequest) Reset() {
 	*x = DrainVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[77]
+	mi := &file_penstockv1_penstock_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6085,7 +6192,7 @@ func (x *DrainVolumeRequest) String() string {
 func (*DrainVolumeRequest) ProtoMessage() {}
 
 func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[77]
+	mi := &file_penstockv1_penstock_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6098,7 +6205,7 @@ func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DrainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{77}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *DrainVolumeRequest) GetVolume() string {
@@ -6132,7 +6239,7 @@ type DrainVolumeResponse struct {
 
 func (x *DrainVolumeResponse) Reset() {
 	*x = DrainVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[78]
+	mi := &file_penstockv1_penstock_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6144,7 +6251,7 @@ func (x *DrainVolumeResponse) String() string {
 func (*DrainVolumeResponse) ProtoMessage() {}
 
 func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[78]
+	mi := &file_penstockv1_penstock_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6157,7 +6264,7 @@ func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DrainVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{78}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *DrainVolumeResponse) GetBlocks() int64 {
@@ -6185,7 +6292,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[79]
+	mi := &file_penstockv1_penstock_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6197,7 +6304,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[79]
+	mi := &file_penstockv1_penstock_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6210,7 +6317,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{79}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *RemoveVolumeRequest) GetVolume() string {
@@ -6244,7 +6351,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[80]
+	mi := &file_penstockv1_penstock_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6256,7 +6363,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[80]
+	mi := &file_penstockv1_penstock_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6269,7 +6376,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{80}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *RemoveVolumeResponse) GetBlocks() int64 {
@@ -6295,7 +6402,7 @@ type ScrubRequest struct {
 
 func (x *ScrubRequest) Reset() {
 	*x = ScrubRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[81]
+	mi := &file_penstockv1_penstock_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6307,7 +6414,7 @@ func (x *ScrubRequest) String() string {
 func (*ScrubRequest) ProtoMessage() {}
 
 func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[81]
+	mi := &file_penstockv1_penstock_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6320,7 +6427,7 @@ func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubRequest.ProtoReflect.Descriptor instead.
 func (*ScrubRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{81}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ScrubRequest) GetBytesPerSecond() int64 {
@@ -6342,7 +6449,7 @@ type ScrubProgress struct {
 
 func (x *ScrubProgress) Reset() {
 	*x = ScrubProgress{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[82]
+	mi := &file_penstockv1_penstock_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6354,7 +6461,7 @@ func (x *ScrubProgress) String() string {
 func (*ScrubProgress) ProtoMessage() {}
 
 func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[82]
+	mi := &file_penstockv1_penstock_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6367,7 +6474,7 @@ func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubProgress.ProtoReflect.Descriptor instead.
 func (*ScrubProgress) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{82}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ScrubProgress) GetVerifiedBlocks() int64 {
@@ -6412,7 +6519,7 @@ type ConfigChange struct {
 
 func (x *ConfigChange) Reset() {
 	*x = ConfigChange{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[83]
+	mi := &file_penstockv1_penstock_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6424,7 +6531,7 @@ func (x *ConfigChange) String() string {
 func (*ConfigChange) ProtoMessage() {}
 
 func (x *ConfigChange) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[83]
+	mi := &file_penstockv1_penstock_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6437,7 +6544,7 @@ func (x *ConfigChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigChange.ProtoReflect.Descriptor instead.
 func (*ConfigChange) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{83}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ConfigChange) GetKey() string {
@@ -6476,7 +6583,7 @@ type DiffConfigRequest struct {
 
 func (x *DiffConfigRequest) Reset() {
 	*x = DiffConfigRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[84]
+	mi := &file_penstockv1_penstock_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6488,7 +6595,7 @@ func (x *DiffConfigRequest) String() string {
 func (*DiffConfigRequest) ProtoMessage() {}
 
 func (x *DiffConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[84]
+	mi := &file_penstockv1_penstock_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6501,7 +6608,7 @@ func (x *DiffConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffConfigRequest.ProtoReflect.Descriptor instead.
 func (*DiffConfigRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{84}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{85}
 }
 
 type DiffConfigResponse struct {
@@ -6514,7 +6621,7 @@ type DiffConfigResponse struct {
 
 func (x *DiffConfigResponse) Reset() {
 	*x = DiffConfigResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[85]
+	mi := &file_penstockv1_penstock_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6526,7 +6633,7 @@ func (x *DiffConfigResponse) String() string {
 func (*DiffConfigResponse) ProtoMessage() {}
 
 func (x *DiffConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[85]
+	mi := &file_penstockv1_penstock_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6539,7 +6646,7 @@ func (x *DiffConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffConfigResponse.ProtoReflect.Descriptor instead.
 func (*DiffConfigResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{85}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *DiffConfigResponse) GetPath() string {
@@ -6564,7 +6671,7 @@ type ReloadConfigRequest struct {
 
 func (x *ReloadConfigRequest) Reset() {
 	*x = ReloadConfigRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[86]
+	mi := &file_penstockv1_penstock_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6576,7 +6683,7 @@ func (x *ReloadConfigRequest) String() string {
 func (*ReloadConfigRequest) ProtoMessage() {}
 
 func (x *ReloadConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[86]
+	mi := &file_penstockv1_penstock_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6589,7 +6696,7 @@ func (x *ReloadConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadConfigRequest.ProtoReflect.Descriptor instead.
 func (*ReloadConfigRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{86}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{87}
 }
 
 type ReloadConfigResponse struct {
@@ -6602,7 +6709,7 @@ type ReloadConfigResponse struct {
 
 func (x *ReloadConfigResponse) Reset() {
 	*x = ReloadConfigResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[87]
+	mi := &file_penstockv1_penstock_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6614,7 +6721,7 @@ func (x *ReloadConfigResponse) String() string {
 func (*ReloadConfigResponse) ProtoMessage() {}
 
 func (x *ReloadConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[87]
+	mi := &file_penstockv1_penstock_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6627,7 +6734,7 @@ func (x *ReloadConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadConfigResponse.ProtoReflect.Descriptor instead.
 func (*ReloadConfigResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{87}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ReloadConfigResponse) GetPath() string {
@@ -6663,7 +6770,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[88]
+	mi := &file_penstockv1_penstock_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6675,7 +6782,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[88]
+	mi := &file_penstockv1_penstock_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6688,7 +6795,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{88}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Member) GetName() string {
@@ -6786,7 +6893,7 @@ type MoveStatus struct {
 
 func (x *MoveStatus) Reset() {
 	*x = MoveStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[89]
+	mi := &file_penstockv1_penstock_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6798,7 +6905,7 @@ func (x *MoveStatus) String() string {
 func (*MoveStatus) ProtoMessage() {}
 
 func (x *MoveStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[89]
+	mi := &file_penstockv1_penstock_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6811,7 +6918,7 @@ func (x *MoveStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveStatus.ProtoReflect.Descriptor instead.
 func (*MoveStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{89}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *MoveStatus) GetPhase() string {
@@ -6888,7 +6995,7 @@ type DrainMemberRequest struct {
 
 func (x *DrainMemberRequest) Reset() {
 	*x = DrainMemberRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[90]
+	mi := &file_penstockv1_penstock_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6900,7 +7007,7 @@ func (x *DrainMemberRequest) String() string {
 func (*DrainMemberRequest) ProtoMessage() {}
 
 func (x *DrainMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[90]
+	mi := &file_penstockv1_penstock_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6913,7 +7020,7 @@ func (x *DrainMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainMemberRequest.ProtoReflect.Descriptor instead.
 func (*DrainMemberRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{90}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *DrainMemberRequest) GetName() string {
@@ -6945,7 +7052,7 @@ type DrainMemberResponse struct {
 
 func (x *DrainMemberResponse) Reset() {
 	*x = DrainMemberResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[91]
+	mi := &file_penstockv1_penstock_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6957,7 +7064,7 @@ func (x *DrainMemberResponse) String() string {
 func (*DrainMemberResponse) ProtoMessage() {}
 
 func (x *DrainMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[91]
+	mi := &file_penstockv1_penstock_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6970,7 +7077,7 @@ func (x *DrainMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainMemberResponse.ProtoReflect.Descriptor instead.
 func (*DrainMemberResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{91}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{92}
 }
 
 type ListMembersRequest struct {
@@ -6981,7 +7088,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[92]
+	mi := &file_penstockv1_penstock_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6993,7 +7100,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[92]
+	mi := &file_penstockv1_penstock_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7006,7 +7113,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{92}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{93}
 }
 
 type ListMembersResponse struct {
@@ -7014,13 +7121,14 @@ type ListMembersResponse struct {
 	Members []*Member              `protobuf:"bytes,1,rep,name=members,proto3" json:"members,omitempty"`
 	// removed are the names of the nodes that were removed from the cluster. Clients forget them at once.
 	Removed       []string `protobuf:"bytes,2,rep,name=removed,proto3" json:"removed,omitempty"`
+	LastFill      *FillEnd `protobuf:"bytes,3,opt,name=last_fill,json=lastFill,proto3" json:"last_fill,omitempty"` // unset if no order has ended
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[93]
+	mi := &file_penstockv1_penstock_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7032,7 +7140,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[93]
+	mi := &file_penstockv1_penstock_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7045,7 +7153,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{93}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ListMembersResponse) GetMembers() []*Member {
@@ -7062,6 +7170,13 @@ func (x *ListMembersResponse) GetRemoved() []string {
 	return nil
 }
 
+func (x *ListMembersResponse) GetLastFill() *FillEnd {
+	if x != nil {
+		return x.LastFill
+	}
+	return nil
+}
+
 type FillMembersRequest struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Names          []string               `protobuf:"bytes,1,rep,name=names,proto3" json:"names,omitempty"`                                            // empty: end the order
@@ -7074,7 +7189,7 @@ type FillMembersRequest struct {
 
 func (x *FillMembersRequest) Reset() {
 	*x = FillMembersRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[94]
+	mi := &file_penstockv1_penstock_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7086,7 +7201,7 @@ func (x *FillMembersRequest) String() string {
 func (*FillMembersRequest) ProtoMessage() {}
 
 func (x *FillMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[94]
+	mi := &file_penstockv1_penstock_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7099,7 +7214,7 @@ func (x *FillMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FillMembersRequest.ProtoReflect.Descriptor instead.
 func (*FillMembersRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{94}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *FillMembersRequest) GetNames() []string {
@@ -7125,14 +7240,15 @@ func (x *FillMembersRequest) GetDryRun() bool {
 
 type FillMembersResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Fills         []*Fill                `protobuf:"bytes,1,rep,name=fills,proto3" json:"fills,omitempty"` // with dry_run
+	Fills         []*Fill                `protobuf:"bytes,1,rep,name=fills,proto3" json:"fills,omitempty"`        // with dry_run
+	Revision      int64                  `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"` // the etcd revision of the order; 0 from a node of an older version
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *FillMembersResponse) Reset() {
 	*x = FillMembersResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[95]
+	mi := &file_penstockv1_penstock_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7144,7 +7260,7 @@ func (x *FillMembersResponse) String() string {
 func (*FillMembersResponse) ProtoMessage() {}
 
 func (x *FillMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[95]
+	mi := &file_penstockv1_penstock_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7157,7 +7273,7 @@ func (x *FillMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FillMembersResponse.ProtoReflect.Descriptor instead.
 func (*FillMembersResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{95}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *FillMembersResponse) GetFills() []*Fill {
@@ -7165,6 +7281,74 @@ func (x *FillMembersResponse) GetFills() []*Fill {
 		return x.Fills
 	}
 	return nil
+}
+
+func (x *FillMembersResponse) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+// FillEnd is the last end of an order of FillMembers.
+type FillEnd struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Revision      int64                  `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"` // the etcd revision of the end
+	Names         []string               `protobuf:"bytes,2,rep,name=names,proto3" json:"names,omitempty"`        // the nodes that were filled
+	Stopped       bool                   `protobuf:"varint,3,opt,name=stopped,proto3" json:"stopped,omitempty"`   // FillMembers without names ended the order before its copies were complete
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FillEnd) Reset() {
+	*x = FillEnd{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[97]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FillEnd) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FillEnd) ProtoMessage() {}
+
+func (x *FillEnd) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[97]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FillEnd.ProtoReflect.Descriptor instead.
+func (*FillEnd) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{97}
+}
+
+func (x *FillEnd) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *FillEnd) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+func (x *FillEnd) GetStopped() bool {
+	if x != nil {
+		return x.Stopped
+	}
+	return false
 }
 
 // Fill is the part of a node's blocks that it would copy to another node.
@@ -7179,7 +7363,7 @@ type Fill struct {
 
 func (x *Fill) Reset() {
 	*x = Fill{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[96]
+	mi := &file_penstockv1_penstock_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7191,7 +7375,7 @@ func (x *Fill) String() string {
 func (*Fill) ProtoMessage() {}
 
 func (x *Fill) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[96]
+	mi := &file_penstockv1_penstock_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7204,7 +7388,7 @@ func (x *Fill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fill.ProtoReflect.Descriptor instead.
 func (*Fill) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{96}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *Fill) GetName() string {
@@ -7240,7 +7424,7 @@ type RemoveMemberRequest struct {
 
 func (x *RemoveMemberRequest) Reset() {
 	*x = RemoveMemberRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[97]
+	mi := &file_penstockv1_penstock_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7252,7 +7436,7 @@ func (x *RemoveMemberRequest) String() string {
 func (*RemoveMemberRequest) ProtoMessage() {}
 
 func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[97]
+	mi := &file_penstockv1_penstock_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7265,7 +7449,7 @@ func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberRequest.ProtoReflect.Descriptor instead.
 func (*RemoveMemberRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{97}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *RemoveMemberRequest) GetName() string {
@@ -7310,7 +7494,7 @@ type RemoveMemberResponse struct {
 
 func (x *RemoveMemberResponse) Reset() {
 	*x = RemoveMemberResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[98]
+	mi := &file_penstockv1_penstock_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7322,7 +7506,7 @@ func (x *RemoveMemberResponse) String() string {
 func (*RemoveMemberResponse) ProtoMessage() {}
 
 func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[98]
+	mi := &file_penstockv1_penstock_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7335,7 +7519,7 @@ func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberResponse.ProtoReflect.Descriptor instead.
 func (*RemoveMemberResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{98}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *RemoveMemberResponse) GetUp() bool {
@@ -7362,6 +7546,206 @@ func (x *RemoveMemberResponse) GetLostBytes() int64 {
 func (x *RemoveMemberResponse) GetLeases() int64 {
 	if x != nil {
 		return x.Leases
+	}
+	return 0
+}
+
+type GetRolesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetRolesRequest) Reset() {
+	*x = GetRolesRequest{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[101]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetRolesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetRolesRequest) ProtoMessage() {}
+
+func (x *GetRolesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[101]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetRolesRequest.ProtoReflect.Descriptor instead.
+func (*GetRolesRequest) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{101}
+}
+
+type GetRolesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Document      []byte                 `protobuf:"bytes,1,opt,name=document,proto3" json:"document,omitempty"`
+	Revision      int64                  `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"` // of the key in etcd; 0: the key does not exist
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetRolesResponse) Reset() {
+	*x = GetRolesResponse{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[102]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetRolesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetRolesResponse) ProtoMessage() {}
+
+func (x *GetRolesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[102]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetRolesResponse.ProtoReflect.Descriptor instead.
+func (*GetRolesResponse) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{102}
+}
+
+func (x *GetRolesResponse) GetDocument() []byte {
+	if x != nil {
+		return x.Document
+	}
+	return nil
+}
+
+func (x *GetRolesResponse) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+type SetRolesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Document      []byte                 `protobuf:"bytes,1,opt,name=document,proto3" json:"document,omitempty"`
+	Revision      int64                  `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`           // of the document that is replaced; 0: there is none
+	DryRun        bool                   `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"` // change nothing
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetRolesRequest) Reset() {
+	*x = SetRolesRequest{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[103]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetRolesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetRolesRequest) ProtoMessage() {}
+
+func (x *SetRolesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[103]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetRolesRequest.ProtoReflect.Descriptor instead.
+func (*SetRolesRequest) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{103}
+}
+
+func (x *SetRolesRequest) GetDocument() []byte {
+	if x != nil {
+		return x.Document
+	}
+	return nil
+}
+
+func (x *SetRolesRequest) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *SetRolesRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type SetRolesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Changes       []string               `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`    // one line for each principal that differs, for people
+	Revision      int64                  `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"` // of the new document; with dry_run that of the present one
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetRolesResponse) Reset() {
+	*x = SetRolesResponse{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[104]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetRolesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetRolesResponse) ProtoMessage() {}
+
+func (x *SetRolesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[104]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetRolesResponse.ProtoReflect.Descriptor instead.
+func (*SetRolesResponse) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{104}
+}
+
+func (x *SetRolesResponse) GetChanges() []string {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+func (x *SetRolesResponse) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
 	}
 	return 0
 }
@@ -7445,7 +7829,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"localMatch\x12#\n" +
 	"\rstaging_bytes\x18\x13 \x01(\x03R\fstagingBytes\x12!\n" +
 	"\fexists_calls\x18\x14 \x01(\bR\vexistsCalls\x12\x18\n" +
-	"\acluster\x18\x15 \x01(\bR\acluster\"\xc8\x01\n" +
+	"\acluster\x18\x15 \x01(\bR\acluster\"\xe3\x01\n" +
 	"\fMatchRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
@@ -7454,7 +7838,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"leaseTtlMs\x12\x10\n" +
 	"\x03pin\x18\x05 \x01(\bR\x03pin\x12!\n" +
 	"\foldest_epoch\x18\x06 \x01(\x04R\voldestEpoch\x12\x10\n" +
-	"\x03mix\x18\a \x01(\bR\x03mix\"8\n" +
+	"\x03mix\x18\a \x01(\bR\x03mix\x12\x19\n" +
+	"\bno_touch\x18\b \x01(\bR\anoTouch\"8\n" +
 	"\bEpochRun\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x16\n" +
 	"\x06blocks\x18\x02 \x01(\rR\x06blocks\"\\\n" +
@@ -7643,12 +8028,15 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x16CreateNamespaceRequest\x124\n" +
 	"\tnamespace\x18\x01 \x01(\v2\x16.penstock.v1.NamespaceR\tnamespace\")\n" +
 	"\x13GetNamespaceRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"\x17\n" +
-	"\x15ListNamespacesRequest\"P\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"C\n" +
+	"\x15ListNamespacesRequest\x12\x14\n" +
+	"\x05after\x18\x01 \x01(\tR\x05after\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\"d\n" +
 	"\x16ListNamespacesResponse\x126\n" +
 	"\n" +
 	"namespaces\x18\x01 \x03(\v2\x16.penstock.v1.NamespaceR\n" +
-	"namespaces\"E\n" +
+	"namespaces\x12\x12\n" +
+	"\x04next\x18\x02 \x01(\tR\x04next\"E\n" +
 	"\x16DeleteNamespaceRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x17\n" +
 	"\adry_run\x18\x02 \x01(\bR\x06dryRun\"G\n" +
@@ -7744,7 +8132,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\rmove_failures\x18\x17 \x01(\x03R\fmoveFailures\x121\n" +
 	"\x15move_bytes_per_second\x18\x18 \x01(\x03R\x12moveBytesPerSecond\x12!\n" +
 	"\fmove_stalled\x18\x19 \x01(\tR\vmoveStalled\x12\x14\n" +
-	"\x05fence\x18\x1a \x01(\rR\x05fence\"\xc2\n" +
+	"\x05fence\x18\x1a \x01(\rR\x05fence\"\xf2\n" +
 	"\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
@@ -7793,13 +8181,20 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\rrunning_reads\x18! \x01(\x03R\frunningReads\x12#\n" +
 	"\rwaiting_reads\x18\" \x01(\x03R\fwaitingReads\x12.\n" +
 	"\x13running_reads_limit\x18# \x01(\x03R\x11runningReadsLimit\x12\"\n" +
-	"\freservations\x18$ \x01(\x03R\freservations\x12*\n" +
-	"\x04keys\x18% \x03(\v2\x16.penstock.v1.KeyStatusR\x04keys\"a\n" +
+	"\freservations\x18$ \x01(\x03R\freservations\x12.\n" +
+	"\x05roles\x18% \x01(\v2\x18.penstock.v1.RolesStatusR\x05roles\x12*\n" +
+	"\x04keys\x18& \x03(\v2\x16.penstock.v1.KeyStatusR\x04keys\"a\n" +
 	"\tKeyStatus\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06blocks\x18\x02 \x01(\x03R\x06blocks\x12\x14\n" +
 	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\x12\x16\n" +
-	"\x06newest\x18\x04 \x01(\bR\x06newest\"6\n" +
+	"\x06newest\x18\x04 \x01(\bR\x06newest\"c\n" +
+	"\vRolesStatus\x12\x1e\n" +
+	"\n" +
+	"principals\x18\x01 \x01(\x03R\n" +
+	"principals\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\x12\x18\n" +
+	"\aproblem\x18\x03 \x01(\tR\aproblem\"6\n" +
 	"\n" +
 	"MemoryPart\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
@@ -7939,16 +8334,22 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x06cancel\x18\x02 \x01(\bR\x06cancel\x12(\n" +
 	"\x10bytes_per_second\x18\x03 \x01(\x03R\x0ebytesPerSecond\"\x15\n" +
 	"\x13DrainMemberResponse\"\x14\n" +
-	"\x12ListMembersRequest\"^\n" +
+	"\x12ListMembersRequest\"\x91\x01\n" +
 	"\x13ListMembersResponse\x12-\n" +
 	"\amembers\x18\x01 \x03(\v2\x13.penstock.v1.MemberR\amembers\x12\x18\n" +
-	"\aremoved\x18\x02 \x03(\tR\aremoved\"m\n" +
+	"\aremoved\x18\x02 \x03(\tR\aremoved\x121\n" +
+	"\tlast_fill\x18\x03 \x01(\v2\x14.penstock.v1.FillEndR\blastFill\"m\n" +
 	"\x12FillMembersRequest\x12\x14\n" +
 	"\x05names\x18\x01 \x03(\tR\x05names\x12(\n" +
 	"\x10bytes_per_second\x18\x02 \x01(\x03R\x0ebytesPerSecond\x12\x17\n" +
-	"\adry_run\x18\x03 \x01(\bR\x06dryRun\">\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"Z\n" +
 	"\x13FillMembersResponse\x12'\n" +
-	"\x05fills\x18\x01 \x03(\v2\x11.penstock.v1.FillR\x05fills\"H\n" +
+	"\x05fills\x18\x01 \x03(\v2\x11.penstock.v1.FillR\x05fills\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\"U\n" +
+	"\aFillEnd\x12\x1a\n" +
+	"\brevision\x18\x01 \x01(\x03R\brevision\x12\x14\n" +
+	"\x05names\x18\x02 \x03(\tR\x05names\x12\x18\n" +
+	"\astopped\x18\x03 \x01(\bR\astopped\"H\n" +
 	"\x04Fill\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06blocks\x18\x02 \x01(\x03R\x06blocks\x12\x14\n" +
@@ -7964,7 +8365,18 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"lostBlocks\x12\x1d\n" +
 	"\n" +
 	"lost_bytes\x18\x03 \x01(\x03R\tlostBytes\x12\x16\n" +
-	"\x06leases\x18\x04 \x01(\x03R\x06leases*W\n" +
+	"\x06leases\x18\x04 \x01(\x03R\x06leases\"\x11\n" +
+	"\x0fGetRolesRequest\"J\n" +
+	"\x10GetRolesResponse\x12\x1a\n" +
+	"\bdocument\x18\x01 \x01(\fR\bdocument\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\"b\n" +
+	"\x0fSetRolesRequest\x12\x1a\n" +
+	"\bdocument\x18\x01 \x01(\fR\bdocument\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\x12\x17\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"H\n" +
+	"\x10SetRolesResponse\x12\x18\n" +
+	"\achanges\x18\x01 \x03(\tR\achanges\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision*W\n" +
 	"\aOutcome\x12\x17\n" +
 	"\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vOUTCOME_HIT\x10\x01\x12\x10\n" +
@@ -7999,7 +8411,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\tDelivered\x12\x1d.penstock.v1.DeliveredRequest\x1a\x1e.penstock.v1.DeliveredResponse\x12A\n" +
 	"\x06Exists\x12\x1a.penstock.v1.ExistsRequest\x1a\x1b.penstock.v1.ExistsResponse\x12A\n" +
 	"\x06Delete\x12\x1a.penstock.v1.DeleteRequest\x1a\x1b.penstock.v1.DeleteResponse\x12:\n" +
-	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\x83\x10\n" +
+	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\x95\x11\n" +
 	"\x05Admin\x12N\n" +
 	"\x0fCreateNamespace\x12#.penstock.v1.CreateNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12H\n" +
 	"\fGetNamespace\x12 .penstock.v1.GetNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12Y\n" +
@@ -8028,7 +8440,9 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\vListMembers\x12\x1f.penstock.v1.ListMembersRequest\x1a .penstock.v1.ListMembersResponse\x12P\n" +
 	"\vDrainMember\x12\x1f.penstock.v1.DrainMemberRequest\x1a .penstock.v1.DrainMemberResponse\x12P\n" +
 	"\vFillMembers\x12\x1f.penstock.v1.FillMembersRequest\x1a .penstock.v1.FillMembersResponse\x12S\n" +
-	"\fRemoveMember\x12 .penstock.v1.RemoveMemberRequest\x1a!.penstock.v1.RemoveMemberResponseB;Z9github.com/penstock-kv/penstock/api/penstockv1;penstockv1b\x06proto3"
+	"\fRemoveMember\x12 .penstock.v1.RemoveMemberRequest\x1a!.penstock.v1.RemoveMemberResponse\x12G\n" +
+	"\bGetRoles\x12\x1c.penstock.v1.GetRolesRequest\x1a\x1d.penstock.v1.GetRolesResponse\x12G\n" +
+	"\bSetRoles\x12\x1c.penstock.v1.SetRolesRequest\x1a\x1d.penstock.v1.SetRolesResponseB;Z9github.com/penstock-kv/penstock/api/penstockv1;penstockv1b\x06proto3"
 
 var (
 	file_penstockv1_penstock_proto_rawDescOnce sync.Once
@@ -8043,7 +8457,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 99)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 105)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -8115,41 +8529,47 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*VolumeStatus)(nil),            // 67: penstock.v1.VolumeStatus
 	(*StatusResponse)(nil),          // 68: penstock.v1.StatusResponse
 	(*KeyStatus)(nil),               // 69: penstock.v1.KeyStatus
-	(*MemoryPart)(nil),              // 70: penstock.v1.MemoryPart
-	(*NICStatus)(nil),               // 71: penstock.v1.NICStatus
-	(*StatBlockRequest)(nil),        // 72: penstock.v1.StatBlockRequest
-	(*Block)(nil),                   // 73: penstock.v1.Block
-	(*ListBlocksRequest)(nil),       // 74: penstock.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),      // 75: penstock.v1.ListBlocksResponse
-	(*VerifyBlocksRequest)(nil),     // 76: penstock.v1.VerifyBlocksRequest
-	(*VerifyBlocksResponse)(nil),    // 77: penstock.v1.VerifyBlocksResponse
-	(*ListVolumesRequest)(nil),      // 78: penstock.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),     // 79: penstock.v1.ListVolumesResponse
-	(*AdoptedNode)(nil),             // 80: penstock.v1.AdoptedNode
-	(*AdoptVolumeRequest)(nil),      // 81: penstock.v1.AdoptVolumeRequest
-	(*AdoptVolumeResponse)(nil),     // 82: penstock.v1.AdoptVolumeResponse
-	(*DrainVolumeRequest)(nil),      // 83: penstock.v1.DrainVolumeRequest
-	(*DrainVolumeResponse)(nil),     // 84: penstock.v1.DrainVolumeResponse
-	(*RemoveVolumeRequest)(nil),     // 85: penstock.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),    // 86: penstock.v1.RemoveVolumeResponse
-	(*ScrubRequest)(nil),            // 87: penstock.v1.ScrubRequest
-	(*ScrubProgress)(nil),           // 88: penstock.v1.ScrubProgress
-	(*ConfigChange)(nil),            // 89: penstock.v1.ConfigChange
-	(*DiffConfigRequest)(nil),       // 90: penstock.v1.DiffConfigRequest
-	(*DiffConfigResponse)(nil),      // 91: penstock.v1.DiffConfigResponse
-	(*ReloadConfigRequest)(nil),     // 92: penstock.v1.ReloadConfigRequest
-	(*ReloadConfigResponse)(nil),    // 93: penstock.v1.ReloadConfigResponse
-	(*Member)(nil),                  // 94: penstock.v1.Member
-	(*MoveStatus)(nil),              // 95: penstock.v1.MoveStatus
-	(*DrainMemberRequest)(nil),      // 96: penstock.v1.DrainMemberRequest
-	(*DrainMemberResponse)(nil),     // 97: penstock.v1.DrainMemberResponse
-	(*ListMembersRequest)(nil),      // 98: penstock.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),     // 99: penstock.v1.ListMembersResponse
-	(*FillMembersRequest)(nil),      // 100: penstock.v1.FillMembersRequest
-	(*FillMembersResponse)(nil),     // 101: penstock.v1.FillMembersResponse
-	(*Fill)(nil),                    // 102: penstock.v1.Fill
-	(*RemoveMemberRequest)(nil),     // 103: penstock.v1.RemoveMemberRequest
-	(*RemoveMemberResponse)(nil),    // 104: penstock.v1.RemoveMemberResponse
+	(*RolesStatus)(nil),             // 70: penstock.v1.RolesStatus
+	(*MemoryPart)(nil),              // 71: penstock.v1.MemoryPart
+	(*NICStatus)(nil),               // 72: penstock.v1.NICStatus
+	(*StatBlockRequest)(nil),        // 73: penstock.v1.StatBlockRequest
+	(*Block)(nil),                   // 74: penstock.v1.Block
+	(*ListBlocksRequest)(nil),       // 75: penstock.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),      // 76: penstock.v1.ListBlocksResponse
+	(*VerifyBlocksRequest)(nil),     // 77: penstock.v1.VerifyBlocksRequest
+	(*VerifyBlocksResponse)(nil),    // 78: penstock.v1.VerifyBlocksResponse
+	(*ListVolumesRequest)(nil),      // 79: penstock.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),     // 80: penstock.v1.ListVolumesResponse
+	(*AdoptedNode)(nil),             // 81: penstock.v1.AdoptedNode
+	(*AdoptVolumeRequest)(nil),      // 82: penstock.v1.AdoptVolumeRequest
+	(*AdoptVolumeResponse)(nil),     // 83: penstock.v1.AdoptVolumeResponse
+	(*DrainVolumeRequest)(nil),      // 84: penstock.v1.DrainVolumeRequest
+	(*DrainVolumeResponse)(nil),     // 85: penstock.v1.DrainVolumeResponse
+	(*RemoveVolumeRequest)(nil),     // 86: penstock.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),    // 87: penstock.v1.RemoveVolumeResponse
+	(*ScrubRequest)(nil),            // 88: penstock.v1.ScrubRequest
+	(*ScrubProgress)(nil),           // 89: penstock.v1.ScrubProgress
+	(*ConfigChange)(nil),            // 90: penstock.v1.ConfigChange
+	(*DiffConfigRequest)(nil),       // 91: penstock.v1.DiffConfigRequest
+	(*DiffConfigResponse)(nil),      // 92: penstock.v1.DiffConfigResponse
+	(*ReloadConfigRequest)(nil),     // 93: penstock.v1.ReloadConfigRequest
+	(*ReloadConfigResponse)(nil),    // 94: penstock.v1.ReloadConfigResponse
+	(*Member)(nil),                  // 95: penstock.v1.Member
+	(*MoveStatus)(nil),              // 96: penstock.v1.MoveStatus
+	(*DrainMemberRequest)(nil),      // 97: penstock.v1.DrainMemberRequest
+	(*DrainMemberResponse)(nil),     // 98: penstock.v1.DrainMemberResponse
+	(*ListMembersRequest)(nil),      // 99: penstock.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),     // 100: penstock.v1.ListMembersResponse
+	(*FillMembersRequest)(nil),      // 101: penstock.v1.FillMembersRequest
+	(*FillMembersResponse)(nil),     // 102: penstock.v1.FillMembersResponse
+	(*FillEnd)(nil),                 // 103: penstock.v1.FillEnd
+	(*Fill)(nil),                    // 104: penstock.v1.Fill
+	(*RemoveMemberRequest)(nil),     // 105: penstock.v1.RemoveMemberRequest
+	(*RemoveMemberResponse)(nil),    // 106: penstock.v1.RemoveMemberResponse
+	(*GetRolesRequest)(nil),         // 107: penstock.v1.GetRolesRequest
+	(*GetRolesResponse)(nil),        // 108: penstock.v1.GetRolesResponse
+	(*SetRolesRequest)(nil),         // 109: penstock.v1.SetRolesRequest
+	(*SetRolesResponse)(nil),        // 110: penstock.v1.SetRolesResponse
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,   // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
@@ -8182,106 +8602,112 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	8,   // 27: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
 	65,  // 28: penstock.v1.ListPinsResponse.pins:type_name -> penstock.v1.Pin
 	67,  // 29: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	71,  // 30: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
-	70,  // 31: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
+	72,  // 30: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
+	71,  // 31: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
 	9,   // 32: penstock.v1.StatusResponse.counters:type_name -> penstock.v1.Counters
-	69,  // 33: penstock.v1.StatusResponse.keys:type_name -> penstock.v1.KeyStatus
-	3,   // 34: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
-	73,  // 35: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
-	25,  // 36: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
-	67,  // 37: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	80,  // 38: penstock.v1.ListVolumesResponse.adopted:type_name -> penstock.v1.AdoptedNode
-	80,  // 39: penstock.v1.AdoptVolumeResponse.adopted:type_name -> penstock.v1.AdoptedNode
-	89,  // 40: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	89,  // 41: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	95,  // 42: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
-	94,  // 43: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
-	102, // 44: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
-	11,  // 45: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	13,  // 46: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	18,  // 47: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	20,  // 48: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	24,  // 49: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	27,  // 50: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	29,  // 51: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	32,  // 52: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	36,  // 53: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	15,  // 54: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
-	38,  // 55: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	40,  // 56: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
-	42,  // 57: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
-	44,  // 58: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	47,  // 59: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	48,  // 60: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	49,  // 61: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	51,  // 62: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	53,  // 63: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	55,  // 64: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
-	57,  // 65: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	58,  // 66: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
-	59,  // 67: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	61,  // 68: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	66,  // 69: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	72,  // 70: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	74,  // 71: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	76,  // 72: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	63,  // 73: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	87,  // 74: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	78,  // 75: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
-	83,  // 76: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
-	85,  // 77: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
-	81,  // 78: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
-	90,  // 79: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
-	92,  // 80: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
-	98,  // 81: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
-	96,  // 82: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
-	100, // 83: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
-	103, // 84: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
-	12,  // 85: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	17,  // 86: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	19,  // 87: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	21,  // 88: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	26,  // 89: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	28,  // 90: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	30,  // 91: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	33,  // 92: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	37,  // 93: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	16,  // 94: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
-	39,  // 95: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	41,  // 96: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
-	43,  // 97: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
-	46,  // 98: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	8,   // 99: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	8,   // 100: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	50,  // 101: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	52,  // 102: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	54,  // 103: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	56,  // 104: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
-	8,   // 105: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	8,   // 106: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
-	60,  // 107: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	62,  // 108: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	68,  // 109: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	73,  // 110: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	75,  // 111: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	77,  // 112: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	64,  // 113: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	88,  // 114: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	79,  // 115: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
-	84,  // 116: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
-	86,  // 117: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
-	82,  // 118: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
-	91,  // 119: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
-	93,  // 120: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
-	99,  // 121: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
-	97,  // 122: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
-	101, // 123: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
-	104, // 124: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
-	85,  // [85:125] is the sub-list for method output_type
-	45,  // [45:85] is the sub-list for method input_type
-	45,  // [45:45] is the sub-list for extension type_name
-	45,  // [45:45] is the sub-list for extension extendee
-	0,   // [0:45] is the sub-list for field type_name
+	70,  // 33: penstock.v1.StatusResponse.roles:type_name -> penstock.v1.RolesStatus
+	69,  // 34: penstock.v1.StatusResponse.keys:type_name -> penstock.v1.KeyStatus
+	3,   // 35: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
+	74,  // 36: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
+	25,  // 37: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
+	67,  // 38: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	81,  // 39: penstock.v1.ListVolumesResponse.adopted:type_name -> penstock.v1.AdoptedNode
+	81,  // 40: penstock.v1.AdoptVolumeResponse.adopted:type_name -> penstock.v1.AdoptedNode
+	90,  // 41: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	90,  // 42: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	96,  // 43: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
+	95,  // 44: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
+	103, // 45: penstock.v1.ListMembersResponse.last_fill:type_name -> penstock.v1.FillEnd
+	104, // 46: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
+	11,  // 47: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	13,  // 48: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	18,  // 49: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	20,  // 50: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	24,  // 51: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	27,  // 52: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	29,  // 53: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	32,  // 54: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	36,  // 55: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	15,  // 56: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
+	38,  // 57: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	40,  // 58: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
+	42,  // 59: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
+	44,  // 60: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	47,  // 61: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	48,  // 62: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	49,  // 63: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	51,  // 64: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	53,  // 65: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	55,  // 66: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
+	57,  // 67: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	58,  // 68: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
+	59,  // 69: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	61,  // 70: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	66,  // 71: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	73,  // 72: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	75,  // 73: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	77,  // 74: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	63,  // 75: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	88,  // 76: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	79,  // 77: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
+	84,  // 78: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
+	86,  // 79: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
+	82,  // 80: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
+	91,  // 81: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
+	93,  // 82: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
+	99,  // 83: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
+	97,  // 84: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
+	101, // 85: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
+	105, // 86: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
+	107, // 87: penstock.v1.Admin.GetRoles:input_type -> penstock.v1.GetRolesRequest
+	109, // 88: penstock.v1.Admin.SetRoles:input_type -> penstock.v1.SetRolesRequest
+	12,  // 89: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	17,  // 90: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	19,  // 91: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	21,  // 92: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	26,  // 93: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	28,  // 94: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	30,  // 95: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	33,  // 96: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	37,  // 97: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	16,  // 98: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
+	39,  // 99: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	41,  // 100: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
+	43,  // 101: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
+	46,  // 102: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	8,   // 103: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	8,   // 104: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	50,  // 105: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	52,  // 106: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	54,  // 107: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	56,  // 108: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
+	8,   // 109: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	8,   // 110: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
+	60,  // 111: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	62,  // 112: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	68,  // 113: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	74,  // 114: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	76,  // 115: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	78,  // 116: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	64,  // 117: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	89,  // 118: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	80,  // 119: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
+	85,  // 120: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
+	87,  // 121: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
+	83,  // 122: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
+	92,  // 123: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
+	94,  // 124: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
+	100, // 125: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
+	98,  // 126: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
+	102, // 127: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
+	106, // 128: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
+	108, // 129: penstock.v1.Admin.GetRoles:output_type -> penstock.v1.GetRolesResponse
+	110, // 130: penstock.v1.Admin.SetRoles:output_type -> penstock.v1.SetRolesResponse
+	89,  // [89:131] is the sub-list for method output_type
+	47,  // [47:89] is the sub-list for method input_type
+	47,  // [47:47] is the sub-list for extension type_name
+	47,  // [47:47] is the sub-list for extension extendee
+	0,   // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -8295,7 +8721,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   99,
+			NumMessages:   105,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

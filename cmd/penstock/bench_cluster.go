@@ -33,10 +33,13 @@ cables, flipped bits. All comparisons take about 25 minutes; --only chooses some
 With --engines vllm the engines are vLLM's servers on the CPU, with a model of random
 weights, and the storage NIC of prefill is compared with those of both sides for 1P1D and
 1P2D. The defaults are then 24 agents and 20 Mbit/s, and --turns, --skip and --divide do
-not apply. --python is as in bench engines.`,
+not apply. --python is as in bench engines. The comparisons named "loads" have one engine
+with PenstockConnector, which loads whole prompts or layer by layer. They set the rate of
+its storage NIC from the time of the computation, so --rate does not apply.`,
 		Example: `  penstock bench cluster --only "storage is the limit"
   penstock bench cluster --only faults --contenders "none|flipped" --rate 100
-  penstock bench cluster --engines vllm --python "$(.ci/python-venv engines/vllm.lock)/bin/python"`,
+  penstock bench cluster --engines vllm --python "$(.ci/python-venv engines/vllm.lock)/bin/python"
+  penstock bench cluster --engines vllm --only loads --agents 6 --python "$(.ci/python-venv engines/vllm.lock)/bin/python"`,
 		Args: args(cobra.NoArgs),
 	}
 	fl := cmd.Flags()

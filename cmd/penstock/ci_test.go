@@ -110,7 +110,7 @@ func TestBenchReport(t *testing.T) {
 		}
 	}
 	summary, stores := filepath.Join(dir, "benchmarks.md"), filepath.Join(dir, "benchmarks", "stores.md")
-	for _, suite := range []string{"store", "index", "server", "local", "rdma", "rdma-shm", "rdma-fabric", "rdma-verbs", "cluster", "cluster-vllm", "engines", "engines-first-token", "policy"} {
+	for _, suite := range []string{"store", "index", "server", "local", "rdma", "rdma-shm", "rdma-fabric", "rdma-verbs", "cluster", "cluster-vllm", "cluster-vllm-loads", "engines", "engines-first-token", "policy"} {
 		pages, err := readPages(summary)
 		if err != nil {
 			t.Fatal(err)

@@ -4,7 +4,7 @@
                                             ══╬══════════ storage ══════════╝   rate of each storage NIC: BITS
     n0, n1   penstock serve                 ══╝
 
-Engines whose name begins with p prefill, the others decode.
+Engines whose name begins with p prefill, the others decode. An engine of two ranks has a process for each.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -37,7 +38,6 @@ TOKEN_BYTES = 4 * 512
 """The KV of one token: layers times bytes of a layer."""
 PATIENCE = 300
 """Seconds. Only a request that hangs reaches them, and a start on a machine that is very busy."""
-NAMESPACE = "dual/tp1.0"
 REFUSALS = (429, 502, 503)
 
 _PORTS = {"node": 7420, "data": 7421, "planner": 7430, "gateway": 7440, "engine": 8000, "metrics": 7499}
@@ -49,12 +49,13 @@ _NODE = """
 """
 _PLANNER = f"--schedule-block-tokens {BLOCK} --schedule-group-timeout 30s --insecure"
 _GATEWAY = f"""
-    --namespace {NAMESPACE} --queue-wait {PATIENCE}s --replan-wait {PATIENCE}s --drain-timeout {PATIENCE}s --health-timeout 60s --insecure
+    --queue-wait {PATIENCE}s --replan-wait {PATIENCE}s --drain-timeout {PATIENCE}s --health-timeout 60s --insecure
 """
 _ENGINE = f"""
     --host 0.0.0.0 --port {_PORTS["engine"]} --dtype float32 --max-num-seqs 8 --block-size {BLOCK}
-    --no-enable-prefix-caching --enforce-eager --distributed-executor-backend uni --worker-extension-cls dualpath_worker.NewWeights
+    --no-enable-prefix-caching --enforce-eager --worker-extension-cls dualpath_worker.Calls
 """
+_RANKS = {1: "--distributed-executor-backend uni", 2: "--distributed-executor-backend mp --tensor-parallel-size 2"}
 _ENVIRON = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
     "VLLM_HOST_IP": "127.0.0.1",
@@ -146,11 +147,11 @@ def request(network: Namespace, address: str, path: str, body: dict[str, Any] | 
 
 
 class Engine:
-    """vLLM's server in a host."""
+    """vLLM's server in a host, with an engine of one or two ranks."""
 
-    def __init__(self, vllm: Vllm, name: str, host: Host, connector: dict[str, Any], length: int, directory: Path) -> None:
+    def __init__(self, vllm: Vllm, name: str, host: Host, connector: dict[str, Any], ranks: int, length: int, directory: Path) -> None:
         self.name = name
-        self._length = length
+        self._ranks, self._length = ranks, length
         self.host = host
         self.address = f"{host.compute.address}:{_PORTS['engine']}"
         self.running = False
@@ -165,7 +166,8 @@ class Engine:
         self._ready, self._ended = threading.Event(), threading.Event()
         self._reader = threading.Thread(target=self._follow, args=(pipe,), daemon=True)
         self._reader.start()
-        words = [*_ENGINE.split(), "--model", model, "--served-model-name", "tiny", "--max-model-len", str(self._length)]
+        words = [*_ENGINE.split(), *_RANKS[self._ranks].split(), "--model", model]
+        words += ["--served-model-name", "tiny", "--max-model-len", str(self._length)]
         words += ["--kv-transfer-config", json.dumps(self._connector)]
         network = self.host.network.path
         self._vllm.host.call("serve", name=self.name, arguments=words, environ=_ENVIRON, network=network, log=str(pipe))
@@ -196,11 +198,19 @@ class Engine:
             self._vllm.host.call("end", name=self.name)
             self._reader.join()
 
-    def rpc(self, method: str, *arguments: str, **keywords: str) -> None:
-        """Call a method of the engine's worker."""
+    def kill_rank(self, rank: int) -> None:
+        """End the process of one rank with SIGKILL, and wait until vLLM has ended the server because of that."""
+        os.kill(int(self.rpc("process")[rank]), signal.SIGKILL)
+        assert self._ended.wait(PATIENCE), self._tail()
+        self.kill()
+
+    def rpc(self, method: str, *arguments: str, **keywords: str) -> list[str]:
+        """Call a method of each rank's worker, and return the results, numbers as strings."""
         body = {"method": method, "args": arguments, "kwargs": keywords}
         status, text = request(self.host.network, self.address, "/collective_rpc", body)
         assert status == 200, text
+        results: list[str] = json.loads(text)["results"] if text else []
+        return results
 
     def event(self, name: str) -> float:
         """Return how often an event of the connector has happened."""
@@ -230,35 +240,20 @@ class Batch:
             return [future.result() for future in self._futures]
 
 
-class Cluster:
-    """A cluster whose processes run. ``stack`` ends all."""
+class Hosts:
+    """Hosts on a compute and a storage network, and the servers that run on them. ``stack`` ends all."""
 
-    def __init__(
-        self, vllm: Vllm, directory: Path, names: Sequence[str], *, nodes: int, bits: int, length: int, stack: contextlib.ExitStack
-    ) -> None:
+    def __init__(self, directory: Path, stack: contextlib.ExitStack) -> None:
         self._directory = directory
-        self._bits, self._length = bits, length
         self._stack = stack
         self._switches = [Switch("compute", "10.81.0"), Switch("storage", "10.80.0")]
         for switch in self._switches:
             stack.callback(switch.close)
-        self.model = vllm.model
-        control = self._host()
-        self.control = control.network
         self._where: dict[testing.Server, Namespace] = {}
-        self.nodes = [self._node(f"n{i}") for i in range(nodes)]
-        self.planner = testing.Planner(directory, args=self._planning("split"), timeout=PATIENCE)
-        self._add(self.planner, control.network, f"{control.compute.address}:{_PORTS['planner']}")
-        servers = ",".join(node.address for node in self.nodes)
-        self.engines = {name: self._engine(vllm, name, servers) for name in names}
-        urls = [word for name, engine in self.engines.items() for word in ("--engine", f"{name}=http://{engine.address}")]
-        words = [*_GATEWAY.split(), "--planner", self.planner.address, "--servers", servers, *urls]
-        self.gateway = Gateway(directory, args=words, timeout=PATIENCE)
-        self.start_engines()
-        self._add(self.gateway, control.network, f"{control.compute.address}:{_PORTS['gateway']}")
-        self.ready()
+        self._clients = self.host()
+        self.control = self._clients.network
 
-    def _host(self, bits: int = 0) -> Host:
+    def host(self, bits: int = 0) -> Host:
         network = Namespace()
         self._stack.callback(network.close)
         compute, storage = (switch.connect(network) for switch in self._switches)
@@ -266,35 +261,76 @@ class Cluster:
             storage.limit(bits)
         return Host(network, compute, storage)
 
-    def _add(self, server: testing.Server, network: Namespace, *listen: str) -> None:
+    def add(self, server: testing.Server, network: Namespace, *listen: str) -> None:
         """Start a server in a network, with its addresses of gRPC or HTTP; that of metrics is a loopback address of the host."""
         server._listen = [*listen, f"127.0.0.1:{_PORTS['metrics'] + len(self._where)}"]
         self._where[server] = network
         self._stack.callback(server.kill)
         self.start(server)
 
-    def _node(self, name: str) -> testing.Node:
-        host = self._host()
+    def node(self, name: str) -> testing.Node:
+        host = self.host()
         # In memory: the volume of a node on a disk that other work saturates fails, and blocks are not stored.
         directory = Path(tempfile.mkdtemp(prefix="penstock-node-", dir="/dev/shm"))
         self._stack.callback(shutil.rmtree, directory)
         (directory / "data").mkdir()
         node = testing.Node(directory, args=["--node", name, *_NODE.split()], timeout=PATIENCE)
-        self._add(node, host.network, f"{host.storage.address}:{_PORTS['node']}", f"{host.storage.address}:{_PORTS['data']}")
+        self.add(node, host.network, f"{host.storage.address}:{_PORTS['node']}", f"{host.storage.address}:{_PORTS['data']}")
         return node
-
-    def _engine(self, vllm: Vllm, name: str, servers: str) -> Engine:
-        host = self._host(self._bits)
-        listen = f"{host.compute.address}:0"
-        connector = dual_path(servers, self.planner, name, prefill=name[0] == "p", listen=listen)
-        engine = Engine(vllm, name, host, connector, self._length, self._directory)
-        self._stack.callback(engine.kill)
-        return engine
 
     def start(self, server: testing.Server) -> None:
         """Start a node, the planner or the gateway on its host."""
         with self._where[server].inside():
             server.start()
+
+    def metric(self, server: testing.Server, name: str, label: str = "") -> float:
+        return samples(request(self._where[server], server.http, "/metrics")[1], name, label)
+
+    def stored(self, name: str = "penstock_store_blocks") -> int:
+        """Return a metric of all nodes, by default how many blocks they have."""
+        return sum(int(self.metric(server, name)) for server in self._where if isinstance(server, testing.Node))
+
+
+class Cluster(Hosts):
+    """A cluster whose processes run."""
+
+    def __init__(
+        self,
+        vllm: Vllm,
+        directory: Path,
+        names: Sequence[str],
+        *,
+        wide: Sequence[str],
+        nodes: int,
+        bits: int,
+        length: int,
+        stack: contextlib.ExitStack,
+    ) -> None:
+        self.shards = 2 if wide else 1
+        self._namespaces = [f"dual/tp{self.shards}.{shard}" for shard in range(self.shards)]
+        super().__init__(directory, stack)
+        self._bits, self._length = bits, length
+        self.model = vllm.model
+        control = self._clients
+        self.nodes = [self.node(f"n{i}") for i in range(nodes)]
+        self.planner = testing.Planner(directory, args=self._planning("split"), timeout=PATIENCE)
+        self.add(self.planner, control.network, f"{control.compute.address}:{_PORTS['planner']}")
+        servers = ",".join(node.address for node in self.nodes)
+        self.engines = {name: self._engine(vllm, name, servers, 2 if name in wide else 1) for name in names}
+        urls = [word for name, engine in self.engines.items() for word in ("--engine", f"{name}=http://{engine.address}")]
+        words = [*_GATEWAY.split(), "--namespace", self._namespaces[0], "--planner", self.planner.address, "--servers", servers, *urls]
+        self.gateway = Gateway(directory, args=words, timeout=PATIENCE)
+        self.start_engines()
+        self.add(self.gateway, control.network, f"{control.compute.address}:{_PORTS['gateway']}")
+        self.ready()
+
+    def _engine(self, vllm: Vllm, name: str, servers: str, ranks: int) -> Engine:
+        host = self.host(self._bits)
+        listen = f"{host.compute.address}:0"
+        connector = dual_path(servers, self.planner, name, prefill=name[0] == "p", listen=listen, shards=self.shards)
+        engine = Engine(vllm, name, host, connector, ranks, self._length, self._directory)
+        self._stack.callback(engine.kill)
+        return engine
 
     def start_engines(self) -> None:
         """Start the engines that do not run."""
@@ -333,13 +369,6 @@ class Cluster:
         until(lambda: self.metric(self.gateway, "penstock_gateway_engine_healthy") == count, "healthy engines")
         until(lambda: self.metric(self.planner, "penstock_planner_groups") == count, "groups of engines")
 
-    def metric(self, server: testing.Server, name: str, label: str = "") -> float:
-        return samples(request(self._where[server], server.http, "/metrics")[1], name, label)
-
-    def stored(self, name: str = "penstock_store_blocks") -> int:
-        """Return a metric of all nodes, by default how many blocks they have."""
-        return sum(int(self.metric(node, name)) for node in self.nodes)
-
     def complete(self, prompt: list[int], output: int = OUTPUT, generating: threading.Event | None = None) -> Answer:
         """Send a prompt to the gateway as a client does. With an event the answer is a stream; its first tokens set the event.
 
@@ -347,30 +376,11 @@ class Cluster:
         """
         end = time.monotonic() + PATIENCE
         broken = 0
-        while (answer := self._send(prompt, output, generating)).status == 0:
+        while (answer := send(self.control, self.gateway.address, prompt, output, generating)).status == 0:
             assert time.monotonic() < end, answer
             broken += 1
             _pause()
         return replace(answer, broken=broken)
-
-    def _send(self, prompt: list[int], output: int, generating: threading.Event | None) -> Answer:
-        body = {
-            "model": "tiny", "prompt": prompt, "max_tokens": output, "temperature": 0, "ignore_eos": True, "return_token_ids": True,
-            "stream": generating is not None,
-        }  # fmt: skip
-        begin = time.perf_counter()
-        with self.control.inside(), contextlib.closing(http.client.HTTPConnection(self.gateway.address, timeout=PATIENCE)) as connection:
-            try:
-                connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-                answer = connection.getresponse()
-                if answer.status != 200:
-                    return Answer(answer.status, text=answer.read().decode())
-                if generating is None:
-                    tokens = _tokens(json.loads(answer.read()))
-                    return Answer(200, tokens, whole=len(tokens) == output)
-            except (ConnectionError, http.client.HTTPException) as e:
-                return Answer(0, text=repr(e))
-            return _stream(answer, output, generating, begin)
 
     def begin(self, prompts: Sequence[list[int]], output: int = OUTPUT, *, stream: bool = False, clients: int = 0) -> Batch:
         return Batch(self, prompts, output, stream, clients or len(prompts))
@@ -392,10 +402,12 @@ class Cluster:
         epoch = 0
         with self.control.inside():
             for node in self.nodes:
-                words = ("--keep", "2", "--to", str(epoch), "--server", node.address)
-                epoch = penstock("ns", "bump-epoch", NAMESPACE, *words)["new_epoch"]
+                for namespace in self._namespaces:
+                    words = ("--keep", "2", "--to", str(epoch), "--server", node.address)
+                    epoch = penstock("ns", "bump-epoch", namespace, *words)["new_epoch"]
             words = ("--epoch", str(epoch), "--policy", policy, "--planner", self.planner.address)
-            penstock("plan", "bump", NAMESPACE, *words, *(["--wait", "--timeout", f"{PATIENCE}s"] if wait else []), timeout=PATIENCE)
+            waiting = ["--wait", "--timeout", f"{PATIENCE}s"] if wait else []
+            penstock("plan", "bump", self._namespaces[0], *words, *waiting, timeout=PATIENCE)
         return epoch
 
     def update(self, epoch: int, model: str = "") -> None:
@@ -405,6 +417,27 @@ class Cluster:
             if model:
                 engine.rpc("reload_weights", weights_path=model)
             engine.rpc("begin_version", str(epoch))
+
+
+def send(network: Namespace, address: str, prompt: list[int], output: int, generating: threading.Event | None) -> Answer:
+    """Send a prompt to a gateway or an engine. With an event the answer is a stream, whose first tokens set the event."""
+    body = {
+        "model": "tiny", "prompt": prompt, "max_tokens": output, "temperature": 0, "ignore_eos": True, "return_token_ids": True,
+        "stream": generating is not None,
+    }  # fmt: skip
+    begin = time.perf_counter()
+    with network.inside(), contextlib.closing(http.client.HTTPConnection(address, timeout=PATIENCE)) as connection:
+        try:
+            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            if answer.status != 200:
+                return Answer(answer.status, text=answer.read().decode())
+            if generating is None:
+                tokens = _tokens(json.loads(answer.read()))
+                return Answer(200, tokens, whole=len(tokens) == output)
+        except (ConnectionError, http.client.HTTPException) as e:
+            return Answer(0, text=repr(e))
+        return _stream(answer, output, generating, begin)
 
 
 def _tokens(part: dict[str, Any]) -> list[int]:
@@ -433,8 +466,18 @@ def _stream(answer: http.client.HTTPResponse, output: int, generating: threading
 
 @contextlib.contextmanager
 def cluster(
-    vllm: Vllm, directory: Path, names: Sequence[str], *, nodes: int = 1, bits: int = BITS, length: int = 1024
+    vllm: Vllm,
+    directory: Path,
+    names: Sequence[str],
+    *,
+    wide: Sequence[str] = (),
+    nodes: int = 1,
+    bits: int = BITS,
+    length: int = 1024,
 ) -> Iterator[Cluster]:
-    """Run a cluster until the block ends. ``bits`` is the rate of an engine's storage NIC, ``length`` the tokens of the longest request."""
+    """Run a cluster until the block ends.
+
+    The engines in ``wide`` have two ranks. ``bits`` is the rate of an engine's storage NIC, ``length`` the tokens of the longest request.
+    """
     with contextlib.ExitStack() as stack:
-        yield Cluster(vllm, directory, names, nodes=nodes, bits=bits, length=length, stack=stack)
+        yield Cluster(vllm, directory, names, wide=wide, nodes=nodes, bits=bits, length=length, stack=stack)

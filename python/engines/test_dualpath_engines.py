@@ -97,32 +97,29 @@ def serves(c: Cluster, turns: Turns) -> None:
     assert check(c.serve(turns.prompts, turns.output), turns.tokens) == {"right": CLIENTS}
 
 
-@pytest.mark.parametrize("names", [["p0", "d0"], ["p0", "d0", "d1"]], ids=["1P1D", "1P2D"])
-def test_sessions(
-    vllm: Vllm, alone: Alone, agents: list[Session], names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """All turns of all sessions have the tokens of one engine alone. Each turn's KV is stored once and found by the next one.
+def serve_sessions(c: Cluster, alone: Alone, agents: list[Session], capsys: pytest.CaptureFixture[str]) -> None:
+    """Check that all turns of all sessions have the tokens of one engine alone, and that each turn finds the KV of the turns before.
 
-    Each side's storage NIC carries what the planner had it read.
+    Each block is stored once, in all shards. Each side's storage NIC carries what the planner had it read.
     """
     stored = Stored()
     found = 0
-    with cluster(vllm, tmp_path, names) as c:
-        before = {name: engine.host.storage.received() for name, engine in c.engines.items()}
-        for k in range(len(agents[0].turns)):
-            prompts = [session.turns[k].prompt for session in agents]
-            tokens = alone.tokens(prompts)
-            found += sum(stored.cached(prompt) for prompt in prompts)
-            assert check(c.serve(prompts, clients=CLIENTS), tokens) == {"right": len(agents)}
-            for prompt, answer in zip(prompts, tokens, strict=True):
-                stored.add(prompt, answer)
-            until(lambda: c.stored() == len(stored), "blocks of this turn in the node")
-        assert c.stored("penstock_write_blocks_total") == len(stored)  # each once
-        assert c.metric(c.gateway, "penstock_gateway_hit_tokens_total") == found
-        for events in ("attempts_failed", "load_failures", "failed_blocks", "dropped_blocks", "unavailable", "unnamed"):
-            assert {name: engine.event(events) for name, engine in c.engines.items()} == dict.fromkeys(names, 0), events
-        read = {side: c.metric(c.planner, "penstock_planner_read_tokens_total", f'side="{side}"') for side in ("prefill", "decode")}
-        carried = {name: engine.host.storage.received() - before[name] for name, engine in c.engines.items()}
+    names = list(c.engines)
+    before = {name: engine.host.storage.received() for name, engine in c.engines.items()}
+    for k in range(len(agents[0].turns)):
+        prompts = [session.turns[k].prompt for session in agents]
+        tokens = alone.tokens(prompts)
+        found += sum(stored.cached(prompt) for prompt in prompts)
+        assert check(c.serve(prompts, clients=CLIENTS), tokens) == {"right": len(agents)}
+        for prompt, answer in zip(prompts, tokens, strict=True):
+            stored.add(prompt, answer)
+        until(lambda: c.stored() == c.shards * len(stored), "blocks of this turn in the node")
+    assert c.stored("penstock_write_blocks_total") == c.shards * len(stored)  # each once
+    assert c.metric(c.gateway, "penstock_gateway_hit_tokens_total") == found
+    for events in ("attempts_failed", "load_failures", "failed_blocks", "dropped_blocks", "unavailable", "unnamed"):
+        assert {name: engine.event(events) for name, engine in c.engines.items()} == dict.fromkeys(names, 0), events
+    read = {side: c.metric(c.planner, "penstock_planner_read_tokens_total", f'side="{side}"') for side in ("prefill", "decode")}
+    carried = {name: engine.host.storage.received() - before[name] for name, engine in c.engines.items()}
     with capsys.disabled():
         print(f"\n{len(names)} engines: tokens found {found}, tokens read {read}, bytes of storage NICs {carried}")
     # A part that its side reads slowly is ordered again from the other side.
@@ -133,6 +130,32 @@ def test_sessions(
         assert count <= 1.3 * TOKEN_BYTES * read[side]
         assert count >= 0.2 * sum(sides.values())
     assert min(carried.values()) >= 0.1 * sum(carried.values())
+
+
+def test_sessions(vllm: Vllm, alone: Alone, agents: list[Session], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with cluster(vllm, tmp_path, ["p0", "d0"]) as c:
+        serve_sessions(c, alone, agents, capsys)
+
+
+def test_ranks(vllm: Vllm, alone: Alone, agents: list[Session], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One of two decode engines has two ranks. Then one of these ranks is killed.
+
+    Its engine ends, and the other decode engine takes the requests until the first one is started again.
+    """
+    with cluster(vllm, tmp_path, ["p0", "d0", "d1"], wide=["d0"]) as c:
+        serve_sessions(c, alone, agents, capsys)
+        turns = Turns(c, alone, agents, 0)
+        before = replans(c)
+
+        def fault() -> None:
+            c.engines["d0"].kill_rank(1)
+            c.limit(BITS)
+
+        assert check(in_the_middle(c, turns, fault), turns.tokens) == {"right": CLIENTS}
+        assert replans(c) > before
+        c.repair()
+        serves(c, turns)
+        assert c.engines["d0"].event("attempts") > 0
 
 
 def test_prefill_engine_killed(trio: Cluster, alone: Alone, agents: list[Session]) -> None:

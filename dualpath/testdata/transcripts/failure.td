@@ -1,5 +1,5 @@
-# An engine that fails: the request is planned anew with its whole hit; the second time without what is suspect; the fourth
-# time it ends.
+# An engine that fails: the request is planned anew with its whole hit; the second time after a pause, without what is suspect; the
+# fourth time it ends.
 
 planner
 ----
@@ -50,7 +50,11 @@ fetch group=2
 ----
 nothing
 
-fetch group=1
+fetch group=1 at=1999
+----
+nothing
+
+fetch group=1 at=2000
 ----
 9 assign request 1: prefill engine 1
 10 assign request 1: decode engine 2
@@ -66,7 +70,7 @@ fetch group=2
 ----
 nothing
 
-fetch group=1
+fetch group=1 at=4000
 ----
 14 assign request 1: prefill engine 1
 15 assign request 1: decode engine 2
@@ -93,10 +97,10 @@ explain request=1
    0.000  started on engines 1 and 2: prefill side reads 512 of 1024 cached tokens
    0.000  read queues: 512 tokens on the prefill side, 512 on the decode side
    0.000  the decode engine failed (failure 2); planned anew with 256 cached tokens
-   0.000  decode group 2: least tokens of all groups (3372 with this request)
-   0.000  prefill engine 1: least tokens (2248) of 1 with a short reading queue; 0 more with a long one, of 1 in the group
-   0.000  decode engine 2: fewest requests (2) of those that stay below Z = 3540 with 1124 tokens more (1 queued fit)
-   0.000  started on engines 1 and 2: prefill side reads 128 of 256 cached tokens
+   1.999  decode group 2: least tokens of all groups (3372 with this request)
+   2.000  prefill engine 1: least tokens (2248) of 1 with a short reading queue; 0 more with a long one, of 1 in the group
+   2.000  decode engine 2: fewest requests (2) of those that stay below Z = 3540 with 1124 tokens more (1 queued fit)
+   2.000  started on engines 1 and 2: prefill side reads 128 of 256 cached tokens
           and 10 more
 
 # What an engine says of an earlier start is ignored.

@@ -57,7 +57,8 @@ type vllmSuite struct {
 }
 
 // ClusterVLLM compares reads by prefill nodes only (basic) with dual path, on clusters of vLLM's
-// servers. Both replays of a cluster use the same engines and the same node.
+// servers. Both replays of a cluster use the same engines and the same node. A section of the report
+// compares loads of whole prompts with loads layer by layer.
 func ClusterVLLM(ctx context.Context, w World, o VLLMOptions) (_ bench.Report, err error) {
 	s := &vllmSuite{suiteRun: newRun(w, vllmSection), opts: o}
 	dir, remove, err := s.tempDir("vllm")
@@ -88,6 +89,7 @@ func ClusterVLLM(ctx context.Context, w World, o VLLMOptions) (_ bench.Report, e
 	return s.report, s.all(ctx,
 		step{"1P1D", func(ctx context.Context) error { return s.shape(ctx, 1, 1) }},
 		step{"1P2D", func(ctx context.Context) error { return s.shape(ctx, 1, 2) }},
+		step{"loads", s.loads},
 	)
 }
 
