@@ -72,8 +72,8 @@ func absent(dev blockio.Device) error {
 
 // fillAbsent adds absent devices for the volumes that are not present. found has the present
 // volumes, and missing the absent devices that the caller of Open gave. The result has one
-// candidate for each volume index.
-func fillAbsent(found, missing []candidate, members membership, count int) []candidate {
+// candidate for each volume index. sharedOnly: see Options.SharedOnly.
+func fillAbsent(found, missing []candidate, members membership, count int, sharedOnly bool) []candidate {
 	all := make([]candidate, count)
 	for _, c := range found {
 		all[c.superblock.Index] = c
@@ -90,7 +90,9 @@ func fillAbsent(found, missing []candidate, members membership, count int) []can
 		case members.removed.has(i):
 			c.dev = Absent(fmt.Sprintf("volume-%d", i), errors.New("the volume was removed from the node"))
 		case len(missing) > 0:
-			c.dev, missing = missing[0].dev, missing[1:]
+			c.dev, c.local, missing = missing[0].dev, missing[0].local, missing[1:]
+		case sharedOnly:
+			c.dev, c.local = Absent(fmt.Sprintf("volume-%d", i), errors.New("it is a local volume of the host from which the shared volumes were adopted")), true
 		default:
 			c.dev = Absent(fmt.Sprintf("volume-%d", i), errors.New("the volume's directory was not given"))
 		}

@@ -132,6 +132,11 @@
 //	    that segment are then misses. The owner does not use the number of a file that was created late.
 //	  - The index is not on the volume's device. Package main copies it, so that each owner writes to a copy of its own.
 //
+// A store may have local volumes beside the shared ones (Options.Local). They keep their file lock, one
+// superblock and one catalogue, and their boot counter is the fencing number too. They have no vote in
+// metaQuorum, so the shared volumes alone have the newest catalogue. A process that adopts the store
+// has only the shared volumes (Options.SharedOnly): the local ones are missing, as in a degraded store.
+//
 // A rebuild of the index from the slot headers cannot distinguish a late write of a whole slot from
 // an earlier write. It accepts the block if the catalogue allows its namespace, epoch and generation;
 // the bytes are then exactly those of the block's writer, as after a crash.

@@ -83,6 +83,8 @@ func (s *Store) removeVolume(ctx context.Context, volume uint32, force bool) err
 			return nil
 		case !s.othersPlace(v.volume):
 			return fmt.Errorf("%v is the only one that may take new blocks: %w", v, ErrVolumeState)
+		case v.volume.votes() && s.voterCount() == 1:
+			return fmt.Errorf("%v is the only shared one: %w", v, ErrVolumeState)
 		case !force && !v.members.draining.has(int(volume)):
 			return fmt.Errorf("%v is not draining: drain it first: %w", v, ErrVolumeState)
 		case !force && v.volume.missing:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -46,12 +47,12 @@ func eachVolume(volumes []*volume, f func(v *volume) error) []error {
 	return errs
 }
 
-// metaQuorum returns the number of volumes, out of count, that must store a change of superblock or
+// metaQuorum returns the number of voters (volume.votes), out of count, that must store a change of superblock or
 // catalogue before the change is acknowledged: half of them. So a node with two volumes continues
 // when one of them has failed.
 func metaQuorum(count int) int { return (count + 1) / 2 }
 
-// catalogueCertain reports whether present volumes, of count in all, are enough to find the newest
+// catalogueCertain reports whether present voters, of count in all, are enough to find the newest
 // acknowledged catalogue. They are enough if the missing volumes are fewer than a quorum.
 func catalogueCertain(present, count int) bool { return present > count-metaQuorum(count) }
 
@@ -76,13 +77,13 @@ func (s *Store) onQuorum(what string, change func(v *volume) error) error {
 		return nil
 	})
 	held := 0
-	for _, err := range errs {
-		if err == nil {
+	for i, err := range errs {
+		if err == nil && s.volumes[i].votes() {
 			held++
 		}
 	}
-	if need := metaQuorum(s.membersCount()); held < need {
-		return fmt.Errorf("blockstore: %s: written to %d of %d volumes, want at least %d: %w: %w", what, held, s.membersCount(), need, ErrFloor, errors.Join(errs...))
+	if count := s.voterCount(); held < metaQuorum(count) {
+		return fmt.Errorf("blockstore: %s: written to %d of %d volumes%s, want at least %d: %w: %w", what, held, count, s.votersNote(), metaQuorum(count), ErrFloor, errors.Join(errs...))
 	}
 	for i, err := range errs {
 		if err != nil && s.volumes[i].dev.health().Syncs() {
@@ -95,8 +96,13 @@ func (s *Store) onQuorum(what string, change func(v *volume) error) error {
 // Quorate returns nil if enough volumes are healthy for a change of the catalogue. Else
 // it returns ErrVolumeFailed with the cause of each failed volume.
 func (s *Store) Quorate() error {
-	count, need := s.membersCount(), metaQuorum(s.membersCount())
-	if len(s.syncing()) >= need {
+	count, healthy := s.voterCount(), 0
+	for _, v := range s.syncing() {
+		if v.votes() {
+			healthy++
+		}
+	}
+	if healthy >= metaQuorum(count) {
 		return nil
 	}
 	var why []error
@@ -105,18 +111,31 @@ func (s *Store) Quorate() error {
 			why = append(why, fmt.Errorf("volume %d: %w", v.index, causeOf(h)))
 		}
 	}
-	return fmt.Errorf("blockstore: of %d volumes, %d must be healthy: %w: %w", count, need, ErrVolumeFailed, errors.Join(why...))
+	return fmt.Errorf("blockstore: of %d volumes%s, %d must be healthy: %w: %w", count, s.votersNote(), metaQuorum(count), ErrVolumeFailed, errors.Join(why...))
 }
 
-// membersCount returns the number of volumes that were not removed.
-func (s *Store) membersCount() int {
+// votes reports whether the volume counts in the quorum of superblocks and catalogue: it was not
+// removed, and it is not a local volume of a store with shared volumes. An adopter of that store has
+// the shared volumes only, and must find the newest catalogue on them.
+func (v *volume) votes() bool { return !v.local && v.dev.health().State != health.Removed }
+
+// voterCount returns the number of volumes that count in the quorum.
+func (s *Store) voterCount() int {
 	n := 0
 	for _, v := range s.volumes {
-		if v.dev.health().State != health.Removed {
+		if v.votes() {
 			n++
 		}
 	}
 	return n
+}
+
+// votersNote follows the number of voters in errors.
+func (s *Store) votersNote() string {
+	if slices.ContainsFunc(s.volumes, func(v *volume) bool { return v.local }) {
+		return " that are shared"
+	}
+	return ""
 }
 
 // errMetaHangs: an earlier write of the volume's superblock or catalogue has not

@@ -74,7 +74,7 @@ func newStore(opts Options, found []candidate, members membership) *Store {
 			log:   opts.Logger.With("volume", i, "path", c.dev.Info().Path),
 			meta:  make(chan struct{}, 1),
 			kick:  make(chan struct{}, 1),
-			names: c.names, superName: cmp.Or(c.superName, ondisk.SuperblockName),
+			names: c.names, local: c.local, superName: cmp.Or(c.superName, ondisk.SuperblockName),
 		}
 		v.space.init(v)
 		v.dev = watchDevice(c.dev, opts.Health, v.log, s.background.Go)
@@ -107,6 +107,8 @@ type candidate struct {
 	names      []string
 	// superName is the file of the superblock, SuperblockName if empty.
 	superName string
+	// local: see Options.Local.
+	local bool
 }
 
 func (c *candidate) path() string { return c.dev.Info().Path }
@@ -127,7 +129,11 @@ func assemble(ctx context.Context, opts Options) ([]candidate, membership, error
 	all := make([]candidate, len(opts.Devices))
 	for i, d := range opts.Devices {
 		var err error
-		if all[i], err = probe(ctx, d); err != nil {
+		all[i], err = probe(ctx, d)
+		if err == nil && opts.local(i) && all[i].superblock.Shared {
+			return nil, membership{}, fmt.Errorf("blockstore: %s is a shared volume: list it in shared_data: %w", d.Info().Path, ErrShared)
+		}
+		if err != nil {
 			err = fmt.Errorf("blockstore: volume %s: %w", d.Info().Path, err)
 			if !opts.Degraded || errors.Is(err, ErrVersion) || errors.Is(err, ErrDamaged) || ctx.Err() != nil {
 				return nil, membership{}, err
@@ -138,6 +144,7 @@ func assemble(ctx context.Context, opts Options) ([]candidate, membership, error
 			}
 			all[i] = candidate{dev: Absent(d.Info().Path, err)}
 		}
+		all[i].local = opts.local(i)
 	}
 	var formatted []*candidate
 	for i := range all {
@@ -237,7 +244,7 @@ func complete(ctx context.Context, all []candidate, formatted []*candidate, memb
 	if err != nil {
 		return nil, members, err
 	}
-	return fillAbsent(use, missing, members, count), members, nil
+	return fillAbsent(use, missing, members, count, opts.SharedOnly), members, nil
 }
 
 // probe reads the superblock and the file names of a device.
@@ -340,14 +347,14 @@ func checkTogether(formatted []*candidate, given int, members membership, opts O
 		}
 		byIndex[sb.Index] = c
 		count := int(sb.Count) - members.removed.len()
-		if count > given && !opts.Degraded {
+		if count > given && !opts.Degraded && !opts.SharedOnly {
 			return fmt.Errorf("blockstore: %s is one of %d volumes, %d are given; give all of them, or set degraded to serve the present volumes: %w", c.path(), count, given, ErrForeign)
 		}
 		if count < given && !opts.AddVolumes && !opts.Degraded {
 			return fmt.Errorf("blockstore: %s is one of %d volumes, %d are given; give those, or set add_volumes to format the others: %w", c.path(), count, given, ErrForeign)
 		}
 		if sb.Shared && opts.Owner == nil {
-			return fmt.Errorf("blockstore: %s is a shared volume, which a lease in etcd gives to one node at a time: set shared and cluster.etcd: %w", c.path(), ErrShared)
+			return fmt.Errorf("blockstore: %s is a shared volume, which a lease in etcd gives to one node at a time: list it in shared_data, and set cluster.etcd: %w", c.path(), ErrShared)
 		}
 		if opts.SegmentBytes != 0 && opts.SegmentBytes != sb.SegmentBytes {
 			return fmt.Errorf("blockstore: %s was formatted with segments of %d bytes, %d are configured; remove the setting: %w", c.path(), sb.SegmentBytes, opts.SegmentBytes, ErrForeign)
@@ -365,7 +372,7 @@ func checkTogether(formatted []*candidate, given int, members membership, opts O
 // of removed volumes, then those of missing volumes. If keep is set, it gives no index of a missing
 // volume, because that volume may return. It returns the number of indices.
 func formatRest(ctx context.Context, all []candidate, members membership, count int, keep bool, opts Options) (membership, int, error) {
-	proto := ondisk.Superblock{Count: uint32(max(count, len(all))), Shared: opts.Owner != nil}
+	proto := ondisk.Superblock{Count: uint32(max(count, len(all)))}
 	taken := make(map[uint32]bool)
 	formatted := 0
 	for _, c := range all {
@@ -408,6 +415,7 @@ func formatRest(ctx context.Context, all []candidate, members membership, count 
 			members.version = version + 1
 		}
 		proto.MembershipVersion, proto.Draining, proto.Removed = members.version, members.draining, members.removed
+		proto.Shared = opts.Owner != nil && !all[i].local
 		if err := all[i].format(ctx, proto, opts); err != nil {
 			return members, 0, fmt.Errorf("blockstore: format %s: %w", all[i].path(), err)
 		}
@@ -603,12 +611,14 @@ func (s *Store) loadCatalogue(ctx context.Context) error {
 			v.dev.lost(fmt.Errorf("the volume's catalogue could not be read: %w", err))
 			continue
 		}
-		read++
+		if v.votes() {
+			read++
+		}
 		if h.Sequence > s.catalogueSequence {
 			s.catalogueSequence, s.catalogue = h.Sequence, blob
 		}
 	}
-	s.catalogueCertain = catalogueCertain(read, s.membersCount())
+	s.catalogueCertain = catalogueCertain(read, s.voterCount())
 	if !s.catalogueCertain {
 		// A missing volume may have a newer catalogue. Its sequence must be lower than that of each
 		// catalogue written after this.
@@ -621,13 +631,17 @@ func (s *Store) loadCatalogue(ctx context.Context) error {
 // volumes.
 func (s *Store) beginBoot(ctx context.Context) error {
 	var last uint32
+	present := 0
 	for _, v := range s.present() {
 		last = max(last, v.superblock.Boot)
+		if v.votes() {
+			present++
+		}
 	}
-	if n := s.membersCount(); !catalogueCertain(len(s.present()), n) {
+	if n := s.voterCount(); !catalogueCertain(present, n) {
 		// A missing volume may have recorded starts that no present volume has recorded. The
 		// generations of such starts must not be assigned again.
-		s.log.Warn("too few volumes are present to be certain of the newest superblock: the boot counter jumps", "present", len(s.present()), "volumes", n)
+		s.log.Warn("too few volumes are present to be certain of the newest superblock: the boot counter jumps", "present", present, "volumes", n)
 		last += bootMargin
 	}
 	if last >= ondisk.MaxBoot {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 
 	"github.com/penstock-kv/penstock/blockstore/health"
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
@@ -25,6 +26,13 @@ type Options struct {
 	// Owner, if not nil, decides which process owns the volumes, in place of the devices' locks. It
 	// is for volumes on a file system that several hosts mount (shared volumes).
 	Owner Owner
+	// Local has an element for each of Devices, or is nil. It is for a store with an Owner. A true
+	// element marks a local volume, which only this host has and which keeps its file lock. All other
+	// volumes are shared, and at least one must be.
+	Local []bool
+	// SharedOnly is set by a process that adopts a store. Devices are then all shared volumes of the
+	// store. The local volumes of the store are on another host, and are missing.
+	SharedOnly bool
 	// CapacityBytes is the maximum size of all files of all volumes together. It may differ between
 	// two Opens; segments that exceed it are removed when they become empty.
 	CapacityBytes int64
@@ -111,6 +119,10 @@ func (o Options) Validate() error {
 		return fmt.Errorf("blockstore: %d bytes of catalogue; want a multiple of %d up to %d", o.CatalogueBytes, ondisk.Page, ondisk.MaxCatalogueBytes)
 	case o.FreeFloorBytes < 0:
 		return fmt.Errorf("blockstore: free-space floor of %d bytes", o.FreeFloorBytes)
+	case o.Owner == nil && (o.Local != nil || o.SharedOnly):
+		return errors.New("blockstore: local and shared volumes need an Owner")
+	case o.Local != nil && (len(o.Local) != len(o.Devices) || !slices.Contains(o.Local, false)):
+		return fmt.Errorf("blockstore: %d of %d volumes are marked as local or shared; want all, at least one of them shared", len(o.Local), len(o.Devices))
 	case o.StripeBytes < 0:
 		return fmt.Errorf("blockstore: stripe of %d bytes", o.StripeBytes)
 	}
@@ -174,6 +186,9 @@ func (d *Durability) UnmarshalText(text []byte) error {
 	*d = v
 	return nil
 }
+
+// local reports whether Devices[i] is a local volume of a store with shared volumes.
+func (o *Options) local(i int) bool { return o.Local != nil && o.Local[i] }
 
 // heapAlloc returns an aligned part of a larger slice. That is safe: the Go heap does not move
 // objects, and the device completes its request before the slice can be collected.

@@ -25,8 +25,9 @@ type Owner interface {
 }
 
 // acquire acquires the ownership of the store on the devices, and returns the store's id, a new one
-// if all devices are empty. It also locks the devices that are not shared volumes yet: a process
-// without an Owner may own them, and another process may be about to format them.
+// if all devices are empty. It also locks the local volumes, and the devices that are not shared
+// volumes yet: a process without an Owner may own them, and another process may be about to format
+// them.
 func acquire(ctx context.Context, opts Options) (ondisk.UUID, error) {
 	var node ondisk.UUID
 	for _, d := range opts.Devices {
@@ -110,12 +111,13 @@ func (s *Store) fenceAbove(ctx context.Context, last uint32) (uint32, error) {
 }
 
 // ownFiles makes the superblock and the catalogue of this owner, if the volume is shared and does
-// not have them yet. Earlier owners have the older files open, and their late writes cannot reach
+// not have them yet. A local volume has one superblock and one catalogue for all owners: they are
+// processes of one host, and the file lock admits one at a time. Earlier owners have the older files open, and their late writes cannot reach
 // the new files. The new superblock is blank. The caller writes it, which makes the new files count.
 func (v *volume) ownFiles(ctx context.Context) (created bool, err error) {
 	s := v.store
 	name := ondisk.SharedName(ondisk.SuperblockName, s.fence)
-	if s.fence == 0 || v.superName == name {
+	if s.fence == 0 || v.local || v.superName == name {
 		return false, nil
 	}
 	if !v.superblock.Shared {
@@ -221,7 +223,7 @@ func SharedStore(ctx context.Context, dev blockio.Device) (store string, fence u
 	case !c.formatted:
 		return "", 0, fmt.Errorf("blockstore: %s is not a volume: %w", dev.Info().Path, blockio.ErrNotExist)
 	case !c.superblock.Shared:
-		return "", 0, fmt.Errorf("blockstore: volume %s is not shared: its node has not started with the setting shared: %w", dev.Info().Path, ErrForeign)
+		return "", 0, fmt.Errorf("blockstore: volume %s is not shared: its node does not list it in shared_data: %w", dev.Info().Path, ErrForeign)
 	}
 	return c.superblock.Node.String(), c.superblock.Boot, nil
 }

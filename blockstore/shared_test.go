@@ -453,3 +453,112 @@ func TestFencesUsedUp(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// openMixed opens a store with a local and a shared volume for a new process, or only the shared one if
+// local is "". It adopts the blocks of its index, and makes the store ready.
+func openMixed(t *testing.T, l *ledger, local, shared string, index ...*block) (*Store, *claim) {
+	t.Helper()
+	c := &claim{ledger: l}
+	opts := Options{CapacityBytes: 4 << 20, Owner: c, Devices: []blockio.Device{sharedDevice(t, shared)}, SharedOnly: true}
+	if local != "" {
+		opts.Devices, opts.Local, opts.SharedOnly = append(opts.Devices, sharedDevice(t, local)), []bool{false, true}, false
+	}
+	s, err := Open(t.Context(), opts)
+	if err != nil {
+		for _, d := range opts.Devices {
+			err = errors.Join(err, d.Close())
+		}
+		t.Fatal(err)
+	}
+	for _, b := range index {
+		if s.Missing(b.ref.Extent.Volume()) {
+			continue
+		}
+		if err := s.Adopt(b.ref, b.key.PayloadBytes, b.key.Layers); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := s.Ready(); err != nil {
+		t.Fatal(err)
+	}
+	return s, c
+}
+
+// TestLocalVolume: a store with a local and a shared volume opens without the local one on another host.
+// The blocks of the shared volume are there, and the catalogue is certain. The local volume is locked,
+// is not shared, and has its blocks when its own host opens the store again. The local volume has no vote:
+// a catalogue that only the local volume stores is not acknowledged.
+func TestLocalVolume(t *testing.T) {
+	shared, local, l := t.TempDir(), t.TempDir(), newLedger()
+	first, held := openMixed(t, l, local, shared)
+	var index []*block
+	on := make(map[uint32]int)
+	for i := 0; len(on) < 2; i++ {
+		b := newBlock(fmt.Sprintf("block %d", i), 8000, 2)
+		if err := put(t, first, nil, b); err != nil {
+			t.Fatal(err)
+		}
+		index = append(index, b)
+		on[b.ref.Extent.Volume()]++
+	}
+	second := sharedDevice(t, local)
+	var owned *blockio.OwnedError
+	if err := second.Lock("another process"); !errors.As(err, &owned) {
+		t.Errorf("a second lock of the local volume: %v", err)
+	}
+	if err := errors.Join(second.Close(), first.SetCatalogue(t.Context(), []byte("first")), first.Close(context.Background())); err != nil {
+		t.Fatal(err)
+	}
+	held.end()
+	if names, err := filepath.Glob(local + "/superblock*"); err != nil || !slices.Equal(names, []string{local + "/superblock"}) {
+		t.Errorf("superblocks of the local volume: %q, %v", names, err)
+	}
+
+	guest, held := openMixed(t, l, "", shared, index...)
+	if !guest.CatalogueCertain() || string(guest.Catalogue()) != "first" || guest.Fence() != 2 {
+		t.Errorf("the adopted store has catalogue %q, certain %v, fencing number %d", guest.Catalogue(), guest.CatalogueCertain(), guest.Fence())
+	}
+	for _, b := range index {
+		err := get(t, guest, b, 0, 0)
+		if missing := guest.Missing(b.ref.Extent.Volume()); missing != (err != nil) {
+			t.Errorf("block %s on volume %d, missing %v: %v", b.name, b.ref.Extent.Volume(), missing, err)
+		}
+	}
+	late := newBlock("of the guest", 8000, 2)
+	if err := errors.Join(put(t, guest, nil, late), guest.SetCatalogue(t.Context(), []byte("guest")), guest.Close(context.Background())); err != nil {
+		t.Fatal(err)
+	}
+	held.end()
+
+	again, held := openMixed(t, l, local, shared, append(index, late)...)
+	if again.Fence() != 3 || string(again.Catalogue()) != "guest" {
+		t.Errorf("the store has catalogue %q and the fencing number %d", again.Catalogue(), again.Fence())
+	}
+	for _, b := range append(index, late) {
+		if err := get(t, again, b, 0, 0); err != nil {
+			t.Errorf("block %s: %v", b.name, err)
+		}
+	}
+	for _, v := range again.volumes {
+		if !v.local {
+			v.dev.lost(errors.New("the file system is gone"))
+			if err := again.RemoveVolume(t.Context(), v.index, true); !errors.Is(err, ErrVolumeState) {
+				t.Errorf("removal of the only shared volume: %v", err)
+			}
+		}
+	}
+	if err := again.SetCatalogue(t.Context(), []byte("local only")); !errors.Is(err, ErrFloor) {
+		t.Errorf("a catalogue without the shared volume: %v", err)
+	}
+	_ = again.Close(context.Background()) // the shared volume has failed
+	held.end()
+
+	c := &claim{ledger: l}
+	devices := []blockio.Device{sharedDevice(t, shared), sharedDevice(t, local)}
+	if _, err := Open(t.Context(), Options{Devices: devices, Local: []bool{true, false}, CapacityBytes: 4 << 20, Owner: c}); !errors.Is(err, ErrShared) {
+		t.Errorf("a shared volume as a local one: %v", err)
+	}
+	if err := errors.Join(devices[0].Close(), devices[1].Close()); err != nil {
+		t.Error(err)
+	}
+}

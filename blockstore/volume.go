@@ -33,6 +33,8 @@ type volume struct {
 	index uint32
 	// missing is set if Open had no device for the volume, or could not read it.
 	missing bool
+	// local: the volume is a local one of a store with shared volumes (Options.Local).
+	local bool
 	// capacityBytes is the volume's share of the store's capacity; metaBytes is the size of the
 	// superblock and catalogue files.
 	capacityBytes, metaBytes int64

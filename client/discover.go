@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -69,8 +70,8 @@ func (d *directory) run() {
 	}
 }
 
-// refresh replaces the table with the present members. It asks the members and then the seeds, one
-// after the other. The error is errDown if no node has returned a list.
+// refresh replaces the table with the present members. It asks the members, one after the other, and
+// then all seeds at once. The error is errDown if no node has returned a list.
 func (d *directory) refresh(ctx context.Context) error {
 	var errs []error
 	take := func(list *pb.ListMembersResponse, err error) bool {
@@ -86,10 +87,8 @@ func (d *directory) refresh(ctx context.Context) error {
 			return nil
 		}
 	}
-	for _, target := range d.store.opts.Servers {
-		if take(d.store.askSeed(ctx, target)) {
-			return nil
-		}
+	if take(d.store.askSeeds(ctx)) {
+		return nil
 	}
 	if ctx.Err() != nil {
 		return fmt.Errorf("client: list the members: %w", ctx.Err())
@@ -99,6 +98,36 @@ func (d *directory) refresh(ctx context.Context) error {
 		return err
 	}
 	return fmt.Errorf("client: list the members: %w: %w", errDown, err)
+}
+
+// askSeeds asks all seeds and returns the first list, so that a seed that does not answer delays no
+// other.
+func (s *Store) askSeeds(ctx context.Context) (*pb.ListMembersResponse, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	defer cancel()
+	lists := make(chan *pb.ListMembersResponse, len(s.opts.Servers))
+	errs := make(chan error, len(s.opts.Servers))
+	for _, target := range s.opts.Servers {
+		asking.Go(func() {
+			if list, err := s.askSeed(ctx, target); err != nil {
+				errs <- err
+			} else {
+				lists <- list
+			}
+		})
+	}
+	var all []error
+	for range s.opts.Servers {
+		select {
+		case list := <-lists:
+			return list, nil
+		case err := <-errs:
+			all = append(all, err)
+		}
+	}
+	return nil, errors.Join(all...)
 }
 
 // askSeed returns the members as the node at target has them. It opens a connection for this call

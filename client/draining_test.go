@@ -116,6 +116,55 @@ func TestDrainingReplica(t *testing.T) {
 	}
 }
 
+// TestProbeIsNoUse: while a member is filled, a client asks the old and the new home of a sequence for it. If both have it,
+// the client reads it at the new home, and the old home counts no use.
+func TestProbeIsNoUse(t *testing.T) {
+	etcd := testetcd.Start(t, 1)
+	old := testnode.Start(t, testnode.Options{Name: "old", Etcd: etcd.Endpoints})
+	joined := testnode.Start(t, testnode.Options{Name: "joined", Etcd: etcd.Endpoints})
+	c := openMember(t, client.Options{Servers: []string{old.Addr}, Discover: true})
+	sequence := 0
+	for c.Asked(t.Context(), c.ns, sequenceIDs(sequence))[0] != joined.Addr {
+		sequence++
+	}
+	for _, n := range []*testnode.Node{old, joined} {
+		only := openMember(t, client.Options{Servers: []string{n.Addr}})
+		only.write(sequence, 0, 2)
+	}
+	conn, err := client.Dial(old.Addr, client.DialOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := pb.NewAdminClient(conn).FillMembers(t.Context(), &pb.FillMembersRequest{Names: []string{"joined"}}); err != nil {
+		t.Fatal(err)
+	}
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for limit := time.After(time.Minute); !c.AnyIncoming(); {
+		select {
+		case <-tick.C:
+		case <-limit:
+			t.Fatal("the client has no member that is filled")
+		}
+	}
+	for range 3 {
+		if n := c.blocks(sequence); n != 2 {
+			t.Errorf("%d blocks are found", n)
+		}
+	}
+	uses := func(n *testnode.Node) int {
+		tips, _, err := n.Storage.Tips("m", c.ns.Epoch)
+		if err != nil || len(tips) != 1 {
+			t.Fatal(tips, err)
+		}
+		return tips[0].Heat
+	}
+	if a, b := uses(old), uses(joined); a != 0 || b == 0 {
+		t.Errorf("the old home counts %d uses, and the new one %d", a, b)
+	}
+}
+
 // TestDrainingBusy: a sequence is at a draining node that refuses calls, because its lease could not be renewed. A read
 // of it is busy, and not absent.
 func TestDrainingBusy(t *testing.T) {

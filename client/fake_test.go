@@ -32,6 +32,8 @@ type fake struct {
 	region rdma.Region
 	token  rdma.Token
 	addr   string
+	// members is the fake's list of members.
+	members []*pb.Member
 	// describe edits the fake's response to Describe.
 	describe func(*pb.DescribeResponse)
 
@@ -41,9 +43,9 @@ type fake struct {
 	abort   func(*pb.AbortRequest)
 }
 
-// ListMembers returns a list without members.
+// ListMembers returns the list members.
 func (f *fake) ListMembers(context.Context, *pb.ListMembersRequest) (*pb.ListMembersResponse, error) {
-	return &pb.ListMembersResponse{}, nil
+	return &pb.ListMembersResponse{Members: f.members}, nil
 }
 
 func newFake(t testing.TB) *fake {
@@ -61,18 +63,28 @@ func newFake(t testing.TB) *fake {
 		t.Fatal(err)
 	}
 	f.addr = l.Addr().String()
+	t.Cleanup(func() {
+		if err := f.engine.Close(); err != nil {
+			t.Errorf("fake: %v", err)
+		}
+	})
+	f.serveAt(l)
+	return f
+}
+
+// serveAt serves the fake at a listener, until the test ends.
+func (f *fake) serveAt(l net.Listener) {
 	s := grpc.NewServer()
 	pb.RegisterCacheServer(s, f)
 	pb.RegisterAdminServer(s, f)
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
-	t.Cleanup(func() {
+	f.t.Cleanup(func() {
 		s.Stop()
-		if err := errors.Join(<-served, f.engine.Close()); err != nil {
-			t.Errorf("fake: %v", err)
+		if err := <-served; err != nil {
+			f.t.Errorf("fake: %v", err)
 		}
 	})
-	return f
 }
 
 func (f *fake) Describe(context.Context, *pb.DescribeRequest) (*pb.DescribeResponse, error) {

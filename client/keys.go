@@ -126,7 +126,7 @@ func (s *Store) keys(ctx context.Context, what string, req *KeysRequest, groups 
 		wg.Wait()
 	}
 	if err := errors.Join(errs...); req.AllCopies && err == nil {
-		inAll(req.Namespace, shares, answers, out)
+		s.table.Load().inAll(req.Namespace, shares, answers, out)
 		return out, nil
 	}
 	for i := range shares {
@@ -175,14 +175,17 @@ func (s *Store) onReaders(ns kv.Namespace, ids []kv.BlockID) []share {
 }
 
 // inAll sets out to the answers that hold for all copies. shares are those of onReaders.
-func inAll(ns kv.Namespace, shares []share, answers [][][]Presence, out [][]Presence) {
+func (t *table) inAll(ns kv.Namespace, shares []share, answers [][][]Presence, out [][]Presence) {
 	if last := len(answers) - 1; ns.Index != kv.IndexFlat && last == ns.Copies() {
-		// Readers ask the last node, to which the sequence may have passed a home over, instead of a home
-		// that does not have the first block.
+		// The last node, to which the sequence may have passed a home over, counts instead of a home that does not
+		// have the first block, if a Write would pass this home over.
 		instead := last
 		if answers[last][0][0] == Present {
-			if k := slices.IndexFunc(answers[:last], func(a [][]Presence) bool { return a[0][0] != Present }); k >= 0 {
-				instead = k
+			for k, a := range answers[:last] {
+				if a[0][0] != Present && t.isOverfull(shares[k].node) {
+					instead = k
+					break
+				}
 			}
 		}
 		shares, answers = slices.Delete(shares, instead, instead+1), slices.Delete(answers, instead, instead+1)
@@ -199,6 +202,12 @@ func inAll(ns kv.Namespace, shares []share, answers [][][]Presence, out [][]Pres
 			}
 		}
 	}
+}
+
+// isOverfull reports whether new sequences pass over the node.
+func (t *table) isOverfull(n *node) bool {
+	i := slices.Index(t.nodes, n)
+	return i >= 0 && t.overfull[i]
 }
 
 // wholeOn returns a share with all blocks for each node.

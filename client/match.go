@@ -137,6 +137,7 @@ func (sh *share) matchHere(ctx context.Context, req MatchRequest) shareMatch {
 
 			OldestEpoch: uint64(req.Oldest),
 			Mix:         req.Mix,
+			NoTouch:     sh.peek,
 		}
 		r, err := sh.node.matchLocal(ctx, sess, msg)
 		if errors.Is(err, errNotLocal) {

@@ -120,6 +120,24 @@ func (n *node) use(ctx context.Context) (*session, error) {
 	}
 }
 
+// passOver makes the node dead while an attempt to connect is in progress, so that no call waits for
+// that attempt. The node has a session when the attempt succeeds. passOver returns the reason why there is
+// no session, or nil.
+func (n *node) passOver() error {
+	n.mu.Lock()
+	passed := n.attempt != nil
+	if passed {
+		n.err = fmt.Errorf("client: %s has not answered yet: %w", n.target, errDown)
+		n.deadUntil = time.Now().Add(n.store.opts.DeadFor)
+	}
+	err := n.err
+	n.mu.Unlock()
+	if passed {
+		n.store.opts.Logger.Warn("storage node is a miss until it answers", "server", n.target, "err", err)
+	}
+	return err
+}
+
 // connect makes one attempt to open a session and records the result.
 func (n *node) connect(attempt chan struct{}) {
 	ctx, cancel := context.WithTimeout(n.store.ctx, n.store.opts.DialTimeout)

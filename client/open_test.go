@@ -1,12 +1,15 @@
 package client_test
 
 import (
+	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"strings"
 	"testing"
 	"time"
 
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma/tcp"
@@ -97,6 +100,43 @@ func TestNoAnswer(t *testing.T) {
 		}
 		if other.String() != "" {
 			t.Errorf("%s: the other logger got %s", name, other)
+		}
+	}
+}
+
+// TestOpenPassesOverSilentMembers: Open with Discover returns although a seed and a member do not answer
+// within DialTimeout, if others do. Calls do not wait for the silent member. It has a session when it
+// answers.
+func TestOpenPassesOverSilentMembers(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // the kernel accepts connections, and nothing reads from them
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := newFake(t)
+	f.members = []*pb.Member{{Name: "a", Addr: silent.Addr().String(), State: "serving"}, {Name: "b", Addr: f.addr, State: "serving"}}
+	engine, err := tcp.New(t.Context(), tcp.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = engine.Close() })
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	s, err := client.Open(ctx, client.Options{Servers: []string{silent.Addr().String(), f.addr}, Discover: true, MembersEvery: time.Hour, DialTimeout: time.Hour, Engine: engine})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	nodes := s.Nodes()
+	if len(nodes) != 2 || nodes[0].Err == nil || !strings.Contains(nodes[0].Err.Error(), "has not answered yet") || nodes[1].Err != nil {
+		t.Fatalf("nodes %+v; want the silent one with an error", nodes)
+	}
+	answering := newFake(t)
+	answering.serveAt(silent)
+	for s.Nodes()[0].Err != nil {
+		select {
+		case <-ctx.Done():
+			t.Fatalf("the member answers and is not used: %+v", s.Nodes()[0])
+		case <-time.After(time.Millisecond):
 		}
 	}
 }

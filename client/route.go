@@ -18,6 +18,8 @@ type share struct {
 	// others are asked one after the other if node does not have the first block.
 	others []*node
 	ids    []kv.BlockID
+	// peek: a match of the share is no use of the blocks.
+	peek bool
 	// index maps positions in ids to positions in the whole chain; nil if they are equal.
 	index []int
 }
@@ -146,6 +148,15 @@ func (s *Store) Incoming(ns kv.Namespace, id kv.BlockID) bool {
 	return t.places != nil && slices.ContainsFunc(placement.Homes(nil, t.places, id, ns.Copies()), func(i int) bool { return t.places[i].New })
 }
 
+// Yields reports whether the member with the name is no home of the block or the sequence id, and no home is
+// overfull, so that the sequence has not passed a home over to this member.
+func (s *Store) Yields(ns kv.Namespace, id kv.BlockID, name string) bool {
+	t, seed := s.table.Load(), placement.PlaceSeed(name)
+	return t.places != nil && !slices.ContainsFunc(placement.Homes(nil, t.places, id, ns.Copies()), func(i int) bool {
+		return t.places[i].Seed == seed || t.overfull[i]
+	})
+}
+
 // AnyIncoming reports whether a member is being filled, as of the last list of members.
 func (s *Store) AnyIncoming() bool {
 	return slices.ContainsFunc(s.table.Load().places, func(p placement.Place) bool { return p.New })
@@ -242,7 +253,7 @@ func longest(ctx context.Context, req MatchRequest, nodes []*node, ids []kv.Bloc
 			continue
 		}
 		wg.Go(func() {
-			sh := share{node: n, ids: ids}
+			sh := share{node: n, ids: ids, peek: true}
 			if m := sh.match(ctx, req); m.err == nil {
 				matches[i].blocks, matches[i].open = m.blocks, m.busy
 			}

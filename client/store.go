@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
@@ -43,7 +44,9 @@ type Store struct {
 }
 
 // Open connects to all nodes at once, for at most DialTimeout. A node that does not answer is
-// tolerated: its blocks are misses until it answers. If no node answers, Open logs a warning, to
+// tolerated: its blocks are misses until it answers. With Options.Discover, Open does not wait for
+// DialTimeout if a member has answered: each other member has four times the time of that member, at
+// least a quarter of DialTimeout or one second, whichever is less. If no node answers, Open logs a warning, to
 // slog.Default if there is no Logger. Open fails if ctx ends, or if every node refuses the client
 // for a reason that a retry does not remove (ErrAuth, ErrProvider, ErrVersion).
 func Open(ctx context.Context, opts Options) (*Store, error) {
@@ -94,12 +97,7 @@ func (s *Store) connectAll(ctx context.Context, warn *slog.Logger) error {
 		}
 		nodes = s.all()
 	}
-	errs := make([]error, len(nodes))
-	var wg sync.WaitGroup
-	for i, n := range nodes {
-		wg.Go(func() { _, errs[i] = n.use(ctx) })
-	}
-	wg.Wait()
+	errs := s.connectNodes(ctx, nodes)
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("client: open: %w", err)
 	}
@@ -119,6 +117,47 @@ func (s *Store) connectAll(ctx context.Context, warn *slog.Logger) error {
 		warn.Warn("no storage node answers: all blocks are misses until a node answers", "servers", s.opts.Servers, "err", hideInternal(errors.Join(errs...)))
 	}
 	return nil
+}
+
+// connectNodes opens a session with each node, and returns the errors in the order of the nodes. With
+// Options.Discover it passes over the nodes that answer much later than the first.
+func (s *Store) connectNodes(ctx context.Context, nodes []*node) []error {
+	ctx, cancel := context.WithCancel(ctx)
+	var connecting sync.WaitGroup
+	defer connecting.Wait()
+	defer cancel()
+	type result struct {
+		node int
+		err  error
+	}
+	began := time.Now()
+	results := make(chan result, len(nodes))
+	for i, n := range nodes {
+		connecting.Go(func() {
+			_, err := n.use(ctx)
+			results <- result{i, err}
+		})
+	}
+	errs, ended := make([]error, len(nodes)), make([]bool, len(nodes))
+	var late <-chan time.Time
+	for range nodes {
+		select {
+		case r := <-results:
+			errs[r.node], ended[r.node] = r.err, true
+			if r.err == nil && late == nil && s.opts.Discover {
+				patience := max(4*time.Since(began), min(s.opts.DialTimeout/4, time.Second))
+				late = time.After(patience - time.Since(began))
+			}
+		case <-late:
+			for i, n := range nodes {
+				if !ended[i] {
+					errs[i] = n.passOver()
+				}
+			}
+			return errs
+		}
+	}
+	return errs
 }
 
 // Close ends the connections, fails the running calls, and returns when the Store's goroutines have

@@ -18,7 +18,7 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// Roles returns the policy in use, or nil if there is no roles file. Then access is decided by
+// Roles returns the policy in use, or nil if there is neither a roles file nor a roles document in etcd. Then access is decided by
 // tokens and certificates alone, and every caller may make every call.
 type Roles func() *access.Policy
 
@@ -148,6 +148,8 @@ var rules = map[string]rule{
 	pb.Admin_AdoptVolume_FullMethodName:  anywhere(access.Operate),
 	pb.Admin_DiffConfig_FullMethodName:   anywhere(access.Operate),
 	pb.Admin_ReloadConfig_FullMethodName: anywhere(access.Operate),
+	pb.Admin_GetRoles_FullMethodName:     anywhere(access.Operate),
+	pb.Admin_SetRoles_FullMethodName:     {roles: access.Operate, where: ofRoles},
 
 	pb.Planner_Submit_FullMethodName: on(access.Read),
 	// The engines of a group get the requests of every namespace, and store their blocks.
@@ -213,6 +215,12 @@ func ofEvict(_ holdings, req any) (demand, error) {
 	return demand{roles: access.Admin, namespace: r.GetNamespace()}, nil
 }
 
+// ofRoles returns the demand of a replacement of the roles document, with which the caller can give itself every role
+// (access.Principal.Governs).
+func ofRoles(holdings, any) (demand, error) {
+	return demand{roles: access.Operate, and: access.Admin, every: true}, nil
+}
+
 // guard allows or refuses calls by the rules. The zero guard allows every call.
 type guard struct {
 	roles Roles
@@ -271,6 +279,9 @@ func hide(why, shown error) error { return &refusal{shown: status.Convert(shown)
 // has none, by the subject of its certificate. A call with several Authorization headers is refused,
 // because each of them would cost a hash and a comparison with every token.
 func identify(policy *access.Policy, headers []string, subject string) (access.Identity, error) {
+	if policy.Principals() == 0 {
+		return access.Identity{}, refuse(codes.Unauthenticated, "this node has no roles document from etcd (auth.roles_etcd) yet, and refuses every call; the log of the node has the reason")
+	}
 	if len(headers) > 1 {
 		return access.Identity{}, refuse(codes.Unauthenticated, "the call has %d Authorization headers; send one", len(headers))
 	}
@@ -278,15 +289,15 @@ func identify(policy *access.Policy, headers []string, subject string) (access.I
 		if id, ok := policy.ByHeader(headers[0]); ok {
 			return id, nil
 		}
-		return access.Identity{}, refuse(codes.Unauthenticated, "the bearer token is of no principal of this node; compare the SHA-256 of the client's token (--token-file) with auth.roles_file of the node")
+		return access.Identity{}, refuse(codes.Unauthenticated, "the bearer token is of no principal of this node; compare the SHA-256 of the client's token (--token-file) with auth.roles_file or auth.roles_etcd of the node")
 	}
 	if subject == "" {
-		return access.Identity{}, refuse(codes.Unauthenticated, "this node requires a bearer token or a certificate of a principal of its auth.roles_file; give the client its token file (--token-file)")
+		return access.Identity{}, refuse(codes.Unauthenticated, "this node requires a bearer token or a certificate of a principal of its auth.roles_file or auth.roles_etcd; give the client its token file (--token-file)")
 	}
 	if id, ok := policy.BySubject(subject); ok {
 		return id, nil
 	}
-	return access.Identity{}, refuse(codes.Unauthenticated, "the certificate's subject %q is of no principal of this node; compare it with auth.roles_file of the node", shorten(subject))
+	return access.Identity{}, refuse(codes.Unauthenticated, "the certificate's subject %q is of no principal of this node; compare it with auth.roles_file or auth.roles_etcd of the node", shorten(subject))
 }
 
 // subjectOf returns the subject of the caller's certificate, "" if the caller has none.
@@ -327,7 +338,7 @@ func lacks(id access.Identity, roles access.Role, where string) error {
 	case access.Operate: // it concerns the node
 		what = "lacks the role operate"
 	}
-	return refuse(codes.PermissionDenied, "principal %q %s; an administrator grants it in auth.roles_file of the node", id.Principal.Name(), what)
+	return refuse(codes.PermissionDenied, "principal %q %s; an administrator grants it in auth.roles_file or auth.roles_etcd of the node", id.Principal.Name(), what)
 }
 
 // check returns an error if a request is not allowed. It uses the policy that is in use at the time
@@ -343,7 +354,7 @@ func (g guard) check(ctx context.Context, method string, req any) error {
 		return refuse(codes.Unauthenticated, "the caller connected before the node had an auth.roles_file; connect again, with the token or the certificate of a principal")
 	}
 	if id, ok = policy.ByCredential(id.Credential); !ok {
-		return refuse(codes.Unauthenticated, "the caller's token or certificate is not in auth.roles_file of the node")
+		return refuse(codes.Unauthenticated, "the caller's token or certificate is not in auth.roles_file or auth.roles_etcd of the node")
 	}
 	r, ok := rules[method]
 	if !ok || !id.Principal.HasAnywhere(r.roles) {
@@ -368,6 +379,8 @@ func (d demand) of(id access.Identity) error {
 	switch {
 	case d.every && !p.HasEverywhere(d.roles):
 		return lacks(id, d.roles, "on every namespace")
+	case d.every && d.and != 0 && !p.HasEverywhere(d.and):
+		return lacks(id, d.and, "on every namespace")
 	case d.every || d.roles == 0:
 		return nil
 	case d.unknown != nil && !p.Has(access.Any, d.namespace):

@@ -236,6 +236,8 @@ func (h *host) rows(t *testing.T, ids []byte, digest []byte) []row {
 		h.unary(pb.Admin_RemoveVolume_FullMethodName, "", fixed(&pb.RemoveVolumeRequest{Volume: "0", DryRun: true})),
 		h.unary(pb.Admin_DiffConfig_FullMethodName, "", fixed(&pb.DiffConfigRequest{})),
 		h.unary(pb.Admin_ReloadConfig_FullMethodName, "", fixed(&pb.ReloadConfigRequest{})),
+		h.unary(pb.Admin_GetRoles_FullMethodName, "", fixed(&pb.GetRolesRequest{})),
+		h.unary(pb.Admin_SetRoles_FullMethodName, "", fixed(&pb.SetRolesRequest{})),
 	}
 }
 
@@ -838,14 +840,24 @@ func TestListsShowOwnNamespaces(t *testing.T) {
 	}
 	policy.set(t, everyRole...)
 	for principal, want := range map[string][]string{"reader": {"m", "m2"}, "admin": {"m", "m2"}, "other": {"other"}, "operator": {"m", "m2", "other"}} {
-		l, err := h.admin.ListNamespaces(as(t.Context(), principal), &pb.ListNamespacesRequest{})
-		var got []string
-		for _, n := range l.GetNamespaces() {
-			got = append(got, n.GetName())
-		}
-		slices.Sort(got)
-		if err != nil || !slices.Equal(got, want) {
-			t.Errorf("namespaces of %s: %q, %v; want %q", principal, got, err, want)
+		for limit := range uint32(3) {
+			req := &pb.ListNamespacesRequest{Limit: limit}
+			var got []string
+			for {
+				l, err := h.admin.ListNamespaces(as(t.Context(), principal), req)
+				if err != nil || limit > 0 && len(l.GetNamespaces()) > int(limit) {
+					t.Fatal(l, err)
+				}
+				for _, n := range l.GetNamespaces() {
+					got = append(got, n.GetName())
+				}
+				if req.After = l.GetNext(); req.After == "" {
+					break
+				}
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("namespaces of %s in pages of %d: %q; want %q", principal, limit, got, want)
+			}
 		}
 	}
 	for principal, want := range map[string]int{"admin": 1, "other": 0, "root": 1} {

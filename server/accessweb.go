@@ -92,7 +92,7 @@ func admitHost(r *http.Request) error {
 	if net.ParseIP(name) != nil || name == "localhost" || strings.HasSuffix(name, ".localhost") || err == nil && name == strings.ToLower(own) {
 		return nil
 	}
-	return refuse(codes.PermissionDenied, "the console is open to every caller on this machine, so a request over the loopback interface must be for localhost, an IP address or the name of this machine, and not for %q; set auth.roles_file to use another name", shorten(name))
+	return refuse(codes.PermissionDenied, "the console is open to every caller on this machine, so a request over the loopback interface must be for localhost, an IP address or the name of this machine, and not for %q; set auth.roles_file or auth.roles_etcd to use another name", shorten(name))
 }
 
 // credentialsOf returns the Authorization headers of a request. A browser sends the token of the

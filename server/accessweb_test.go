@@ -1,11 +1,17 @@
 package server_test
 
 import (
+	"errors"
 	"io"
 	"net/http"
 	"os"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/penstock-kv/penstock/api"
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/server"
 )
 
 // TestConsoleHost: without a roles file the console refuses, over loopback, requests for a name of
@@ -53,5 +59,54 @@ func TestConsoleHost(t *testing.T) {
 	_, web := plannerHost(t, nil, nil)
 	if code := get(web, "/requests", "attacker.example"); code != http.StatusForbidden {
 		t.Errorf("a planner: %d", code)
+	}
+}
+
+// TestConsolePinsAreFiltered: the page of the pins has the pins of the caller's namespaces, although the node
+// has more pins of other namespaces than one page of the index.
+func TestConsolePinsAreFiltered(t *testing.T) {
+	var policy roles
+	h := newHost(t, func(o *server.Options) { o.Roles, o.ConsoleInterval = policy.current, time.Nanosecond }, nil)
+	ns := h.namespace()
+	h.write(ns, 2)
+	if _, err := h.admin.CreateNamespace(t.Context(), &pb.CreateNamespaceRequest{Namespace: &pb.Namespace{Name: "other", Geometry: api.GeometryProto(geometry)}}); err != nil {
+		t.Fatal(err)
+	}
+	const pins = 4200
+	pin := func(namespace string) {
+		t.Helper()
+		resp, err := h.cache.PinEpoch(t.Context(), &pb.PinEpochRequest{Namespace: namespace, TtlMs: 600_000})
+		if err != nil || resp.GetLease() == 0 {
+			t.Fatal(resp, err)
+		}
+	}
+	for range pins {
+		pin("m")
+	}
+	pin("other")
+	policy.set(t, everyRole...)
+	for principal, want := range map[string][]string{
+		"admin": {"The page shows 100 of 4200 pins"},
+		"other": {"The page shows 1 of 1 pins", ">other<"},
+		"root":  {"The page shows 100 of 4201 pins"},
+	} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, h.web+"/pins", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.SetBasicAuth("any", tokenOf(principal))
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		if err = errors.Join(err, resp.Body.Close()); err != nil || resp.StatusCode != http.StatusOK {
+			t.Fatalf("%s: %s, %v", principal, resp.Status, err)
+		}
+		for _, text := range want {
+			if !strings.Contains(string(body), text) {
+				t.Errorf("the page of %s has no %q:\n%s", principal, text, body)
+			}
+		}
 	}
 }

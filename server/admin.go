@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
@@ -79,9 +80,33 @@ func (s *adminService) GetNamespace(_ context.Context, req *pb.GetNamespaceReque
 	return s.describe(ns), nil
 }
 
-func (s *adminService) ListNamespaces(ctx context.Context, _ *pb.ListNamespacesRequest) (*pb.ListNamespacesResponse, error) {
-	all := slices.DeleteFunc(slices.Clone(s.node.Namespaces()), func(ns kv.Namespace) bool { return !sees(ctx, access.Any, ns.Name) })
-	return &pb.ListNamespacesResponse{Namespaces: s.describeAll(all)}, nil
+// ListNamespaces returns a page of the namespaces. Without a limit, which clients of earlier releases do not
+// send, the page has all of them, and the call fails if they exceed maxMessageBytes.
+func (s *adminService) ListNamespaces(ctx context.Context, req *pb.ListNamespacesRequest) (*pb.ListNamespacesResponse, error) {
+	all := slices.DeleteFunc(s.node.Namespaces(), func(ns kv.Namespace) bool {
+		return ns.Name <= req.GetAfter() || !sees(ctx, access.Any, ns.Name)
+	})
+	if req.GetLimit() == 0 {
+		return &pb.ListNamespacesResponse{Namespaces: s.describeAll(all)}, nil
+	}
+	return namespacePage(all, int(req.GetLimit()), s.describe), nil
+}
+
+// namespacePage returns the first namespaces of all: at most limit, and at most half of a message, but at least
+// one.
+func namespacePage(all []kv.Namespace, limit int, describe func(kv.Namespace) *pb.Namespace) *pb.ListNamespacesResponse {
+	page := &pb.ListNamespacesResponse{}
+	sizeBytes := 0
+	for _, ns := range all {
+		if n := len(page.Namespaces); n >= limit || sizeBytes > maxMessageBytes/2 {
+			page.Next = page.Namespaces[n-1].GetName()
+			break
+		}
+		m := describe(ns)
+		sizeBytes += proto.Size(m)
+		page.Namespaces = append(page.Namespaces, m)
+	}
+	return page
 }
 
 func (s *adminService) DeleteNamespace(ctx context.Context, req *pb.DeleteNamespaceRequest) (*pb.DeleteNamespaceResponse, error) {

@@ -62,6 +62,7 @@ var adminReads = map[string]bool{
 	"ListVolumes":    true,
 	"ListMembers":    true,
 	"DiffConfig":     true,
+	"GetRoles":       true,
 }
 
 // plannerChanges are the methods of the Planner service with which an operator changes the

@@ -95,7 +95,7 @@ func (s *cacheService) find(ctx context.Context, by caller, req *pb.MatchRequest
 	}
 	ns, m, err := s.node.Match(storage.MatchRequest{
 		Namespace: req.GetNamespace(), Epoch: kv.Epoch(req.GetEpoch()), Oldest: kv.Epoch(req.GetOldestEpoch()),
-		Mix: req.GetMix(), IDs: ids, TTL: ttl, Pin: req.GetPin(), Owner: owner,
+		Mix: req.GetMix(), IDs: ids, TTL: ttl, Pin: req.GetPin(), Owner: owner, NoTouch: req.GetNoTouch(),
 	})
 	if err != nil {
 		return nil, statusOf(err)

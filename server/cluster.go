@@ -83,12 +83,15 @@ func (s *adminService) ListMembers(ctx context.Context, _ *pb.ListMembersRequest
 	if s.opts.Cluster == nil {
 		return nil, errAlone
 	}
-	all, removed, err := s.opts.Cluster.List(ctx)
+	list, err := s.opts.Cluster.List(ctx)
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	resp := &pb.ListMembersResponse{Removed: removed}
-	for _, m := range all {
+	resp := &pb.ListMembersResponse{Removed: list.Removed}
+	if end := list.LastFill; end != nil {
+		resp.LastFill = &pb.FillEnd{Revision: end.Revision, Names: end.Names, Stopped: end.Stopped}
+	}
+	for _, m := range list.Members {
 		resp.Members = append(resp.Members, &pb.Member{
 			Name: m.Name, Addr: m.Addr, Zone: m.Zone, State: string(m.State), CapacityBytes: m.CapacityBytes, UsedBytes: m.UsedBytes,
 			Version: m.Version, SinceUnixMs: m.Since.UnixMilli(), Applied: m.Applied, Move: moveProto(m), Filling: m.Filling,
@@ -131,8 +134,8 @@ func (s *adminService) FillMembers(ctx context.Context, req *pb.FillMembersReque
 	if req.GetDryRun() {
 		return s.planFill(ctx, req.GetNames())
 	}
-	err := s.opts.Cluster.FillMembers(ctx, req.GetNames(), membership.Drain{BytesPerSecond: req.GetBytesPerSecond(), Since: time.Now().UTC()})
-	return &pb.FillMembersResponse{}, statusOf(err)
+	revision, err := s.opts.Cluster.FillMembers(ctx, req.GetNames(), membership.Drain{BytesPerSecond: req.GetBytesPerSecond(), Since: time.Now().UTC()})
+	return &pb.FillMembersResponse{Revision: revision}, statusOf(err)
 }
 
 // planFill returns the blocks that this node would copy to the named members.

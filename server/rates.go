@@ -88,7 +88,7 @@ func (s *spend) allow(now time.Time, name, what string, perSecond int64) error {
 		return nil
 	}
 	s.limited.Add(1)
-	return fmt.Errorf("%w: principal %q is above its rate of %s of %s a second, for %v more; an administrator sets rates in auth.roles_file of the node",
+	return fmt.Errorf("%w: principal %q is above its rate of %s of %s a second, for %v more; an administrator sets rates in auth.roles_file or auth.roles_etcd of the node",
 		storage.ErrBusy, name, what, humanize.IBytes(uint64(perSecond)), time.Duration(-s.tokens/float64(perSecond)*float64(time.Second)).Round(time.Millisecond))
 }
 

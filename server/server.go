@@ -26,6 +26,7 @@ import (
 	"github.com/penstock-kv/penstock/server/handoff"
 	"github.com/penstock-kv/penstock/server/membership"
 	"github.com/penstock-kv/penstock/server/metrics"
+	"github.com/penstock-kv/penstock/server/reload"
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
@@ -86,8 +87,12 @@ type Options struct {
 	// is the configuration of the gRPC listener. If TLS has ClientCAs, clients need certificates.
 	Tokens Tokens
 	TLS    *tls.Config
-	// Roles returns the policy of the roles file. While it returns one, Tokens is not used.
+	// Roles returns the policy of the roles file or document. While it returns one, Tokens is not used.
 	Roles Roles
+	// RolesDocument is the roles document in etcd, and RolesState returns the state of the node's copy. Nil: the calls
+	// GetRoles and SetRoles are refused.
+	RolesDocument RolesDocument
+	RolesState    func() reload.RolesState
 	// Cluster is the node's membership of a cluster; nil: the node stands alone.
 	Cluster *membership.Cluster
 	// Adopter adopts the shared volumes of other nodes; nil: the call AdoptVolume is refused. Fence is

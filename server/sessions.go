@@ -150,7 +150,7 @@ func (s *Sessions) refreshLocked() {
 }
 
 var (
-	errRemoved = errors.New("the credential of the token was removed from auth.roles_file")
+	errRemoved = errors.New("the credential of the token was removed from auth.roles_file or auth.roles_etcd")
 	errTaken   = errors.New("the engine's id belongs to another principal")
 )
 
@@ -327,7 +327,7 @@ func (s *Server) endRemoved() {
 
 // endSession ends the session of an engine whose client is not in the roles file.
 func (s *Server) endSession(engine rdma.EngineID) {
-	s.opts.Logger.Info("data-plane session ended: its client is not in auth.roles_file", "peer", engine.String())
+	s.opts.Logger.Info("data-plane session ended: its client is not in auth.roles_file or auth.roles_etcd", "peer", engine.String())
 	s.data.Disconnect(engine)
 }
 

@@ -60,6 +60,10 @@ func (s *Server) status() *pb.StatusResponse {
 	m.Reservations = int64(st.Reservations)
 	m.BusyCalls = s.opts.Metrics.BusyCalls()
 	m.Counters = countersProto(s.opts.Metrics, (*metrics.NamespaceCounter).Total)
+	if s.opts.RolesDocument != nil {
+		state := s.opts.RolesState()
+		m.Roles = &pb.RolesStatus{Principals: int64(state.Policy.Principals()), Revision: state.Revision, Problem: clip(state.Problem)}
+	}
 	m.UptimeUs = s.opts.Now().Sub(s.started).Microseconds()
 	return m
 }

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/penstock-kv/penstock/server/access"
 	"github.com/penstock-kv/penstock/server/console"
 	"github.com/penstock-kv/penstock/server/metrics"
+	"github.com/penstock-kv/penstock/trie"
 )
 
 // membersWait bounds the time that the console waits for the list of members from etcd.
@@ -22,8 +24,8 @@ const membersWait = time.Second
 // a caller, rates are unknown until the second sample.
 const ratesOver = 30 * time.Second
 
-// consoleSource is the console.Source of a node. The console calls no method concurrently with
-// itself, so the meters need no lock.
+// consoleSource is the console.Source of a node. The console calls no method except Pins concurrently
+// with itself, so the meters need no lock.
 type consoleSource struct {
 	*adminService
 	overview, namespaces meter
@@ -133,20 +135,45 @@ func (s *consoleSource) Prefixes(context.Context) console.Prefixes {
 	return p
 }
 
-// Pins implements console.Source.
-func (s *consoleSource) Pins(context.Context) console.Pins {
-	pins, next, err := s.node.Pins(nil, "", false, 0, pinsMax)
-	list := console.Pins{At: s.opts.Now(), More: next != 0}
-	if err != nil {
-		list.Failure = clip(err.Error())
+// Pins implements console.Source. It reads the pins in pages, and keeps twice the rows at most.
+func (s *consoleSource) Pins(_ context.Context, sees func(namespace string) bool, rows int) console.Pins {
+	all := console.Pins{At: s.opts.Now()}
+	oldest := func() {
+		slices.SortStableFunc(all.List, func(a, b console.Pin) int { return a.Since.Compare(b.Since) })
+		all.List = all.List[:min(len(all.List), rows)]
 	}
-	for _, p := range pins {
-		list.Pins = append(list.Pins, console.Pin{
-			Lease: uint64(p.Lease), Namespace: p.Namespace, Epoch: uint64(p.Epoch), OfEpoch: p.OfEpoch, Owner: p.Owner,
-			Since: p.Since, Expires: p.Expires, Blocks: int64(p.Blocks), Bytes: p.Bytes,
-		})
+	seen := make(map[string]bool)
+	var page []trie.Pin
+	for cursor := uint32(0); ; {
+		var err error
+		if page, cursor, err = s.node.Pins(page[:0], "", false, cursor, pinsMax); err != nil {
+			all.Failure = clip(err.Error())
+		}
+		for _, p := range page {
+			see, ok := seen[p.Namespace]
+			if !ok {
+				see = sees(p.Namespace)
+				seen[p.Namespace] = see
+			}
+			if !see {
+				continue
+			}
+			all.Total++
+			all.Blocks += int64(p.Blocks)
+			all.Bytes += p.Bytes
+			all.List = append(all.List, console.Pin{
+				Lease: uint64(p.Lease), Namespace: p.Namespace, Epoch: uint64(p.Epoch), OfEpoch: p.OfEpoch, Owner: p.Owner,
+				Since: p.Since, Expires: p.Expires, Blocks: int64(p.Blocks), Bytes: p.Bytes,
+			})
+			if len(all.List) >= 2*rows {
+				oldest()
+			}
+		}
+		if cursor == 0 {
+			oldest()
+			return all
+		}
 	}
-	return list
 }
 
 // Actions implements console.Source.

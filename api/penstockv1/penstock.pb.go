@@ -1126,7 +1126,10 @@ type MatchRequest struct {
 	OldestEpoch uint64 `protobuf:"varint,6,opt,name=oldest_epoch,json=oldestEpoch,proto3" json:"oldest_epoch,omitempty"`
 	// mix allows blocks of different epochs: each block has the newest epoch of the range that has
 	// the block. The answer sets epochs. A node of an older version answers with blocks of one epoch.
-	Mix           bool `protobuf:"varint,7,opt,name=mix,proto3" json:"mix,omitempty"`
+	Mix bool `protobuf:"varint,7,opt,name=mix,proto3" json:"mix,omitempty"`
+	// no_touch: the match is no use of the blocks and does not delay their eviction, because the client may read
+	// them from another node. A node of an older version ignores it.
+	NoTouch       bool `protobuf:"varint,8,opt,name=no_touch,json=noTouch,proto3" json:"no_touch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1206,6 +1209,13 @@ func (x *MatchRequest) GetOldestEpoch() uint64 {
 func (x *MatchRequest) GetMix() bool {
 	if x != nil {
 		return x.Mix
+	}
+	return false
+}
+
+func (x *MatchRequest) GetNoTouch() bool {
+	if x != nil {
+		return x.NoTouch
 	}
 	return false
 }
@@ -3488,7 +3498,12 @@ func (x *GetNamespaceRequest) GetName() string {
 }
 
 type ListNamespacesRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// after is next of the previous response; empty: the first page.
+	After string `protobuf:"bytes,1,opt,name=after,proto3" json:"after,omitempty"`
+	// The maximum number of namespaces in the response; 0: all. All namespaces of a large cluster exceed
+	// the maximum size of a message.
+	Limit         uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3523,9 +3538,25 @@ func (*ListNamespacesRequest) Descriptor() ([]byte, []int) {
 	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{43}
 }
 
+func (x *ListNamespacesRequest) GetAfter() string {
+	if x != nil {
+		return x.After
+	}
+	return ""
+}
+
+func (x *ListNamespacesRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
 type ListNamespacesResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Namespaces    []*Namespace           `protobuf:"bytes,1,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Namespaces []*Namespace           `protobuf:"bytes,1,rep,name=namespaces,proto3" json:"namespaces,omitempty"` // sorted by name
+	// The last name of the page, if more namespaces follow. A node that ignores limit returns all.
+	Next          string `protobuf:"bytes,2,opt,name=next,proto3" json:"next,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3565,6 +3596,13 @@ func (x *ListNamespacesResponse) GetNamespaces() []*Namespace {
 		return x.Namespaces
 	}
 	return nil
+}
+
+func (x *ListNamespacesResponse) GetNext() string {
+	if x != nil {
+		return x.Next
+	}
+	return ""
 }
 
 type DeleteNamespaceRequest struct {
@@ -4800,11 +4838,12 @@ type StatusResponse struct {
 	Counters *Counters `protobuf:"bytes,31,opt,name=counters,proto3" json:"counters,omitempty"`
 	// busy_calls counts the Read, Reserve and Commit calls that were refused because a limit was
 	// reached.
-	BusyCalls         uint64 `protobuf:"varint,32,opt,name=busy_calls,json=busyCalls,proto3" json:"busy_calls,omitempty"`
-	RunningReads      int64  `protobuf:"varint,33,opt,name=running_reads,json=runningReads,proto3" json:"running_reads,omitempty"`
-	WaitingReads      int64  `protobuf:"varint,34,opt,name=waiting_reads,json=waitingReads,proto3" json:"waiting_reads,omitempty"` // Read calls that wait for others to end
-	RunningReadsLimit int64  `protobuf:"varint,35,opt,name=running_reads_limit,json=runningReadsLimit,proto3" json:"running_reads_limit,omitempty"`
-	Reservations      int64  `protobuf:"varint,36,opt,name=reservations,proto3" json:"reservations,omitempty"` // open reservations of writers
+	BusyCalls         uint64       `protobuf:"varint,32,opt,name=busy_calls,json=busyCalls,proto3" json:"busy_calls,omitempty"`
+	RunningReads      int64        `protobuf:"varint,33,opt,name=running_reads,json=runningReads,proto3" json:"running_reads,omitempty"`
+	WaitingReads      int64        `protobuf:"varint,34,opt,name=waiting_reads,json=waitingReads,proto3" json:"waiting_reads,omitempty"` // Read calls that wait for others to end
+	RunningReadsLimit int64        `protobuf:"varint,35,opt,name=running_reads_limit,json=runningReadsLimit,proto3" json:"running_reads_limit,omitempty"`
+	Reservations      int64        `protobuf:"varint,36,opt,name=reservations,proto3" json:"reservations,omitempty"` // open reservations of writers
+	Roles             *RolesStatus `protobuf:"bytes,37,opt,name=roles,proto3" json:"roles,omitempty"`                // absent without auth.roles_etcd
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -5091,6 +5130,74 @@ func (x *StatusResponse) GetReservations() int64 {
 	return 0
 }
 
+func (x *StatusResponse) GetRoles() *RolesStatus {
+	if x != nil {
+		return x.Roles
+	}
+	return nil
+}
+
+// RolesStatus is the roles document that a node has read from etcd.
+type RolesStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Principals    int64                  `protobuf:"varint,1,opt,name=principals,proto3" json:"principals,omitempty"`
+	Revision      int64                  `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"` // of the document in use; 0: none is in use, and every call is refused
+	Problem       string                 `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`    // reason why the content of etcd is not in use; empty: it is in use
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RolesStatus) Reset() {
+	*x = RolesStatus{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RolesStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RolesStatus) ProtoMessage() {}
+
+func (x *RolesStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RolesStatus.ProtoReflect.Descriptor instead.
+func (*RolesStatus) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *RolesStatus) GetPrincipals() int64 {
+	if x != nil {
+		return x.Principals
+	}
+	return 0
+}
+
+func (x *RolesStatus) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *RolesStatus) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
 type MemoryPart struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -5101,7 +5208,7 @@ type MemoryPart struct {
 
 func (x *MemoryPart) Reset() {
 	*x = MemoryPart{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	mi := &file_penstockv1_penstock_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5113,7 +5220,7 @@ func (x *MemoryPart) String() string {
 func (*MemoryPart) ProtoMessage() {}
 
 func (x *MemoryPart) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	mi := &file_penstockv1_penstock_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5126,7 +5233,7 @@ func (x *MemoryPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryPart.ProtoReflect.Descriptor instead.
 func (*MemoryPart) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{63}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *MemoryPart) GetName() string {
@@ -5158,7 +5265,7 @@ type NICStatus struct {
 
 func (x *NICStatus) Reset() {
 	*x = NICStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[64]
+	mi := &file_penstockv1_penstock_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5170,7 +5277,7 @@ func (x *NICStatus) String() string {
 func (*NICStatus) ProtoMessage() {}
 
 func (x *NICStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[64]
+	mi := &file_penstockv1_penstock_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5183,7 +5290,7 @@ func (x *NICStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NICStatus.ProtoReflect.Descriptor instead.
 func (*NICStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{64}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *NICStatus) GetName() string {
@@ -5245,7 +5352,7 @@ type StatBlockRequest struct {
 
 func (x *StatBlockRequest) Reset() {
 	*x = StatBlockRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[65]
+	mi := &file_penstockv1_penstock_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5257,7 +5364,7 @@ func (x *StatBlockRequest) String() string {
 func (*StatBlockRequest) ProtoMessage() {}
 
 func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[65]
+	mi := &file_penstockv1_penstock_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5270,7 +5377,7 @@ func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatBlockRequest.ProtoReflect.Descriptor instead.
 func (*StatBlockRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{65}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *StatBlockRequest) GetNamespace() string {
@@ -5305,7 +5412,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[66]
+	mi := &file_penstockv1_penstock_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5317,7 +5424,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[66]
+	mi := &file_penstockv1_penstock_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5330,7 +5437,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{66}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *Block) GetId() []byte {
@@ -5414,7 +5521,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[67]
+	mi := &file_penstockv1_penstock_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5426,7 +5533,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[67]
+	mi := &file_penstockv1_penstock_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5439,7 +5546,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{67}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ListBlocksRequest) GetNamespace() string {
@@ -5473,7 +5580,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[68]
+	mi := &file_penstockv1_penstock_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5485,7 +5592,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[68]
+	mi := &file_penstockv1_penstock_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5498,7 +5605,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{68}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -5526,7 +5633,7 @@ type VerifyBlocksRequest struct {
 
 func (x *VerifyBlocksRequest) Reset() {
 	*x = VerifyBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[69]
+	mi := &file_penstockv1_penstock_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5538,7 +5645,7 @@ func (x *VerifyBlocksRequest) String() string {
 func (*VerifyBlocksRequest) ProtoMessage() {}
 
 func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[69]
+	mi := &file_penstockv1_penstock_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5551,7 +5658,7 @@ func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksRequest.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{69}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *VerifyBlocksRequest) GetNamespace() string {
@@ -5584,7 +5691,7 @@ type VerifyBlocksResponse struct {
 
 func (x *VerifyBlocksResponse) Reset() {
 	*x = VerifyBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[70]
+	mi := &file_penstockv1_penstock_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5596,7 +5703,7 @@ func (x *VerifyBlocksResponse) String() string {
 func (*VerifyBlocksResponse) ProtoMessage() {}
 
 func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[70]
+	mi := &file_penstockv1_penstock_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5609,7 +5716,7 @@ func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksResponse.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{70}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *VerifyBlocksResponse) GetPieces() []*PieceResult {
@@ -5627,7 +5734,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[71]
+	mi := &file_penstockv1_penstock_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5639,7 +5746,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[71]
+	mi := &file_penstockv1_penstock_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5652,7 +5759,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{71}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{72}
 }
 
 type ListVolumesResponse struct {
@@ -5665,7 +5772,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[72]
+	mi := &file_penstockv1_penstock_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5677,7 +5784,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[72]
+	mi := &file_penstockv1_penstock_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5690,7 +5797,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{72}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*VolumeStatus {
@@ -5725,7 +5832,7 @@ type AdoptedNode struct {
 
 func (x *AdoptedNode) Reset() {
 	*x = AdoptedNode{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[73]
+	mi := &file_penstockv1_penstock_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5737,7 +5844,7 @@ func (x *AdoptedNode) String() string {
 func (*AdoptedNode) ProtoMessage() {}
 
 func (x *AdoptedNode) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[73]
+	mi := &file_penstockv1_penstock_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5750,7 +5857,7 @@ func (x *AdoptedNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptedNode.ProtoReflect.Descriptor instead.
 func (*AdoptedNode) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{73}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *AdoptedNode) GetNode() string {
@@ -5826,7 +5933,7 @@ type AdoptVolumeRequest struct {
 
 func (x *AdoptVolumeRequest) Reset() {
 	*x = AdoptVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[74]
+	mi := &file_penstockv1_penstock_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5838,7 +5945,7 @@ func (x *AdoptVolumeRequest) String() string {
 func (*AdoptVolumeRequest) ProtoMessage() {}
 
 func (x *AdoptVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[74]
+	mi := &file_penstockv1_penstock_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5851,7 +5958,7 @@ func (x *AdoptVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptVolumeRequest.ProtoReflect.Descriptor instead.
 func (*AdoptVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{74}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *AdoptVolumeRequest) GetPath() string {
@@ -5886,7 +5993,7 @@ type AdoptVolumeResponse struct {
 
 func (x *AdoptVolumeResponse) Reset() {
 	*x = AdoptVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[75]
+	mi := &file_penstockv1_penstock_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5898,7 +6005,7 @@ func (x *AdoptVolumeResponse) String() string {
 func (*AdoptVolumeResponse) ProtoMessage() {}
 
 func (x *AdoptVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[75]
+	mi := &file_penstockv1_penstock_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5911,7 +6018,7 @@ func (x *AdoptVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptVolumeResponse.ProtoReflect.Descriptor instead.
 func (*AdoptVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{75}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *AdoptVolumeResponse) GetStore() string {
@@ -5995,7 +6102,7 @@ type DrainVolumeRequest struct {
 
 func (x *DrainVolumeRequest) Reset() {
 	*x = DrainVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[76]
+	mi := &file_penstockv1_penstock_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6007,7 +6114,7 @@ func (x *DrainVolumeRequest) String() string {
 func (*DrainVolumeRequest) ProtoMessage() {}
 
 func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[76]
+	mi := &file_penstockv1_penstock_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6020,7 +6127,7 @@ func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DrainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{76}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *DrainVolumeRequest) GetVolume() string {
@@ -6054,7 +6161,7 @@ type DrainVolumeResponse struct {
 
 func (x *DrainVolumeResponse) Reset() {
 	*x = DrainVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[77]
+	mi := &file_penstockv1_penstock_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6066,7 +6173,7 @@ func (x *DrainVolumeResponse) String() string {
 func (*DrainVolumeResponse) ProtoMessage() {}
 
 func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[77]
+	mi := &file_penstockv1_penstock_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6079,7 +6186,7 @@ func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DrainVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{77}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *DrainVolumeResponse) GetBlocks() int64 {
@@ -6107,7 +6214,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[78]
+	mi := &file_penstockv1_penstock_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6119,7 +6226,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[78]
+	mi := &file_penstockv1_penstock_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6132,7 +6239,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{78}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *RemoveVolumeRequest) GetVolume() string {
@@ -6166,7 +6273,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[79]
+	mi := &file_penstockv1_penstock_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6178,7 +6285,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[79]
+	mi := &file_penstockv1_penstock_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6191,7 +6298,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{79}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *RemoveVolumeResponse) GetBlocks() int64 {
@@ -6217,7 +6324,7 @@ type ScrubRequest struct {
 
 func (x *ScrubRequest) Reset() {
 	*x = ScrubRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[80]
+	mi := &file_penstockv1_penstock_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6229,7 +6336,7 @@ func (x *ScrubRequest) String() string {
 func (*ScrubRequest) ProtoMessage() {}
 
 func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[80]
+	mi := &file_penstockv1_penstock_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6242,7 +6349,7 @@ func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubRequest.ProtoReflect.Descriptor instead.
 func (*ScrubRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{80}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ScrubRequest) GetBytesPerSecond() int64 {
@@ -6264,7 +6371,7 @@ type ScrubProgress struct {
 
 func (x *ScrubProgress) Reset() {
 	*x = ScrubProgress{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[81]
+	mi := &file_penstockv1_penstock_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6276,7 +6383,7 @@ func (x *ScrubProgress) String() string {
 func (*ScrubProgress) ProtoMessage() {}
 
 func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[81]
+	mi := &file_penstockv1_penstock_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6289,7 +6396,7 @@ func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubProgress.ProtoReflect.Descriptor instead.
 func (*ScrubProgress) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{81}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ScrubProgress) GetVerifiedBlocks() int64 {
@@ -6334,7 +6441,7 @@ type ConfigChange struct {
 
 func (x *ConfigChange) Reset() {
 	*x = ConfigChange{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[82]
+	mi := &file_penstockv1_penstock_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6346,7 +6453,7 @@ func (x *ConfigChange) String() string {
 func (*ConfigChange) ProtoMessage() {}
 
 func (x *ConfigChange) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[82]
+	mi := &file_penstockv1_penstock_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6359,7 +6466,7 @@ func (x *ConfigChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigChange.ProtoReflect.Descriptor instead.
 func (*ConfigChange) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{82}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ConfigChange) GetKey() string {
@@ -6398,7 +6505,7 @@ type DiffConfigRequest struct {
 
 func (x *DiffConfigRequest) Reset() {
 	*x = DiffConfigRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[83]
+	mi := &file_penstockv1_penstock_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6410,7 +6517,7 @@ func (x *DiffConfigRequest) String() string {
 func (*DiffConfigRequest) ProtoMessage() {}
 
 func (x *DiffConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[83]
+	mi := &file_penstockv1_penstock_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6423,7 +6530,7 @@ func (x *DiffConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffConfigRequest.ProtoReflect.Descriptor instead.
 func (*DiffConfigRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{83}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{84}
 }
 
 type DiffConfigResponse struct {
@@ -6436,7 +6543,7 @@ type DiffConfigResponse struct {
 
 func (x *DiffConfigResponse) Reset() {
 	*x = DiffConfigResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[84]
+	mi := &file_penstockv1_penstock_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6448,7 +6555,7 @@ func (x *DiffConfigResponse) String() string {
 func (*DiffConfigResponse) ProtoMessage() {}
 
 func (x *DiffConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[84]
+	mi := &file_penstockv1_penstock_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6461,7 +6568,7 @@ func (x *DiffConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffConfigResponse.ProtoReflect.Descriptor instead.
 func (*DiffConfigResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{84}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *DiffConfigResponse) GetPath() string {
@@ -6486,7 +6593,7 @@ type ReloadConfigRequest struct {
 
 func (x *ReloadConfigRequest) Reset() {
 	*x = ReloadConfigRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[85]
+	mi := &file_penstockv1_penstock_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6498,7 +6605,7 @@ func (x *ReloadConfigRequest) String() string {
 func (*ReloadConfigRequest) ProtoMessage() {}
 
 func (x *ReloadConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[85]
+	mi := &file_penstockv1_penstock_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6511,7 +6618,7 @@ func (x *ReloadConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadConfigRequest.ProtoReflect.Descriptor instead.
 func (*ReloadConfigRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{85}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{86}
 }
 
 type ReloadConfigResponse struct {
@@ -6524,7 +6631,7 @@ type ReloadConfigResponse struct {
 
 func (x *ReloadConfigResponse) Reset() {
 	*x = ReloadConfigResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[86]
+	mi := &file_penstockv1_penstock_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6536,7 +6643,7 @@ func (x *ReloadConfigResponse) String() string {
 func (*ReloadConfigResponse) ProtoMessage() {}
 
 func (x *ReloadConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[86]
+	mi := &file_penstockv1_penstock_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6549,7 +6656,7 @@ func (x *ReloadConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadConfigResponse.ProtoReflect.Descriptor instead.
 func (*ReloadConfigResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{86}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ReloadConfigResponse) GetPath() string {
@@ -6585,7 +6692,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[87]
+	mi := &file_penstockv1_penstock_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6597,7 +6704,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[87]
+	mi := &file_penstockv1_penstock_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6610,7 +6717,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{87}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Member) GetName() string {
@@ -6708,7 +6815,7 @@ type MoveStatus struct {
 
 func (x *MoveStatus) Reset() {
 	*x = MoveStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[88]
+	mi := &file_penstockv1_penstock_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6720,7 +6827,7 @@ func (x *MoveStatus) String() string {
 func (*MoveStatus) ProtoMessage() {}
 
 func (x *MoveStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[88]
+	mi := &file_penstockv1_penstock_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6733,7 +6840,7 @@ func (x *MoveStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveStatus.ProtoReflect.Descriptor instead.
 func (*MoveStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{88}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *MoveStatus) GetPhase() string {
@@ -6810,7 +6917,7 @@ type DrainMemberRequest struct {
 
 func (x *DrainMemberRequest) Reset() {
 	*x = DrainMemberRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[89]
+	mi := &file_penstockv1_penstock_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6822,7 +6929,7 @@ func (x *DrainMemberRequest) String() string {
 func (*DrainMemberRequest) ProtoMessage() {}
 
 func (x *DrainMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[89]
+	mi := &file_penstockv1_penstock_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6835,7 +6942,7 @@ func (x *DrainMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainMemberRequest.ProtoReflect.Descriptor instead.
 func (*DrainMemberRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{89}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *DrainMemberRequest) GetName() string {
@@ -6867,7 +6974,7 @@ type DrainMemberResponse struct {
 
 func (x *DrainMemberResponse) Reset() {
 	*x = DrainMemberResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[90]
+	mi := &file_penstockv1_penstock_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6879,7 +6986,7 @@ func (x *DrainMemberResponse) String() string {
 func (*DrainMemberResponse) ProtoMessage() {}
 
 func (x *DrainMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[90]
+	mi := &file_penstockv1_penstock_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6892,7 +6999,7 @@ func (x *DrainMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainMemberResponse.ProtoReflect.Descriptor instead.
 func (*DrainMemberResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{90}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{91}
 }
 
 type ListMembersRequest struct {
@@ -6903,7 +7010,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[91]
+	mi := &file_penstockv1_penstock_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6915,7 +7022,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[91]
+	mi := &file_penstockv1_penstock_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6928,7 +7035,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{91}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{92}
 }
 
 type ListMembersResponse struct {
@@ -6936,13 +7043,14 @@ type ListMembersResponse struct {
 	Members []*Member              `protobuf:"bytes,1,rep,name=members,proto3" json:"members,omitempty"`
 	// removed are the names of the nodes that were removed from the cluster. Clients forget them at once.
 	Removed       []string `protobuf:"bytes,2,rep,name=removed,proto3" json:"removed,omitempty"`
+	LastFill      *FillEnd `protobuf:"bytes,3,opt,name=last_fill,json=lastFill,proto3" json:"last_fill,omitempty"` // unset if no order has ended
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[92]
+	mi := &file_penstockv1_penstock_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6954,7 +7062,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[92]
+	mi := &file_penstockv1_penstock_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6967,7 +7075,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{92}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ListMembersResponse) GetMembers() []*Member {
@@ -6984,6 +7092,13 @@ func (x *ListMembersResponse) GetRemoved() []string {
 	return nil
 }
 
+func (x *ListMembersResponse) GetLastFill() *FillEnd {
+	if x != nil {
+		return x.LastFill
+	}
+	return nil
+}
+
 type FillMembersRequest struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Names          []string               `protobuf:"bytes,1,rep,name=names,proto3" json:"names,omitempty"`                                            // empty: end the order
@@ -6996,7 +7111,7 @@ type FillMembersRequest struct {
 
 func (x *FillMembersRequest) Reset() {
 	*x = FillMembersRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[93]
+	mi := &file_penstockv1_penstock_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7008,7 +7123,7 @@ func (x *FillMembersRequest) String() string {
 func (*FillMembersRequest) ProtoMessage() {}
 
 func (x *FillMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[93]
+	mi := &file_penstockv1_penstock_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7021,7 +7136,7 @@ func (x *FillMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FillMembersRequest.ProtoReflect.Descriptor instead.
 func (*FillMembersRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{93}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *FillMembersRequest) GetNames() []string {
@@ -7047,14 +7162,15 @@ func (x *FillMembersRequest) GetDryRun() bool {
 
 type FillMembersResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Fills         []*Fill                `protobuf:"bytes,1,rep,name=fills,proto3" json:"fills,omitempty"` // with dry_run
+	Fills         []*Fill                `protobuf:"bytes,1,rep,name=fills,proto3" json:"fills,omitempty"`        // with dry_run
+	Revision      int64                  `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"` // the etcd revision of the order; 0 from a node of an older version
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *FillMembersResponse) Reset() {
 	*x = FillMembersResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[94]
+	mi := &file_penstockv1_penstock_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7066,7 +7182,7 @@ func (x *FillMembersResponse) String() string {
 func (*FillMembersResponse) ProtoMessage() {}
 
 func (x *FillMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[94]
+	mi := &file_penstockv1_penstock_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7079,7 +7195,7 @@ func (x *FillMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FillMembersResponse.ProtoReflect.Descriptor instead.
 func (*FillMembersResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{94}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *FillMembersResponse) GetFills() []*Fill {
@@ -7087,6 +7203,74 @@ func (x *FillMembersResponse) GetFills() []*Fill {
 		return x.Fills
 	}
 	return nil
+}
+
+func (x *FillMembersResponse) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+// FillEnd is the last end of an order of FillMembers.
+type FillEnd struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Revision      int64                  `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"` // the etcd revision of the end
+	Names         []string               `protobuf:"bytes,2,rep,name=names,proto3" json:"names,omitempty"`        // the nodes that were filled
+	Stopped       bool                   `protobuf:"varint,3,opt,name=stopped,proto3" json:"stopped,omitempty"`   // FillMembers without names ended the order before its copies were complete
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FillEnd) Reset() {
+	*x = FillEnd{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[96]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FillEnd) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FillEnd) ProtoMessage() {}
+
+func (x *FillEnd) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[96]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FillEnd.ProtoReflect.Descriptor instead.
+func (*FillEnd) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{96}
+}
+
+func (x *FillEnd) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *FillEnd) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+func (x *FillEnd) GetStopped() bool {
+	if x != nil {
+		return x.Stopped
+	}
+	return false
 }
 
 // Fill is the part of a node's blocks that it would copy to another node.
@@ -7101,7 +7285,7 @@ type Fill struct {
 
 func (x *Fill) Reset() {
 	*x = Fill{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[95]
+	mi := &file_penstockv1_penstock_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7113,7 +7297,7 @@ func (x *Fill) String() string {
 func (*Fill) ProtoMessage() {}
 
 func (x *Fill) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[95]
+	mi := &file_penstockv1_penstock_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7126,7 +7310,7 @@ func (x *Fill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fill.ProtoReflect.Descriptor instead.
 func (*Fill) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{95}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *Fill) GetName() string {
@@ -7162,7 +7346,7 @@ type RemoveMemberRequest struct {
 
 func (x *RemoveMemberRequest) Reset() {
 	*x = RemoveMemberRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[96]
+	mi := &file_penstockv1_penstock_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7174,7 +7358,7 @@ func (x *RemoveMemberRequest) String() string {
 func (*RemoveMemberRequest) ProtoMessage() {}
 
 func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[96]
+	mi := &file_penstockv1_penstock_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7187,7 +7371,7 @@ func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberRequest.ProtoReflect.Descriptor instead.
 func (*RemoveMemberRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{96}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *RemoveMemberRequest) GetName() string {
@@ -7232,7 +7416,7 @@ type RemoveMemberResponse struct {
 
 func (x *RemoveMemberResponse) Reset() {
 	*x = RemoveMemberResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[97]
+	mi := &file_penstockv1_penstock_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7244,7 +7428,7 @@ func (x *RemoveMemberResponse) String() string {
 func (*RemoveMemberResponse) ProtoMessage() {}
 
 func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[97]
+	mi := &file_penstockv1_penstock_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7257,7 +7441,7 @@ func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberResponse.ProtoReflect.Descriptor instead.
 func (*RemoveMemberResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{97}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *RemoveMemberResponse) GetUp() bool {
@@ -7284,6 +7468,206 @@ func (x *RemoveMemberResponse) GetLostBytes() int64 {
 func (x *RemoveMemberResponse) GetLeases() int64 {
 	if x != nil {
 		return x.Leases
+	}
+	return 0
+}
+
+type GetRolesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetRolesRequest) Reset() {
+	*x = GetRolesRequest{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[100]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetRolesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetRolesRequest) ProtoMessage() {}
+
+func (x *GetRolesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[100]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetRolesRequest.ProtoReflect.Descriptor instead.
+func (*GetRolesRequest) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{100}
+}
+
+type GetRolesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Document      []byte                 `protobuf:"bytes,1,opt,name=document,proto3" json:"document,omitempty"`
+	Revision      int64                  `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"` // of the key in etcd; 0: the key does not exist
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetRolesResponse) Reset() {
+	*x = GetRolesResponse{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[101]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetRolesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetRolesResponse) ProtoMessage() {}
+
+func (x *GetRolesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[101]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetRolesResponse.ProtoReflect.Descriptor instead.
+func (*GetRolesResponse) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{101}
+}
+
+func (x *GetRolesResponse) GetDocument() []byte {
+	if x != nil {
+		return x.Document
+	}
+	return nil
+}
+
+func (x *GetRolesResponse) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+type SetRolesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Document      []byte                 `protobuf:"bytes,1,opt,name=document,proto3" json:"document,omitempty"`
+	Revision      int64                  `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`           // of the document that is replaced; 0: there is none
+	DryRun        bool                   `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"` // change nothing
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetRolesRequest) Reset() {
+	*x = SetRolesRequest{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[102]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetRolesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetRolesRequest) ProtoMessage() {}
+
+func (x *SetRolesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[102]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetRolesRequest.ProtoReflect.Descriptor instead.
+func (*SetRolesRequest) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{102}
+}
+
+func (x *SetRolesRequest) GetDocument() []byte {
+	if x != nil {
+		return x.Document
+	}
+	return nil
+}
+
+func (x *SetRolesRequest) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *SetRolesRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type SetRolesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Changes       []string               `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`    // one line for each principal that differs, for people
+	Revision      int64                  `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"` // of the new document; with dry_run that of the present one
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetRolesResponse) Reset() {
+	*x = SetRolesResponse{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[103]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetRolesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetRolesResponse) ProtoMessage() {}
+
+func (x *SetRolesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[103]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetRolesResponse.ProtoReflect.Descriptor instead.
+func (*SetRolesResponse) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{103}
+}
+
+func (x *SetRolesResponse) GetChanges() []string {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+func (x *SetRolesResponse) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
 	}
 	return 0
 }
@@ -7367,7 +7751,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"localMatch\x12#\n" +
 	"\rstaging_bytes\x18\x13 \x01(\x03R\fstagingBytes\x12!\n" +
 	"\fexists_calls\x18\x14 \x01(\bR\vexistsCalls\x12\x18\n" +
-	"\acluster\x18\x15 \x01(\bR\acluster\"\xc8\x01\n" +
+	"\acluster\x18\x15 \x01(\bR\acluster\"\xe3\x01\n" +
 	"\fMatchRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
@@ -7376,7 +7760,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"leaseTtlMs\x12\x10\n" +
 	"\x03pin\x18\x05 \x01(\bR\x03pin\x12!\n" +
 	"\foldest_epoch\x18\x06 \x01(\x04R\voldestEpoch\x12\x10\n" +
-	"\x03mix\x18\a \x01(\bR\x03mix\"8\n" +
+	"\x03mix\x18\a \x01(\bR\x03mix\x12\x19\n" +
+	"\bno_touch\x18\b \x01(\bR\anoTouch\"8\n" +
 	"\bEpochRun\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x16\n" +
 	"\x06blocks\x18\x02 \x01(\rR\x06blocks\"\\\n" +
@@ -7565,12 +7950,15 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x16CreateNamespaceRequest\x124\n" +
 	"\tnamespace\x18\x01 \x01(\v2\x16.penstock.v1.NamespaceR\tnamespace\")\n" +
 	"\x13GetNamespaceRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"\x17\n" +
-	"\x15ListNamespacesRequest\"P\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"C\n" +
+	"\x15ListNamespacesRequest\x12\x14\n" +
+	"\x05after\x18\x01 \x01(\tR\x05after\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\"d\n" +
 	"\x16ListNamespacesResponse\x126\n" +
 	"\n" +
 	"namespaces\x18\x01 \x03(\v2\x16.penstock.v1.NamespaceR\n" +
-	"namespaces\"E\n" +
+	"namespaces\x12\x12\n" +
+	"\x04next\x18\x02 \x01(\tR\x04next\"E\n" +
 	"\x16DeleteNamespaceRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x17\n" +
 	"\adry_run\x18\x02 \x01(\bR\x06dryRun\"G\n" +
@@ -7666,7 +8054,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\rmove_failures\x18\x17 \x01(\x03R\fmoveFailures\x121\n" +
 	"\x15move_bytes_per_second\x18\x18 \x01(\x03R\x12moveBytesPerSecond\x12!\n" +
 	"\fmove_stalled\x18\x19 \x01(\tR\vmoveStalled\x12\x14\n" +
-	"\x05fence\x18\x1a \x01(\rR\x05fence\"\x96\n" +
+	"\x05fence\x18\x1a \x01(\rR\x05fence\"\xc6\n" +
 	"\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
@@ -7715,7 +8103,14 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\rrunning_reads\x18! \x01(\x03R\frunningReads\x12#\n" +
 	"\rwaiting_reads\x18\" \x01(\x03R\fwaitingReads\x12.\n" +
 	"\x13running_reads_limit\x18# \x01(\x03R\x11runningReadsLimit\x12\"\n" +
-	"\freservations\x18$ \x01(\x03R\freservations\"6\n" +
+	"\freservations\x18$ \x01(\x03R\freservations\x12.\n" +
+	"\x05roles\x18% \x01(\v2\x18.penstock.v1.RolesStatusR\x05roles\"c\n" +
+	"\vRolesStatus\x12\x1e\n" +
+	"\n" +
+	"principals\x18\x01 \x01(\x03R\n" +
+	"principals\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\x12\x18\n" +
+	"\aproblem\x18\x03 \x01(\tR\aproblem\"6\n" +
 	"\n" +
 	"MemoryPart\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
@@ -7855,16 +8250,22 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x06cancel\x18\x02 \x01(\bR\x06cancel\x12(\n" +
 	"\x10bytes_per_second\x18\x03 \x01(\x03R\x0ebytesPerSecond\"\x15\n" +
 	"\x13DrainMemberResponse\"\x14\n" +
-	"\x12ListMembersRequest\"^\n" +
+	"\x12ListMembersRequest\"\x91\x01\n" +
 	"\x13ListMembersResponse\x12-\n" +
 	"\amembers\x18\x01 \x03(\v2\x13.penstock.v1.MemberR\amembers\x12\x18\n" +
-	"\aremoved\x18\x02 \x03(\tR\aremoved\"m\n" +
+	"\aremoved\x18\x02 \x03(\tR\aremoved\x121\n" +
+	"\tlast_fill\x18\x03 \x01(\v2\x14.penstock.v1.FillEndR\blastFill\"m\n" +
 	"\x12FillMembersRequest\x12\x14\n" +
 	"\x05names\x18\x01 \x03(\tR\x05names\x12(\n" +
 	"\x10bytes_per_second\x18\x02 \x01(\x03R\x0ebytesPerSecond\x12\x17\n" +
-	"\adry_run\x18\x03 \x01(\bR\x06dryRun\">\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"Z\n" +
 	"\x13FillMembersResponse\x12'\n" +
-	"\x05fills\x18\x01 \x03(\v2\x11.penstock.v1.FillR\x05fills\"H\n" +
+	"\x05fills\x18\x01 \x03(\v2\x11.penstock.v1.FillR\x05fills\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\"U\n" +
+	"\aFillEnd\x12\x1a\n" +
+	"\brevision\x18\x01 \x01(\x03R\brevision\x12\x14\n" +
+	"\x05names\x18\x02 \x03(\tR\x05names\x12\x18\n" +
+	"\astopped\x18\x03 \x01(\bR\astopped\"H\n" +
 	"\x04Fill\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06blocks\x18\x02 \x01(\x03R\x06blocks\x12\x14\n" +
@@ -7880,7 +8281,18 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"lostBlocks\x12\x1d\n" +
 	"\n" +
 	"lost_bytes\x18\x03 \x01(\x03R\tlostBytes\x12\x16\n" +
-	"\x06leases\x18\x04 \x01(\x03R\x06leases*W\n" +
+	"\x06leases\x18\x04 \x01(\x03R\x06leases\"\x11\n" +
+	"\x0fGetRolesRequest\"J\n" +
+	"\x10GetRolesResponse\x12\x1a\n" +
+	"\bdocument\x18\x01 \x01(\fR\bdocument\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\"b\n" +
+	"\x0fSetRolesRequest\x12\x1a\n" +
+	"\bdocument\x18\x01 \x01(\fR\bdocument\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\x12\x17\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"H\n" +
+	"\x10SetRolesResponse\x12\x18\n" +
+	"\achanges\x18\x01 \x03(\tR\achanges\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision*W\n" +
 	"\aOutcome\x12\x17\n" +
 	"\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vOUTCOME_HIT\x10\x01\x12\x10\n" +
@@ -7915,7 +8327,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\tDelivered\x12\x1d.penstock.v1.DeliveredRequest\x1a\x1e.penstock.v1.DeliveredResponse\x12A\n" +
 	"\x06Exists\x12\x1a.penstock.v1.ExistsRequest\x1a\x1b.penstock.v1.ExistsResponse\x12A\n" +
 	"\x06Delete\x12\x1a.penstock.v1.DeleteRequest\x1a\x1b.penstock.v1.DeleteResponse\x12:\n" +
-	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\x83\x10\n" +
+	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\x95\x11\n" +
 	"\x05Admin\x12N\n" +
 	"\x0fCreateNamespace\x12#.penstock.v1.CreateNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12H\n" +
 	"\fGetNamespace\x12 .penstock.v1.GetNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12Y\n" +
@@ -7944,7 +8356,9 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\vListMembers\x12\x1f.penstock.v1.ListMembersRequest\x1a .penstock.v1.ListMembersResponse\x12P\n" +
 	"\vDrainMember\x12\x1f.penstock.v1.DrainMemberRequest\x1a .penstock.v1.DrainMemberResponse\x12P\n" +
 	"\vFillMembers\x12\x1f.penstock.v1.FillMembersRequest\x1a .penstock.v1.FillMembersResponse\x12S\n" +
-	"\fRemoveMember\x12 .penstock.v1.RemoveMemberRequest\x1a!.penstock.v1.RemoveMemberResponseB;Z9github.com/penstock-kv/penstock/api/penstockv1;penstockv1b\x06proto3"
+	"\fRemoveMember\x12 .penstock.v1.RemoveMemberRequest\x1a!.penstock.v1.RemoveMemberResponse\x12G\n" +
+	"\bGetRoles\x12\x1c.penstock.v1.GetRolesRequest\x1a\x1d.penstock.v1.GetRolesResponse\x12G\n" +
+	"\bSetRoles\x12\x1c.penstock.v1.SetRolesRequest\x1a\x1d.penstock.v1.SetRolesResponseB;Z9github.com/penstock-kv/penstock/api/penstockv1;penstockv1b\x06proto3"
 
 var (
 	file_penstockv1_penstock_proto_rawDescOnce sync.Once
@@ -7959,7 +8373,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 98)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 104)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -8030,41 +8444,47 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*StatusRequest)(nil),           // 66: penstock.v1.StatusRequest
 	(*VolumeStatus)(nil),            // 67: penstock.v1.VolumeStatus
 	(*StatusResponse)(nil),          // 68: penstock.v1.StatusResponse
-	(*MemoryPart)(nil),              // 69: penstock.v1.MemoryPart
-	(*NICStatus)(nil),               // 70: penstock.v1.NICStatus
-	(*StatBlockRequest)(nil),        // 71: penstock.v1.StatBlockRequest
-	(*Block)(nil),                   // 72: penstock.v1.Block
-	(*ListBlocksRequest)(nil),       // 73: penstock.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),      // 74: penstock.v1.ListBlocksResponse
-	(*VerifyBlocksRequest)(nil),     // 75: penstock.v1.VerifyBlocksRequest
-	(*VerifyBlocksResponse)(nil),    // 76: penstock.v1.VerifyBlocksResponse
-	(*ListVolumesRequest)(nil),      // 77: penstock.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),     // 78: penstock.v1.ListVolumesResponse
-	(*AdoptedNode)(nil),             // 79: penstock.v1.AdoptedNode
-	(*AdoptVolumeRequest)(nil),      // 80: penstock.v1.AdoptVolumeRequest
-	(*AdoptVolumeResponse)(nil),     // 81: penstock.v1.AdoptVolumeResponse
-	(*DrainVolumeRequest)(nil),      // 82: penstock.v1.DrainVolumeRequest
-	(*DrainVolumeResponse)(nil),     // 83: penstock.v1.DrainVolumeResponse
-	(*RemoveVolumeRequest)(nil),     // 84: penstock.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),    // 85: penstock.v1.RemoveVolumeResponse
-	(*ScrubRequest)(nil),            // 86: penstock.v1.ScrubRequest
-	(*ScrubProgress)(nil),           // 87: penstock.v1.ScrubProgress
-	(*ConfigChange)(nil),            // 88: penstock.v1.ConfigChange
-	(*DiffConfigRequest)(nil),       // 89: penstock.v1.DiffConfigRequest
-	(*DiffConfigResponse)(nil),      // 90: penstock.v1.DiffConfigResponse
-	(*ReloadConfigRequest)(nil),     // 91: penstock.v1.ReloadConfigRequest
-	(*ReloadConfigResponse)(nil),    // 92: penstock.v1.ReloadConfigResponse
-	(*Member)(nil),                  // 93: penstock.v1.Member
-	(*MoveStatus)(nil),              // 94: penstock.v1.MoveStatus
-	(*DrainMemberRequest)(nil),      // 95: penstock.v1.DrainMemberRequest
-	(*DrainMemberResponse)(nil),     // 96: penstock.v1.DrainMemberResponse
-	(*ListMembersRequest)(nil),      // 97: penstock.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),     // 98: penstock.v1.ListMembersResponse
-	(*FillMembersRequest)(nil),      // 99: penstock.v1.FillMembersRequest
-	(*FillMembersResponse)(nil),     // 100: penstock.v1.FillMembersResponse
-	(*Fill)(nil),                    // 101: penstock.v1.Fill
-	(*RemoveMemberRequest)(nil),     // 102: penstock.v1.RemoveMemberRequest
-	(*RemoveMemberResponse)(nil),    // 103: penstock.v1.RemoveMemberResponse
+	(*RolesStatus)(nil),             // 69: penstock.v1.RolesStatus
+	(*MemoryPart)(nil),              // 70: penstock.v1.MemoryPart
+	(*NICStatus)(nil),               // 71: penstock.v1.NICStatus
+	(*StatBlockRequest)(nil),        // 72: penstock.v1.StatBlockRequest
+	(*Block)(nil),                   // 73: penstock.v1.Block
+	(*ListBlocksRequest)(nil),       // 74: penstock.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),      // 75: penstock.v1.ListBlocksResponse
+	(*VerifyBlocksRequest)(nil),     // 76: penstock.v1.VerifyBlocksRequest
+	(*VerifyBlocksResponse)(nil),    // 77: penstock.v1.VerifyBlocksResponse
+	(*ListVolumesRequest)(nil),      // 78: penstock.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),     // 79: penstock.v1.ListVolumesResponse
+	(*AdoptedNode)(nil),             // 80: penstock.v1.AdoptedNode
+	(*AdoptVolumeRequest)(nil),      // 81: penstock.v1.AdoptVolumeRequest
+	(*AdoptVolumeResponse)(nil),     // 82: penstock.v1.AdoptVolumeResponse
+	(*DrainVolumeRequest)(nil),      // 83: penstock.v1.DrainVolumeRequest
+	(*DrainVolumeResponse)(nil),     // 84: penstock.v1.DrainVolumeResponse
+	(*RemoveVolumeRequest)(nil),     // 85: penstock.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),    // 86: penstock.v1.RemoveVolumeResponse
+	(*ScrubRequest)(nil),            // 87: penstock.v1.ScrubRequest
+	(*ScrubProgress)(nil),           // 88: penstock.v1.ScrubProgress
+	(*ConfigChange)(nil),            // 89: penstock.v1.ConfigChange
+	(*DiffConfigRequest)(nil),       // 90: penstock.v1.DiffConfigRequest
+	(*DiffConfigResponse)(nil),      // 91: penstock.v1.DiffConfigResponse
+	(*ReloadConfigRequest)(nil),     // 92: penstock.v1.ReloadConfigRequest
+	(*ReloadConfigResponse)(nil),    // 93: penstock.v1.ReloadConfigResponse
+	(*Member)(nil),                  // 94: penstock.v1.Member
+	(*MoveStatus)(nil),              // 95: penstock.v1.MoveStatus
+	(*DrainMemberRequest)(nil),      // 96: penstock.v1.DrainMemberRequest
+	(*DrainMemberResponse)(nil),     // 97: penstock.v1.DrainMemberResponse
+	(*ListMembersRequest)(nil),      // 98: penstock.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),     // 99: penstock.v1.ListMembersResponse
+	(*FillMembersRequest)(nil),      // 100: penstock.v1.FillMembersRequest
+	(*FillMembersResponse)(nil),     // 101: penstock.v1.FillMembersResponse
+	(*FillEnd)(nil),                 // 102: penstock.v1.FillEnd
+	(*Fill)(nil),                    // 103: penstock.v1.Fill
+	(*RemoveMemberRequest)(nil),     // 104: penstock.v1.RemoveMemberRequest
+	(*RemoveMemberResponse)(nil),    // 105: penstock.v1.RemoveMemberResponse
+	(*GetRolesRequest)(nil),         // 106: penstock.v1.GetRolesRequest
+	(*GetRolesResponse)(nil),        // 107: penstock.v1.GetRolesResponse
+	(*SetRolesRequest)(nil),         // 108: penstock.v1.SetRolesRequest
+	(*SetRolesResponse)(nil),        // 109: penstock.v1.SetRolesResponse
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,   // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
@@ -8097,105 +8517,111 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	8,   // 27: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
 	65,  // 28: penstock.v1.ListPinsResponse.pins:type_name -> penstock.v1.Pin
 	67,  // 29: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	70,  // 30: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
-	69,  // 31: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
+	71,  // 30: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
+	70,  // 31: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
 	9,   // 32: penstock.v1.StatusResponse.counters:type_name -> penstock.v1.Counters
-	3,   // 33: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
-	72,  // 34: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
-	25,  // 35: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
-	67,  // 36: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	79,  // 37: penstock.v1.ListVolumesResponse.adopted:type_name -> penstock.v1.AdoptedNode
-	79,  // 38: penstock.v1.AdoptVolumeResponse.adopted:type_name -> penstock.v1.AdoptedNode
-	88,  // 39: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	88,  // 40: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	94,  // 41: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
-	93,  // 42: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
-	101, // 43: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
-	11,  // 44: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	13,  // 45: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	18,  // 46: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	20,  // 47: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	24,  // 48: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	27,  // 49: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	29,  // 50: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	32,  // 51: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	36,  // 52: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	15,  // 53: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
-	38,  // 54: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	40,  // 55: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
-	42,  // 56: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
-	44,  // 57: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	47,  // 58: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	48,  // 59: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	49,  // 60: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	51,  // 61: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	53,  // 62: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	55,  // 63: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
-	57,  // 64: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	58,  // 65: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
-	59,  // 66: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	61,  // 67: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	66,  // 68: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	71,  // 69: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	73,  // 70: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	75,  // 71: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	63,  // 72: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	86,  // 73: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	77,  // 74: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
-	82,  // 75: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
-	84,  // 76: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
-	80,  // 77: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
-	89,  // 78: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
-	91,  // 79: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
-	97,  // 80: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
-	95,  // 81: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
-	99,  // 82: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
-	102, // 83: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
-	12,  // 84: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	17,  // 85: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	19,  // 86: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	21,  // 87: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	26,  // 88: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	28,  // 89: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	30,  // 90: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	33,  // 91: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	37,  // 92: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	16,  // 93: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
-	39,  // 94: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	41,  // 95: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
-	43,  // 96: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
-	46,  // 97: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	8,   // 98: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	8,   // 99: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	50,  // 100: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	52,  // 101: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	54,  // 102: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	56,  // 103: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
-	8,   // 104: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	8,   // 105: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
-	60,  // 106: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	62,  // 107: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	68,  // 108: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	72,  // 109: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	74,  // 110: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	76,  // 111: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	64,  // 112: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	87,  // 113: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	78,  // 114: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
-	83,  // 115: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
-	85,  // 116: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
-	81,  // 117: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
-	90,  // 118: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
-	92,  // 119: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
-	98,  // 120: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
-	96,  // 121: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
-	100, // 122: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
-	103, // 123: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
-	84,  // [84:124] is the sub-list for method output_type
-	44,  // [44:84] is the sub-list for method input_type
-	44,  // [44:44] is the sub-list for extension type_name
-	44,  // [44:44] is the sub-list for extension extendee
-	0,   // [0:44] is the sub-list for field type_name
+	69,  // 33: penstock.v1.StatusResponse.roles:type_name -> penstock.v1.RolesStatus
+	3,   // 34: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
+	73,  // 35: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
+	25,  // 36: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
+	67,  // 37: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	80,  // 38: penstock.v1.ListVolumesResponse.adopted:type_name -> penstock.v1.AdoptedNode
+	80,  // 39: penstock.v1.AdoptVolumeResponse.adopted:type_name -> penstock.v1.AdoptedNode
+	89,  // 40: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	89,  // 41: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	95,  // 42: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
+	94,  // 43: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
+	102, // 44: penstock.v1.ListMembersResponse.last_fill:type_name -> penstock.v1.FillEnd
+	103, // 45: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
+	11,  // 46: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	13,  // 47: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	18,  // 48: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	20,  // 49: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	24,  // 50: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	27,  // 51: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	29,  // 52: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	32,  // 53: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	36,  // 54: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	15,  // 55: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
+	38,  // 56: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	40,  // 57: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
+	42,  // 58: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
+	44,  // 59: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	47,  // 60: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	48,  // 61: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	49,  // 62: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	51,  // 63: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	53,  // 64: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	55,  // 65: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
+	57,  // 66: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	58,  // 67: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
+	59,  // 68: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	61,  // 69: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	66,  // 70: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	72,  // 71: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	74,  // 72: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	76,  // 73: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	63,  // 74: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	87,  // 75: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	78,  // 76: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
+	83,  // 77: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
+	85,  // 78: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
+	81,  // 79: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
+	90,  // 80: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
+	92,  // 81: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
+	98,  // 82: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
+	96,  // 83: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
+	100, // 84: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
+	104, // 85: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
+	106, // 86: penstock.v1.Admin.GetRoles:input_type -> penstock.v1.GetRolesRequest
+	108, // 87: penstock.v1.Admin.SetRoles:input_type -> penstock.v1.SetRolesRequest
+	12,  // 88: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	17,  // 89: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	19,  // 90: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	21,  // 91: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	26,  // 92: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	28,  // 93: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	30,  // 94: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	33,  // 95: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	37,  // 96: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	16,  // 97: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
+	39,  // 98: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	41,  // 99: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
+	43,  // 100: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
+	46,  // 101: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	8,   // 102: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	8,   // 103: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	50,  // 104: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	52,  // 105: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	54,  // 106: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	56,  // 107: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
+	8,   // 108: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	8,   // 109: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
+	60,  // 110: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	62,  // 111: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	68,  // 112: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	73,  // 113: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	75,  // 114: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	77,  // 115: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	64,  // 116: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	88,  // 117: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	79,  // 118: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
+	84,  // 119: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
+	86,  // 120: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
+	82,  // 121: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
+	91,  // 122: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
+	93,  // 123: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
+	99,  // 124: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
+	97,  // 125: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
+	101, // 126: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
+	105, // 127: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
+	107, // 128: penstock.v1.Admin.GetRoles:output_type -> penstock.v1.GetRolesResponse
+	109, // 129: penstock.v1.Admin.SetRoles:output_type -> penstock.v1.SetRolesResponse
+	88,  // [88:130] is the sub-list for method output_type
+	46,  // [46:88] is the sub-list for method input_type
+	46,  // [46:46] is the sub-list for extension type_name
+	46,  // [46:46] is the sub-list for extension extendee
+	0,   // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -8209,7 +8635,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   98,
+			NumMessages:   104,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -697,6 +697,8 @@ const (
 	Admin_DrainMember_FullMethodName     = "/penstock.v1.Admin/DrainMember"
 	Admin_FillMembers_FullMethodName     = "/penstock.v1.Admin/FillMembers"
 	Admin_RemoveMember_FullMethodName    = "/penstock.v1.Admin/RemoveMember"
+	Admin_GetRoles_FullMethodName        = "/penstock.v1.Admin/GetRoles"
+	Admin_SetRoles_FullMethodName        = "/penstock.v1.Admin/SetRoles"
 )
 
 // AdminClient is the client API for Admin service.
@@ -764,6 +766,13 @@ type AdminClient interface {
 	// its volumes is not admitted. It fails with FAILED_PRECONDITION if the node is up or not drained,
 	// unless force is set, and if no other node serves. It returns when a node that was up has stopped to serve.
 	RemoveMember(ctx context.Context, in *RemoveMemberRequest, opts ...grpc.CallOption) (*RemoveMemberResponse, error)
+	// GetRoles returns the roles document in etcd (auth.roles_etcd), as etcd has it. A node without
+	// auth.roles_etcd fails GetRoles and SetRoles with FAILED_PRECONDITION.
+	GetRoles(ctx context.Context, in *GetRolesRequest, opts ...grpc.CallOption) (*GetRolesResponse, error)
+	// SetRoles replaces the roles document, if it still has the revision of the request. It fails with
+	// ABORTED if it has another one, and with FAILED_PRECONDITION if the caller could not replace the new
+	// document.
+	SetRoles(ctx context.Context, in *SetRolesRequest, opts ...grpc.CallOption) (*SetRolesResponse, error)
 }
 
 type adminClient struct {
@@ -1043,6 +1052,26 @@ func (c *adminClient) RemoveMember(ctx context.Context, in *RemoveMemberRequest,
 	return out, nil
 }
 
+func (c *adminClient) GetRoles(ctx context.Context, in *GetRolesRequest, opts ...grpc.CallOption) (*GetRolesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetRolesResponse)
+	err := c.cc.Invoke(ctx, Admin_GetRoles_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) SetRoles(ctx context.Context, in *SetRolesRequest, opts ...grpc.CallOption) (*SetRolesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetRolesResponse)
+	err := c.cc.Invoke(ctx, Admin_SetRoles_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -1108,6 +1137,13 @@ type AdminServer interface {
 	// its volumes is not admitted. It fails with FAILED_PRECONDITION if the node is up or not drained,
 	// unless force is set, and if no other node serves. It returns when a node that was up has stopped to serve.
 	RemoveMember(context.Context, *RemoveMemberRequest) (*RemoveMemberResponse, error)
+	// GetRoles returns the roles document in etcd (auth.roles_etcd), as etcd has it. A node without
+	// auth.roles_etcd fails GetRoles and SetRoles with FAILED_PRECONDITION.
+	GetRoles(context.Context, *GetRolesRequest) (*GetRolesResponse, error)
+	// SetRoles replaces the roles document, if it still has the revision of the request. It fails with
+	// ABORTED if it has another one, and with FAILED_PRECONDITION if the caller could not replace the new
+	// document.
+	SetRoles(context.Context, *SetRolesRequest) (*SetRolesResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -1195,6 +1231,12 @@ func (UnimplementedAdminServer) FillMembers(context.Context, *FillMembersRequest
 }
 func (UnimplementedAdminServer) RemoveMember(context.Context, *RemoveMemberRequest) (*RemoveMemberResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RemoveMember not implemented")
+}
+func (UnimplementedAdminServer) GetRoles(context.Context, *GetRolesRequest) (*GetRolesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetRoles not implemented")
+}
+func (UnimplementedAdminServer) SetRoles(context.Context, *SetRolesRequest) (*SetRolesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetRoles not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -1678,6 +1720,42 @@ func _Admin_RemoveMember_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_GetRoles_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetRolesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).GetRoles(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_GetRoles_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).GetRoles(ctx, req.(*GetRolesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_SetRoles_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetRolesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).SetRoles(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_SetRoles_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).SetRoles(ctx, req.(*SetRolesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1784,6 +1862,14 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RemoveMember",
 			Handler:    _Admin_RemoveMember_Handler,
+		},
+		{
+			MethodName: "GetRoles",
+			Handler:    _Admin_GetRoles_Handler,
+		},
+		{
+			MethodName: "SetRoles",
+			Handler:    _Admin_SetRoles_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -16,6 +16,7 @@ import (
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/blockstore"
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/io/blockio"
 	"github.com/penstock-kv/penstock/io/posixio"
 	"github.com/penstock-kv/penstock/server/config"
 	"github.com/penstock-kv/penstock/server/membership"
@@ -33,8 +34,10 @@ type adopter struct {
 
 	// adopting is held during an adoption.
 	adopting sync.Mutex
-	// retries has the stores whose last adoption has failed. Only adoptFree uses it.
-	retries map[string]retry
+	// retries has the stores whose last adoption has failed, and elsewhere the logged reason for each
+	// free store that is not on this host. Only adoptFree uses them.
+	retries   map[string]retry
+	elsewhere map[string]string
 
 	mu     sync.Mutex
 	guests map[string]*guest // by the id of the store
@@ -68,7 +71,7 @@ func (n *node) openAdopter(level *slog.LevelVar) {
 	if n.cluster == nil || n.adoptedBy != "" {
 		return
 	}
-	a := &adopter{n: n, level: level, retries: make(map[string]retry), guests: make(map[string]*guest)}
+	a := &adopter{n: n, level: level, retries: make(map[string]retry), elsewhere: make(map[string]string), guests: make(map[string]*guest)}
 	a.life, a.stop = context.WithCancel(context.Background())
 	n.adopter = a
 	if n.cfg.Cluster.Adopt {
@@ -111,10 +114,21 @@ func (a *adopter) begin(f func()) bool {
 func (a *adopter) adoptFree(all []membership.StoreState) {
 	for _, s := range all {
 		last := a.retries[s.ID]
-		if s.Owner != nil || s.Claimed || s.Fence == 0 || s.ID == a.n.storeID || time.Now().Before(last.after) || a.replaced(all, s) != nil || !a.isHere(s) {
+		if s.Owner != nil {
+			delete(a.elsewhere, s.ID)
+		}
+		if s.Owner != nil || s.Claimed || s.Fence == 0 || s.ID == a.n.storeID || time.Now().Before(last.after) || a.replaced(all, s) != nil {
 			continue
 		}
-		_, err := a.adopt(s)
+		dirs, err := a.locate(a.life, s)
+		if err != nil {
+			if why := err.Error(); a.elsewhere[s.ID] != why && a.life.Err() == nil {
+				a.elsewhere[s.ID] = why
+				a.n.log.Warn("this node cannot adopt the shared volumes of a node", "of", s.Node, "volumes", commaList(s.Dirs), "err", err)
+			}
+			continue
+		}
+		_, err = a.adopt(s, dirs)
 		var owned *membership.OwnedError
 		switch {
 		case err == nil:
@@ -142,14 +156,32 @@ func (a *adopter) replaced(all []membership.StoreState, s membership.StoreState)
 	return nil
 }
 
-// isHere reports whether the directories of a store have its volumes on this host.
-func (a *adopter) isHere(s membership.StoreState) bool {
-	for _, dir := range s.Dirs {
-		if id, _, err := sharedStoreIn(a.life, dir); err != nil || id != s.ID {
-			return false
+// locate returns the directories of a store's shared volumes on this host.
+func (a *adopter) locate(ctx context.Context, s membership.StoreState) (dirs []string, err error) {
+	for _, place := range s.Dirs {
+		dir, err := a.n.cfg.Cluster.DirOf(place)
+		if err != nil {
+			return nil, fmt.Errorf("volume %s of node %s: %w", place, s.Node, err)
 		}
+		id, _, err := sharedStoreIn(ctx, dir)
+		switch {
+		case errors.Is(err, os.ErrNotExist), errors.Is(err, blockio.ErrNotExist):
+			remedy := "mount its file system there, or correct cluster.mounts"
+			if dir == place {
+				remedy = "mount its file system there, or name its mount point in cluster.mounts of both nodes and restart them"
+			}
+			return nil, fmt.Errorf("volume %s of node %s is not at %s on this host: %s: %w", place, s.Node, dir, remedy, err)
+		case err != nil:
+			return nil, fmt.Errorf("volume %s of node %s: %w", place, s.Node, err)
+		case id != s.ID:
+			return nil, fmt.Errorf("volume %s of node %s: %s on this host has a volume of another node", place, s.Node, dir)
+		}
+		dirs = append(dirs, dir)
 	}
-	return len(s.Dirs) > 0
+	if len(dirs) == 0 {
+		return nil, fmt.Errorf("etcd has no shared volumes of node %s", s.Node)
+	}
+	return dirs, nil
 }
 
 // sharedStoreIn returns the id and the newest fencing number of the store whose shared volume is dir.
@@ -165,16 +197,16 @@ func sharedStoreIn(ctx context.Context, dir string) (id string, fence uint32, er
 	return id, fence, errors.Join(err, d.Close())
 }
 
-// adopt starts a node on the volumes of a store, and serves it until this node ends, the store's own
+// adopt starts a node on the volumes of a store, which are in dirs, and serves it until this node ends, the store's own
 // node wants it, or another process has it.
-func (a *adopter) adopt(s membership.StoreState) (*guest, error) {
+func (a *adopter) adopt(s membership.StoreState, dirs []string) (*guest, error) {
 	a.adopting.Lock()
 	defer a.adopting.Unlock()
 	if a.life.Err() != nil {
 		return nil, errEnding
 	}
 	began := time.Now()
-	cfg, err := guestConfig(a.n.cfg, s)
+	cfg, err := guestConfig(a.n.cfg, s, dirs)
 	if err != nil {
 		return nil, err
 	}
@@ -188,7 +220,7 @@ func (a *adopter) adopt(s membership.StoreState) (*guest, error) {
 	a.mu.Lock()
 	a.guests[s.ID] = g
 	a.mu.Unlock()
-	log.Info("adopted the shared volumes of a node", "volumes", commaList(s.Dirs), "fence", n.fence, "listen", n.control.Addr().String(),
+	log.Info("adopted the shared volumes of a node", "volumes", commaList(dirs), "fence", n.fence, "listen", n.control.Addr().String(),
 		"blocks", n.storage.Recovered().Blocks, "took", g.took.Round(time.Millisecond))
 	a.wg.Go(func() { a.serve(s.ID, g) })
 	return g, nil
@@ -196,14 +228,14 @@ func (a *adopter) adopt(s membership.StoreState) (*guest, error) {
 
 // adoptWithin is adopt for a caller that waits until ctx ends. The adoption continues after that, because
 // an opening of volumes cannot be interrupted.
-func (a *adopter) adoptWithin(ctx context.Context, s membership.StoreState) (*guest, error) {
+func (a *adopter) adoptWithin(ctx context.Context, s membership.StoreState, dirs []string) (*guest, error) {
 	type adopted struct {
 		guest *guest
 		err   error
 	}
 	ended := make(chan adopted, 1)
 	ok := a.begin(func() {
-		g, err := a.adopt(s)
+		g, err := a.adopt(s, dirs)
 		if err != nil {
 			a.n.log.Warn("could not adopt the shared volumes of a node", "of", s.Node, "volumes", commaList(s.Dirs), "err", err)
 		}
@@ -251,11 +283,11 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// guestConfig returns the configuration of an adopted node: that of this node with the store's name,
-// volumes and capacity.
-func guestConfig(cfg config.Config, s membership.StoreState) (config.Config, error) {
-	cfg.Node, cfg.Data, cfg.Capacity = s.Node, s.Dirs, config.Size(s.CapacityBytes)
-	cfg.Shared, cfg.AddVolumes, cfg.Segment, cfg.Prewrite = true, false, 0, false
+// guestConfig returns the configuration of an adopted node: that of this node with the store's name and
+// capacity, and with its shared volumes, which are in dirs.
+func guestConfig(cfg config.Config, s membership.StoreState, dirs []string) (config.Config, error) {
+	cfg.Node, cfg.Data, cfg.SharedData, cfg.Capacity = s.Node, nil, dirs, config.Size(s.CapacityBytes)
+	cfg.AddVolumes, cfg.Segment, cfg.Prewrite = false, 0, false
 	cfg.HTTP, cfg.LocalSocket = "", ""
 	cfg.Trace = config.Trace{}
 	cfg.Cluster.Adopt = false
@@ -296,14 +328,21 @@ func (a *adopter) Adopt(ctx context.Context, path string, dryRun bool) (*pb.Adop
 	if err != nil {
 		return nil, err
 	}
-	resp := &pb.AdoptVolumeResponse{Store: id, Node: s.Node, Paths: s.Dirs, Fence: max(fence, s.Fence)}
+	if s.Fence == 0 {
+		return nil, fmt.Errorf("etcd has no record of the store %s: it is of another cluster, or etcd was lost; start its node again", id)
+	}
+	dirs, err := a.locate(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	resp := &pb.AdoptVolumeResponse{Store: id, Node: s.Node, Paths: dirs, Fence: max(fence, s.Fence)}
 	if s.Owner != nil {
 		resp.Owner, resp.OwnerProcess, resp.OwnerLeaseMs = s.Owner.By, s.Owner.Identity, s.LeaseTTL.Milliseconds()
 	}
-	for _, dir := range s.Dirs {
+	for _, dir := range dirs {
 		entries, err := os.ReadDir(dir)
 		if err != nil {
-			return nil, fmt.Errorf("the volumes of node %s are not all mounted here at the same paths: %w", s.Node, err)
+			return nil, err
 		}
 		for _, e := range entries {
 			if _, ok := ondisk.ParseSegmentName(e.Name()); !ok {
@@ -322,10 +361,8 @@ func (a *adopter) Adopt(ctx context.Context, path string, dryRun bool) (*pb.Adop
 		return resp, nil
 	case s.Owner != nil:
 		return nil, &membership.OwnedError{Owner: *s.Owner}
-	case s.Fence == 0:
-		return nil, fmt.Errorf("etcd has no record of the store %s: it is of another cluster, or etcd was lost; start its node again", id)
-	case !slices.Contains(s.Dirs, path):
-		return nil, fmt.Errorf("the volumes of node %s must be mounted here at the same paths: %s", s.Node, strings.Join(s.Dirs, ", "))
+	case !slices.Contains(dirs, path):
+		return nil, fmt.Errorf("the volumes of node %s are looked for in %s: give one of these directories, or name the mount point in cluster.mounts of both nodes and restart them", s.Node, strings.Join(dirs, ", "))
 	}
 	all, err := a.n.cluster.Stores(ctx)
 	if err != nil {
@@ -334,7 +371,7 @@ func (a *adopter) Adopt(ctx context.Context, path string, dryRun bool) (*pb.Adop
 	if err := a.replaced(all, s); err != nil {
 		return nil, err
 	}
-	g, err := a.adoptWithin(ctx, s)
+	g, err := a.adoptWithin(ctx, s, dirs)
 	if err != nil {
 		return nil, err
 	}
@@ -357,7 +394,7 @@ func (a *adopter) Adopted() []*pb.AdoptedNode {
 func (g *guest) describe(id string) *pb.AdoptedNode {
 	st := g.node.storage.Stats()
 	return &pb.AdoptedNode{
-		Node: g.node.cfg.Node, Store: id, Addr: g.node.control.Addr().String(), Paths: g.node.cfg.Data, Fence: g.node.fence,
+		Node: g.node.cfg.Node, Store: id, Addr: g.node.control.Addr().String(), Paths: g.node.cfg.SharedData, Fence: g.node.fence,
 		Blocks: st.Store.Slots.Live, UsedBytes: st.Store.Slots.UsedBytes(), SinceUnixMs: g.since.UnixMilli(), TookMs: g.took.Milliseconds(),
 	}
 }

@@ -51,8 +51,8 @@ func openMember(t *testing.T, cfg config.Config) *node {
 func freeStore(t *testing.T, e *testetcd.Etcd) string {
 	t.Helper()
 	dir := t.TempDir() + "/a"
-	cfg := memberConfig(e, "a", dir)
-	cfg.Shared = true
+	cfg := memberConfig(e, "a", "")
+	cfg.Data, cfg.SharedData = nil, []string{dir}
 	t.Run("node a", func(t *testing.T) { openMember(t, cfg) })
 	return dir
 }
@@ -207,10 +207,10 @@ func TestIndexesOfOwners(t *testing.T) {
 	if err != nil || newest != later {
 		t.Fatalf("index %s, %v", newest, err)
 	}
-	if _, _, err := new(node).ownIndex(newest, stale, 3); !errors.Is(err, membership.ErrTaken) {
+	if _, _, err := new(node).ownIndex(newest, dir, stale, 3); !errors.Is(err, membership.ErrTaken) {
 		t.Errorf("an owner takes the index of a later owner: %v", err)
 	}
-	if own, stale, err := new(node).ownIndex(newest, stale, 5); err != nil || own != dir+"/index-00000005" || !slices.Contains(stale, later) {
+	if own, stale, err := new(node).ownIndex(newest, dir, stale, 5); err != nil || own != dir+"/index-00000005" || !slices.Contains(stale, later) {
 		t.Errorf("the next owner: index %s, older ones %q, %v", own, stale, err)
 	}
 }
@@ -220,8 +220,8 @@ func TestIndexesOfOwners(t *testing.T) {
 func TestStuckGuest(t *testing.T) {
 	testkit.VerifyNone(t)
 	e := testetcd.Start(t, 1)
-	cfg := memberConfig(e, "a", t.TempDir())
-	cfg.Shared = true
+	cfg := memberConfig(e, "a", "")
+	cfg.Data, cfg.SharedData = nil, []string{t.TempDir()}
 	const store = "00112233445566778899aabbccddeeff"
 	for range 2 {
 		n := &node{cfg: cfg, log: slog.New(slog.DiscardHandler), adoptedBy: "b", stuck: true}
@@ -260,12 +260,15 @@ func TestGuestConfig(t *testing.T) {
 	cfg := config.Default()
 	cfg.Cluster.LeaseTTL, cfg.Cluster.Etcd = config.Duration(4*time.Second), []string{"127.0.0.1:1"}
 	cfg.Node, cfg.Listen, cfg.DataListen = "b", "127.0.0.1:0", "127.0.0.1:0"
-	guest, err := guestConfig(cfg, membership.StoreState{StoreRecord: membership.StoreRecord{Node: "a", Dirs: []string{"/mnt/a"}, CapacityBytes: 64 << 20}})
+	guest, err := guestConfig(cfg, membership.StoreState{StoreRecord: membership.StoreRecord{Node: "a", Dirs: []string{"/mnt/a"}, CapacityBytes: 64 << 20}}, []string{"/mnt/b"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got := guest.DrainWithin.Std(); got != 4*time.Second {
 		t.Errorf("the adopted node drains within %v; want 4s", got)
+	}
+	if dirs := guest.Dirs(); !slices.Equal(dirs, []string{"/mnt/b"}) {
+		t.Errorf("the adopted node has the volumes %q; want that of this host", dirs)
 	}
 }
 

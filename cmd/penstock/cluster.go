@@ -117,12 +117,12 @@ func etcdTLS(c config.Cluster, log *slog.Logger) (*tls.Config, error) {
 func newClusterCommand(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cluster",
-		Short: "Show, drain and remove the nodes of a cluster",
-		Long: `Show, drain and remove the nodes of a cluster. Nodes with the same setting cluster.etcd and cluster.prefix
+		Short: "Show, drain and remove the nodes of a cluster, and replace its roles",
+		Long: `Show, drain and remove the nodes of a cluster, and replace its roles. Nodes with the same setting cluster.etcd and cluster.prefix
 are a cluster: a namespace that is created, bumped or deleted on one of them changes on all.`,
 	}
 	c := addConnectionFlags(cmd, w)
-	return noun(cmd, newClusterMembers(c), newClusterStatus(c), newClusterDrain(w, c), newClusterUndrain(c), newClusterRebalance(w, c), newClusterRemove(c), newClusterReadmit(c), newClusterRestartPlan(c))
+	return noun(cmd, newClusterMembers(c), newClusterStatus(c), newClusterDrain(w, c), newClusterUndrain(c), newClusterRebalance(w, c), newClusterRemove(c), newClusterReadmit(c), newClusterRestartPlan(c), newClusterRoles(w, c))
 }
 
 func newClusterMembers(c *connection) *cobra.Command {

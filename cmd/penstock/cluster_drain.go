@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -37,7 +38,7 @@ a node that is restarted meanwhile continues, and so does a repeated drain. The 
 keeps its blocks. The draining ends with penstock cluster undrain.
 
 With --wait, show the progress and return when the other nodes have all blocks. Ctrl-C
-then ends the command and not the draining.`,
+then ends the command and not the draining. The exit code is 5 if another command ends the draining.`,
 		Args:              args(cobra.ExactArgs(1)),
 		ValidArgsFunction: c.completeMembers,
 	}
@@ -87,10 +88,17 @@ func untilNodeDrained(ctx context.Context, w world, a admin, name string) (*pb.M
 			if m.GetName() != name {
 				continue
 			}
-			if m.GetState() != string(membership.Draining) {
-				return nil, fmt.Errorf("node %s has stopped draining; its state is %s", name, m.GetState())
+			switch m.GetState() {
+			case string(membership.Draining):
+				why, last = m.GetMove().GetReason(), m.GetMove()
+			case string(membership.Joining):
+				why = "node " + name + " joins the cluster again"
+			default:
+				return nil, fmt.Errorf("node %s does not drain, and its state is %s: %w", name, m.GetState(), errEnded)
 			}
-			why, last = m.GetMove().GetReason(), m.GetMove()
+		}
+		if slices.Contains(resp.GetRemoved(), name) {
+			return nil, fmt.Errorf("node %s was removed from the cluster: %w", name, errEnded)
 		}
 		if last.GetPhase() == string(membership.MoveDone) && why == "" {
 			return last, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -31,17 +32,22 @@ func newClusterRebalance(w world, c *connection) *cobra.Command {
 	var wait, dryRun, stop bool
 	var rate int64
 	cmd := &cobra.Command{
-		Use:   "rebalance NODE...",
+		Use:   "rebalance [NODE...]",
 		Short: "Copy to nodes that have joined the sequences whose homes they are",
 		Long: `Copy to nodes that have joined the cluster the sequences whose homes they are, in the background.
 Without it these sequences are misses until engines store them again. Meanwhile clients
 find them at the old and at the new node.
 
+Without names, the nodes are those that serve and whose fill is below 0.8 times the fill of all
+serving nodes together, as is the fill of a node that has joined. With names, they are the named nodes.
+
 Each other node copies the hottest sequences first, each from its first block on. The copies are
 verified, and limited by --rate for each node. Blocks that the new nodes have already are not
 sent: a node that is restarted meanwhile continues, and so does a repeated rebalance. The
 copies wait for a node that is down, until it is up again or removed. The old nodes keep their
-blocks until these are evicted. penstock cluster members shows the progress.`,
+blocks, and evict them before all others. penstock cluster members shows the progress.
+
+With --wait, the exit code is 5 if another command ends the copies or gives them other nodes.`,
 		Args:              args(cobra.ArbitraryArgs),
 		ValidArgsFunction: c.completeMembers,
 	}
@@ -52,14 +58,27 @@ blocks until these are evicted. penstock cluster members shows the progress.`,
 	f.Var(sizeFlag{&rate}, "rate", "maximum bytes per second of the copies of each node; 0: the setting cluster.move_rate of the node")
 	cmd.MarkFlagsMutuallyExclusive("wait", "dry-run", "stop")
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
-		if stop != (len(names) == 0) {
-			return usagef("give the nodes that have joined, or --stop")
+		if stop && len(names) > 0 {
+			return usagef("give nodes or --stop, and not both")
 		}
 		if wait && !cmd.Flags().Changed("timeout") {
 			c.timeout = 0
 		}
 		return c.admin(cmd, func(ctx context.Context, a admin) error {
 			out := rebalanced{Nodes: names}
+			if !stop && len(names) == 0 {
+				list, err := a.ListMembers(ctx, &pb.ListMembersRequest{})
+				if err != nil {
+					return err
+				}
+				if names = emptier(list.GetMembers()); len(names) == 0 {
+					out.Nodes = []string{}
+					return outputOf(cmd).emit(out, func(t *table) {
+						fmt.Fprintf(t, "nothing to copy: each serving node has at least %v times the fill of all of them together\n", emptierBelow)
+					})
+				}
+				out.Nodes = names
+			}
 			if dryRun {
 				plan, err := c.rebalancePlan(ctx, a, names)
 				if err != nil {
@@ -73,11 +92,12 @@ blocks until these are evicted. penstock cluster members shows the progress.`,
 					}
 				})
 			}
-			if _, err := a.FillMembers(ctx, &pb.FillMembersRequest{Names: names, BytesPerSecond: rate}); err != nil {
+			order, err := a.FillMembers(ctx, &pb.FillMembersRequest{Names: names, BytesPerSecond: rate})
+			if err != nil {
 				return err
 			}
 			if wait {
-				if err := untilFilled(ctx, w, a, names); err != nil {
+				if err := untilFilled(ctx, w, a, names, order.GetRevision()); err != nil {
 					return err
 				}
 				out.Done = true
@@ -93,9 +113,28 @@ func (r rebalanced) words() string {
 	case len(r.Nodes) == 0:
 		return "the copies end"
 	case r.Done:
-		return "rebalanced: the nodes have their sequences"
+		return "rebalanced to " + strings.Join(r.Nodes, ", ") + ": the nodes have their sequences"
 	}
-	return "sequences are copied to the nodes; penstock cluster members shows the progress"
+	return "sequences are copied to " + strings.Join(r.Nodes, ", ") + "; penstock cluster members shows the progress"
+}
+
+// emptierBelow is the part of the fill of all nodes together below which a node is rebalanced to. It is the
+// inverse of the factor by which the fill of a node may exceed that of all nodes before new sequences pass it over.
+const emptierBelow = 0.8
+
+// emptier returns the serving nodes whose fill is below emptierBelow times the fill of all serving nodes together.
+func emptier(members []*pb.Member) (names []string) {
+	serving := slices.DeleteFunc(slices.Clone(members), func(m *pb.Member) bool { return m.GetState() != string(membership.Serving) })
+	var used, capacity float64
+	for _, m := range serving {
+		used, capacity = used+float64(m.GetUsedBytes()), capacity+float64(m.GetCapacityBytes())
+	}
+	for _, m := range serving {
+		if float64(m.GetUsedBytes())*capacity < emptierBelow*used*float64(m.GetCapacityBytes()) {
+			names = append(names, m.GetName())
+		}
+	}
+	return names
 }
 
 // rebalancePlan returns the blocks that each node would copy to the named nodes, as the node counts them.
@@ -142,8 +181,9 @@ func (c *connection) planOf(ctx context.Context, address string, names []string)
 	return resp.GetFills(), err
 }
 
-// untilFilled shows the progress of the copies, and returns when the order has ended and the named nodes are up.
-func untilFilled(ctx context.Context, w world, a admin, names []string) error {
+// untilFilled shows the progress of the copies, and returns when the order of the revision has ended and the named nodes
+// are up. It fails with errEnded if another command has ended the order, or has replaced it by one for other nodes.
+func untilFilled(ctx context.Context, w world, a admin, names []string, revision int64) error {
 	bar := newProgress(w, "rebalance", unitBytes)
 	defer bar.finish()
 	nodes := slices.Clone(names) // the named nodes, and each node that was up during the copies
@@ -153,11 +193,13 @@ func untilFilled(ctx context.Context, w world, a admin, names []string) error {
 			return err
 		}
 		all, why := new(pb.MoveStatus), ""
-		ended := true
+		ended, filling := true, make(map[string]bool)
 		up := make(map[string]bool)
 		for _, m := range resp.GetMembers() {
 			up[m.GetName()] = true
-			ended = ended && !m.GetFilling()
+			if m.GetFilling() {
+				ended, filling[m.GetName()] = false, true
+			}
 			if !slices.Contains(nodes, m.GetName()) {
 				nodes = append(nodes, m.GetName())
 			}
@@ -186,7 +228,12 @@ func untilFilled(ctx context.Context, w world, a admin, names []string) error {
 			}
 		}
 		if ended {
-			return nil
+			return filled(resp.GetLastFill(), names, revision)
+		}
+		for _, name := range names {
+			if len(filling) > 0 && up[name] && !filling[name] {
+				return fmt.Errorf("no sequences are copied to node %s: %w", name, errEnded)
+			}
 		}
 		bar.note(all.CopiedBytes, all.Bytes, moveNote(all, why))
 		if !pause(ctx, drainPoll) {
@@ -196,4 +243,23 @@ func untilFilled(ctx context.Context, w world, a admin, names []string) error {
 			return fmt.Errorf("the nodes have %s of %s of their sequences, and the copies continue%s: %w", size(all.CopiedBytes), size(all.Bytes), why, context.Cause(ctx))
 		}
 	}
+}
+
+// filled returns errEnded unless the end of the last order shows that an order for at least the named nodes, given at the revision
+// or later, was complete. revision 0 is that of a node of an older version, which records no end.
+func filled(end *pb.FillEnd, names []string, revision int64) error {
+	switch {
+	case revision == 0:
+		return nil
+	case end.GetRevision() <= revision:
+		return fmt.Errorf("no end of the copies is recorded: %w", errEnded)
+	case end.GetStopped():
+		return fmt.Errorf("the copies were stopped before they were complete: %w", errEnded)
+	}
+	for _, name := range names {
+		if !slices.Contains(end.GetNames(), name) {
+			return fmt.Errorf("no sequences were copied to node %s: %w", name, errEnded)
+		}
+	}
+	return nil
 }

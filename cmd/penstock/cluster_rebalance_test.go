@@ -2,12 +2,18 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/server/membership"
 )
 
 // rebalancePlanOf runs a dry run.
@@ -102,6 +108,146 @@ func TestRebalance(t *testing.T) {
 	}
 }
 
+// stored returns the number of blocks of a sequence that are stored, without a use of them.
+func (s *sequences) stored(i int) (n int) {
+	s.Helper()
+	chain, err := s.ns.Chain()
+	if err != nil {
+		s.Fatal(err)
+	}
+	ids, _ := chain.Append(nil, s.tokens(i, sequenceBlocks))
+	present, err := s.Exists(s.Context(), client.KeysRequest{Namespace: s.ns, IDs: ids}, false)
+	if err != nil {
+		s.Fatal(err)
+	}
+	for _, p := range present {
+		if p == client.Present {
+			n++
+		}
+	}
+	return n
+}
+
+// TestRebalanceEvictsCopies: after a rebalance the old home evicts the blocks that the new home has before all others,
+// although all blocks were used as often. The command without names chooses the new node, whose fill is below that of the other.
+func TestRebalanceEvictsCopies(t *testing.T) {
+	r := newMovesRig(t)
+	a := r.here("a")
+	a.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "256").must(t)
+	s := r.open(a, "m", false)
+	s.writeAll()
+	c := r.here("c")
+	onA, onC := r.only(a, "m"), r.only(c, "m")
+	for range 3 {
+		s.found()
+	}
+	awaitTrue(t, "the list of members has the fills", func() bool {
+		return reflect.DeepEqual(rebalancePlanOf(t, a), rebalancePlanOf(t, a, "c"))
+	})
+	out := decode[rebalanced](t, a.run("cluster", "rebalance", "--rate", "64MiB", "--wait", "--format", "json"))
+	if !out.Done || !slices.Equal(out.Nodes, []string{"c"}) {
+		t.Errorf("the command returned %+v", out)
+	}
+	var moved []int
+	for i := range sequenceCount {
+		if onC.stored(i) == sequenceBlocks {
+			moved = append(moved, i)
+		}
+	}
+	if len(moved) == 0 || len(moved) == sequenceCount {
+		t.Fatalf("%d sequences have the new node", len(moved))
+	}
+	for evicted := int64(0); evicted < int64(len(moved)*sequenceBlocks); {
+		gone := decode[struct{ Blocks int64 }](t, a.run("evict", "--bytes", "1", "--format", "json"))
+		if gone.Blocks == 0 {
+			t.Fatal("nothing is evicted")
+		}
+		evicted += gone.Blocks
+	}
+	for i := range sequenceCount {
+		want := sequenceBlocks
+		if slices.Contains(moved, i) {
+			want = 0
+		}
+		if n := onA.stored(i); n != want {
+			t.Errorf("the old node has %d blocks of sequence %d; want %d", n, i, want)
+		}
+	}
+	if n := s.found(); n != sequenceCount*sequenceBlocks {
+		t.Errorf("%d blocks are found", n)
+	}
+}
+
+// TestRebalanceEnded: rebalance --wait and drain --wait exit with a code of their own if another command ends the order, or
+// replaces it by one for other nodes.
+func TestRebalanceEnded(t *testing.T) {
+	r := newMovesRig(t)
+	a := r.here("a")
+	r.here("b")
+	r.here("c")
+	a.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024", "--replicas", "3").must(t)
+	r.only(a, "m").writeAll()
+	ended := func(why string, begin []string, end ...string) {
+		t.Helper()
+		done := make(chan result, 1)
+		go func() { done <- a.run(append([]string{"cluster"}, append(begin, "--wait", "--rate", "1")...)...) }()
+		awaitTrue(t, "the copies have begun", func() bool { return strings.Contains(a.run("cluster", "members").must(t), "  a: ") })
+		a.run(append([]string{"cluster"}, end...)...).must(t)
+		if got := <-done; got.code != exitEnded || !strings.Contains(got.err, why) || !strings.Contains(got.err, errEnded.Error()) {
+			t.Errorf("%v, ended by %v: exit %d: %s", begin, end, got.code, got.err)
+		}
+		a.run("cluster", "rebalance", "--stop").must(t)
+		a.run("cluster", "undrain", "a").must(t)
+		awaitTrue(t, "the copies have ended", func() bool { return !strings.Contains(a.run("cluster", "members").must(t), "  a: ") })
+	}
+	ended("stopped before they were complete", []string{"rebalance", "c"}, "rebalance", "--stop")
+	ended("no sequences are copied to node c", []string{"rebalance", "b", "c"}, "rebalance", "b", "--rate", "1")
+	ended("node a does not drain", []string{"drain", "a"}, "undrain", "a")
+}
+
+// TestFilled: an order is complete if its end is recorded after it, for its nodes.
+func TestFilled(t *testing.T) {
+	for name, x := range map[string]struct {
+		end      *pb.FillEnd
+		revision int64
+		complete bool
+	}{
+		"complete":                   {&pb.FillEnd{Revision: 8, Names: []string{"b", "c"}}, 7, true},
+		"for more nodes":             {&pb.FillEnd{Revision: 8, Names: []string{"a", "b", "c"}}, 7, true},
+		"stopped":                    {&pb.FillEnd{Revision: 8, Names: []string{"b", "c"}, Stopped: true}, 7, false},
+		"for other nodes":            {&pb.FillEnd{Revision: 8, Names: []string{"a", "b"}}, 7, false},
+		"an earlier end":             {&pb.FillEnd{Revision: 6, Names: []string{"b", "c"}}, 7, false},
+		"no end":                     {nil, 7, false},
+		"a node of an older version": {nil, 0, true},
+	} {
+		if err := filled(x.end, []string{"b", "c"}, x.revision); (err == nil) != x.complete || err != nil && !errors.Is(err, errEnded) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestEmptier: the nodes that a rebalance without names fills serve, and their fill is below 0.8 times that of all serving nodes.
+func TestEmptier(t *testing.T) {
+	node := func(name string, used, capacity int64, state membership.State) *pb.Member {
+		return &pb.Member{Name: name, UsedBytes: used, CapacityBytes: capacity, State: string(state)}
+	}
+	for _, x := range []struct {
+		members []*pb.Member
+		want    string
+	}{
+		{[]*pb.Member{node("a", 50, 100, membership.Serving), node("b", 60, 100, membership.Serving)}, "[]"},
+		{[]*pb.Member{node("a", 50, 100, membership.Serving), node("b", 0, 100, membership.Serving)}, "[b]"},
+		{[]*pb.Member{node("a", 50, 100, membership.Serving), node("b", 0, 100, membership.Joining), node("c", 0, 100, membership.Draining)}, "[]"},
+		{[]*pb.Member{node("a", 900, 1000, membership.Serving), node("b", 90, 100, membership.Serving), node("c", 5, 100, membership.Serving), node("d", 2, 100, membership.Serving)}, "[c d]"},
+		{[]*pb.Member{node("a", 0, 100, membership.Serving), node("b", 0, 100, membership.Serving)}, "[]"},
+		{nil, "[]"},
+	} {
+		if got := fmt.Sprint(emptier(x.members)); got != x.want {
+			t.Errorf("of %v the nodes %s are filled; want %s", x.members, got, x.want)
+		}
+	}
+}
+
 // TestRebalanceKilled: a node that is killed while it copies continues after its restart, and the order ends
 // when it has. --stop ends an order.
 func TestRebalanceKilled(t *testing.T) {
@@ -149,7 +295,7 @@ func TestRebalanceKilled(t *testing.T) {
 	}{
 		{[]string{"x"}, `no node "x"`},
 		{[]string{"a", "b", "c"}, "all nodes of the cluster are named"},
-		{nil, "give the nodes that have joined"},
+		{[]string{"c", "--stop"}, "give nodes or --stop"},
 		{[]string{"x", "--dry-run"}, `no node "x"`},
 	} {
 		if r := b.run(append([]string{"cluster", "rebalance"}, x.args...)...); r.code == 0 || !strings.Contains(r.err, x.want) {

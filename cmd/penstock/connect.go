@@ -400,11 +400,29 @@ func (c *connection) store(ctx context.Context, log *slog.Logger, f func(s *clie
 	return c.hinted(f(s))
 }
 
+// namespacesPerCall is the number of namespaces that one call of ListNamespaces returns.
+const namespacesPerCall = 4096
+
+// listNamespaces returns all namespaces of a node, sorted by name.
+func listNamespaces(ctx context.Context, a pb.AdminClient) (all []*pb.Namespace, err error) {
+	req := &pb.ListNamespacesRequest{Limit: namespacesPerCall}
+	for {
+		resp, err := a.ListNamespaces(ctx, req)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, resp.GetNamespaces()...)
+		if req.After = resp.GetNext(); req.After == "" {
+			return all, nil
+		}
+	}
+}
+
 // completeNamespaces completes an argument to the names of the node's namespaces.
 func (c *connection) completeNamespaces(cmd *cobra.Command, given []string, _ string) ([]string, cobra.ShellCompDirective) {
 	return c.completeNames(cmd, given, func(ctx context.Context, a admin) (names []string, err error) {
-		resp, err := a.ListNamespaces(ctx, &pb.ListNamespacesRequest{})
-		for _, ns := range resp.GetNamespaces() {
+		all, err := listNamespaces(ctx, a)
+		for _, ns := range all {
 			names = append(names, ns.GetName())
 		}
 		return names, err

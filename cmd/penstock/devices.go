@@ -49,11 +49,11 @@ func openDevices(dirs []string, how string, memory []byte) (devices []device, er
 // errors stands for each missing volume. If some directories have a superblock, nothing is written
 // to a directory without one, because that directory may be the mount point of a missing disk.
 func openPresent(cfg config.Config, memory []byte, log *slog.Logger) (devices []device, err error) {
-	if !cfg.Degraded || !slices.ContainsFunc(cfg.Data, func(dir string) bool { return holdsVolume(dir) == nil }) {
-		return openDevices(cfg.Data, cfg.IO, memory)
+	if !cfg.Degraded || !slices.ContainsFunc(cfg.Dirs(), func(dir string) bool { return holdsVolume(dir) == nil }) {
+		return openDevices(cfg.Dirs(), cfg.IO, memory)
 	}
 	var present []string
-	for _, dir := range cfg.Data {
+	for _, dir := range cfg.Dirs() {
 		var cause error
 		if !cfg.AddVolumes {
 			cause = holdsVolume(dir)
@@ -217,7 +217,7 @@ func splitCapacity(cfg config.Config, devices []device) (split, error) {
 	capacity := int64(cfg.Capacity)
 	if capacity == 0 {
 		var err error
-		if capacity, err = reachable(cfg.Data, devices); err != nil {
+		if capacity, err = reachable(cfg.Dirs(), devices); err != nil {
 			return split{}, err
 		}
 		capacity = capacity / takeDenominator * takeNumerator

@@ -17,6 +17,6 @@
 // to standard error.
 //
 // Exit codes: 0 success; 1 failure; 2 an invalid command line or configuration; 3 the requested
-// object does not exist, or not all of it; 4 the node is busy, try again; 130 and 143 SIGINT or
-// SIGTERM ended the command before it was done.
+// object does not exist, or not all of it; 4 the node is busy, try again; 5 another command has ended
+// the work that this one waited for; 130 and 143 SIGINT or SIGTERM ended the command before it was done.
 package main

@@ -159,11 +159,11 @@ func (g *gluster) mount(path, server, log string) *glusterMount {
 	return m
 }
 
-// start starts a node that sees the mount.
-func (m *glusterMount) start(data string, more ...string) *process {
+// start starts a node that sees the mount and has the settings more.
+func (m *glusterMount) start(name string, more ...string) *process {
 	m.g.Helper()
 	p, err := cluster.StartProcess(m.g.Context(), cluster.ProcessOptions{
-		Name: "the node on " + data, Args: append(small(data), more...), Env: append(os.Environ(), childEnv),
+		Name: "node " + name, Args: append(small(""), more...), Env: append(os.Environ(), childEnv),
 		Start: func(cmd *exec.Cmd) error {
 			nsenter, err := exec.LookPath("nsenter")
 			if err != nil {
@@ -229,8 +229,8 @@ func TestGluster(t *testing.T) {
 	}
 	first := g.mount(path, g.address(1), g.dir+"/a.log")
 	second := g.mount(path, g.address(1), g.dir+"/b.log")
-	a := first.start(path+"/a", sharedOf(etcd, "a", "--cluster-adopt", "--capacity", "256MiB", "--cluster-lease-ttl", "4s")...)
-	b := second.start(path+"/b", sharedOf(etcd, "b", "--cluster-adopt", "--capacity", "256MiB", "--cluster-lease-ttl", "4s")...)
+	a := first.start("a", sharedOf(etcd, "a", path+"/a", "--cluster-adopt", "--capacity", "256MiB", "--cluster-lease-ttl", "4s")...)
+	b := second.start("b", sharedOf(etcd, "b", path+"/b", "--cluster-adopt", "--capacity", "256MiB", "--cluster-lease-ttl", "4s")...)
 	sb := b.client(t)
 	awaitTrue(t, "both nodes serve", func() bool { return states(t, sb) == "a:serving b:serving" })
 	sb.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "8192").must(t)

@@ -66,14 +66,19 @@ func decode[T any](t testing.TB, r result) T {
 	return v
 }
 
-// small returns the settings of a node that starts quickly.
+// small returns the settings of a node that starts quickly. data is "" if the node has only shared
+// volumes.
 func small(data string) []string {
-	return []string{
-		"serve", "--data", data, "--io", "posix", "--node", "test",
+	args := []string{"serve"}
+	if data != "" {
+		args = append(args, "--data", data)
+	}
+	return append(args,
+		"--io", "posix", "--node", "test",
 		"--listen", "127.0.0.1:0", "--data-listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
 		"--capacity", "64MiB", "--arena", "32MiB", "--index-cache", "4MiB", "--free-floor", "1MiB",
 		"--prewrite=false", "--scrub-rate", "0B", "--log-format", "json",
-	}
+	)
 }
 
 // served is a node in this process.

@@ -161,9 +161,10 @@ func (m *moves) copies(ctx context.Context, order membership.Drain, fill bool) (
 	if rate == 0 {
 		rate = int64(n.cfg.Cluster.MoveRate)
 	}
-	var only func(kv.Namespace, kv.BlockID) bool
+	var only, yields func(kv.Namespace, kv.BlockID) bool
 	if fill {
 		only = store.Incoming
+		yields = func(ns kv.Namespace, root kv.BlockID) bool { return store.Yields(ns, root, n.cfg.Node) }
 		for !store.AnyIncoming() { // without the list of members no sequence would be copied
 			if !pause(ctx, moveRetry/10) {
 				return ctx.Err()
@@ -171,7 +172,7 @@ func (m *moves) copies(ctx context.Context, order membership.Drain, fill bool) (
 		}
 	}
 	mover, err := move.New(move.Options{
-		Node: n.storage, To: store, Only: only, BytesPerSecond: rate, ChunkBytes: m.chunkBytes(), Changed: m.cluster.Moved, Totals: &m.totals, Logger: n.log,
+		Node: n.storage, To: store, Only: only, Yields: yields, BytesPerSecond: rate, ChunkBytes: m.chunkBytes(), Changed: m.cluster.Moved, Totals: &m.totals, Logger: n.log,
 	})
 	if err != nil {
 		return err

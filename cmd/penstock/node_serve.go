@@ -37,7 +37,7 @@ func (n *node) listen() (err error) {
 	if n.web, err = lc.Listen(context.Background(), "tcp", n.cfg.HTTP); err != nil {
 		return fmt.Errorf("metrics and health (http): %w", err)
 	}
-	warnOfMetrics(n.log, n.cfg.HTTP, n.cfg.Auth.RolesFile != "")
+	warnOfMetrics(n.log, n.cfg.HTTP, n.cfg.Auth.Roles())
 	n.onClose(closeListener(n.web))
 	return nil
 }
@@ -70,6 +70,14 @@ func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *me
 		return err
 	}
 	n.live.follow(n.from.cfg.Keys(), n.from.path, n.candidate, func() { n.server.EndRemovedSessions() }, counters.Reloads, n.log)
+	roles, err := n.live.followRoles(n.cfg.Auth, n.cfg.Cluster, n.log)
+	if err != nil {
+		return err
+	}
+	var document server.RolesDocument
+	if roles != nil {
+		document = roles
+	}
 	tlsConfig := n.live.credentials.ServerTLS()
 	secret := make(rdma.Token, 32)
 	if _, err := rand.Read(secret); err != nil {
@@ -133,6 +141,8 @@ func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *me
 		MemoryBudget:  n.budget.parts,
 		Tokens:        n.live.credentials.Tokens,
 		Roles:         n.live.credentials.Roles,
+		RolesDocument: document,
+		RolesState:    n.live.credentials.RolesState,
 		TLS:           tlsConfig,
 		Config:        n.live.reloader,
 		Metrics:       counters,

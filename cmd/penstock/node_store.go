@@ -28,7 +28,8 @@ import (
 func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstore.Store, _ *trie.Trie, err error) {
 	defer func() { n.stuck = n.stuck || errors.Is(err, errStillOpening) }()
 	hungAfter := n.cfg.Limits.HungAfter.Std()
-	devices, err := opening(ctx, n.log, hungAfter, "a volume", n.cfg.Data, func() ([]device, error) {
+	dirs := n.cfg.Dirs()
+	devices, err := opening(ctx, n.log, hungAfter, "a volume", dirs, func() ([]device, error) {
 		return openPresent(n.cfg, memory.Bytes(), n.log)
 	})
 	if err != nil {
@@ -38,7 +39,7 @@ func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstor
 		if d.missing {
 			continue
 		}
-		n.present = append(n.present, n.cfg.Data[i])
+		n.present = append(n.present, dirs[i])
 		n.volumes = append(n.volumes, server.Volume{Device: d.Device, Reason: d.reason})
 	}
 	if n.share, err = splitCapacity(n.cfg, devices); err != nil {
@@ -61,7 +62,11 @@ func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstor
 		Logger:            n.log,
 	}
 	if n.owner != nil {
-		options.Owner = n.owner
+		options.Owner, options.SharedOnly = n.owner, n.adoptedBy != ""
+		options.Local = make([]bool, len(devices))
+		for i := range n.cfg.Data {
+			options.Local[i] = true
+		}
 	}
 	store, err := opening(ctx, n.log, hungAfter, "the store", n.present, func() (*blockstore.Store, error) {
 		return blockstore.Open(ctx, options)
@@ -97,7 +102,7 @@ func (n *node) warnOfMemory(devices []device) {
 	for i, d := range devices {
 		if !d.missing && d.Info().Volatile {
 			n.log.Warn("this volume is in memory: stored blocks take memory and are lost when the machine restarts; use a directory on a disk",
-				"volume", n.cfg.Data[i], "file_system", d.Info().Detail)
+				"volume", n.cfg.Dirs()[i], "file_system", d.Info().Detail)
 		}
 	}
 }
@@ -105,7 +110,7 @@ func (n *node) warnOfMemory(devices []device) {
 // warnOfCapacity logs a configured capacity that exceeds the file systems, because then their free
 // space limits the store.
 func (n *node) warnOfCapacity(devices []device) {
-	most, err := reachable(n.cfg.Data, devices)
+	most, err := reachable(n.cfg.Dirs(), devices)
 	if err == nil && int64(n.cfg.Capacity) > most {
 		n.log.Warn("the capacity exceeds the free space of the file systems: the store grows until free_floor is reached",
 			"capacity", n.cfg.Capacity, "room", config.Size(most), "free_floor", n.cfg.FreeFloor)
@@ -118,7 +123,7 @@ func (n *node) warnOfSpace(devices []device) {
 		space, err := d.Stat()
 		if err == nil && !d.missing && space.FreeBytes < int64(n.cfg.FreeFloor) {
 			n.log.Warn("this volume takes no writes: its file system has less free space than free_floor; free some space, or lower free_floor",
-				"volume", n.cfg.Data[i], "free", config.Size(space.FreeBytes), "free_floor", n.cfg.FreeFloor)
+				"volume", n.cfg.Dirs()[i], "free", config.Size(space.FreeBytes), "free_floor", n.cfg.FreeFloor)
 		}
 	}
 }
@@ -131,7 +136,7 @@ func (n *node) openIndex(ctx context.Context, store *blockstore.Store) (index *t
 		return nil, err
 	}
 	if store.Fence() != 0 {
-		if dir, stale, err = n.ownIndex(dir, stale, store.Fence()); err != nil {
+		if dir, stale, err = n.ownIndex(dir, n.indexHome(dir), stale, store.Fence()); err != nil {
 			return nil, err
 		}
 	}
@@ -153,7 +158,7 @@ func (n *node) openIndex(ctx context.Context, store *blockstore.Store) (index *t
 		index, err = open()
 	}
 	if err != nil {
-		return nil, withRebuild(err, n.cfg.Data)
+		return nil, withRebuild(err, n.cfg.Dirs())
 	}
 	defer func() {
 		if index != nil && err == nil {

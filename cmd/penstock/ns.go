@@ -280,13 +280,17 @@ func newNamespaceList(c *connection) *cobra.Command {
 		Args:  args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.admin(cmd, func(ctx context.Context, a admin) error {
-				resp, err := a.ListNamespaces(ctx, &pb.ListNamespacesRequest{})
+				all, err := listNamespaces(ctx, a)
 				if err != nil {
 					return err
 				}
-				return outputOf(cmd).emit(resp, func(t *table) {
+				list := make([]any, len(all))
+				for i, ns := range all {
+					list[i] = plain(ns.ProtoReflect())
+				}
+				return outputOf(cmd).emit(map[string]any{"namespaces": list}, func(t *table) {
 					t.row("NAME", "TENANT", "INDEX", "EPOCH", "BLOCKS", "USED", "QUOTA", "BLOCK", "GEOMETRY")
-					for _, ns := range resp.GetNamespaces() {
+					for _, ns := range all {
 						t.row(ns.GetName(), ns.GetTenant(), enumWord(ns.GetIndex().Descriptor(), ns.GetIndex().Number()), ns.GetEpoch(), count(ns.GetBlocks()),
 							size(ns.GetUsedBytes()), quotaWord(ns.GetQuotaBytes()), size(blockBytes(ns.GetGeometry())), geometryWords(ns.GetGeometry()))
 					}

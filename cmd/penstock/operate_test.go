@@ -428,6 +428,27 @@ func TestRunbooks(t *testing.T) {
 			}
 			o.run(steps[back:])
 		},
+		"Add a node": func(t *testing.T, steps []step) {
+			o := newOperator(t, memberOfCluster, testetcd.Start(t, 1))
+			o.hosts["n1"].systemctl(t, "start")
+			if out, code := o.do("n1", "penstock status --wait && "+makeNamespace); code != 0 {
+				t.Fatal(out)
+			}
+			l := startLoad(t, o.hosts["n1"])
+			l.stop()
+			start := 1 + slices.IndexFunc(steps, func(s step) bool { return s.command == "penstock status --wait" })
+			o.run(steps[:start])
+			awaitTrue(t, "the list of members has the fills", func() bool {
+				out, _ := o.do("n1", "penstock cluster rebalance --dry-run")
+				return strings.Contains(out, "n2")
+			})
+			o.run(steps[start:])
+			l.all()
+			l.h = o.hosts["n2"]
+			if n := len(slices.DeleteFunc(l.stored, func(i int) bool { return !l.get(t.Context(), i) })); n == 0 {
+				t.Error("the new node has none of the prompts")
+			}
+		},
 		"Take a node out for good": func(t *testing.T, steps []step) {
 			o := started(t, steps, memberOfCluster, testetcd.Start(t, 1))
 			if out, code := o.do("n1", "penstock status --wait && "+makeNamespace); code != 0 {

@@ -109,6 +109,9 @@ func runPlanner(ctx context.Context, from source[config.Planner], record string,
 	if err != nil {
 		return err
 	}
+	if _, err := live.followRoles(cfg.Auth, cfg.Cluster.Connection(), log); err != nil {
+		return err
+	}
 	stopTracing, err := startTracing(ctx, cfg.Trace, "planner", log)
 	if err != nil {
 		return err
@@ -118,7 +121,7 @@ func runPlanner(ctx context.Context, from source[config.Planner], record string,
 		defer cancel()
 		stopTracing(within)
 	}()
-	control, web, err := listenBoth(ctx, cfg.Listen, cfg.HTTP, cfg.Auth.RolesFile != "", log)
+	control, web, err := listenBoth(ctx, cfg.Listen, cfg.HTTP, cfg.Auth.Roles(), log)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -20,6 +21,8 @@ type live struct {
 	credentials *reload.Credentials
 	reloader    *reload.Reloader
 	manager     *manager
+	// roles follows the roles document in etcd until its context ends; nil without auth.roles_etcd.
+	roles func(context.Context)
 }
 
 // newLive reads the credentials from the files that auth names, and returns the settings.
@@ -54,18 +57,18 @@ func (l *live) follow(keys []config.Key, path string, read func() (reload.Candid
 }
 
 // run reports to the service manager that the process is ready. Then it starts a goroutine that
-// reloads the configuration at each hangup, and the credentials when their files change. stop ends
-// the goroutine and waits for its end.
+// reloads the configuration at each hangup, and the credentials when their files change, and one that follows the
+// roles document in etcd. stop ends the goroutines and waits for their end.
 func (l *live) run(ctx context.Context, hangups <-chan os.Signal) (stop func()) {
 	l.manager.ready()
 	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		l.reloader.Run(ctx, hangups)
-	}()
+	var running sync.WaitGroup
+	running.Go(func() { l.reloader.Run(ctx, hangups) })
+	if l.roles != nil {
+		running.Go(func() { l.roles(ctx) })
+	}
 	return func() {
 		cancel()
-		<-ended
+		running.Wait()
 	}
 }

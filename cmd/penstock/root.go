@@ -53,6 +53,7 @@ const (
 	exitUsage
 	exitMiss
 	exitBusy
+	exitEnded
 )
 
 var (
@@ -60,6 +61,8 @@ var (
 	errMiss = errors.New("not found")
 	// errBusy: the node refused a request because a limit was reached.
 	errBusy = errors.New("the node is busy; try again")
+	// errEnded: another command has ended the work that this one waited for.
+	errEnded = errors.New("another command has ended it")
 	// errReported: the command failed, and its output has the reason.
 	errReported = errors.New("failed")
 )
@@ -125,6 +128,8 @@ func exitCode(err error) int {
 		return exitMiss
 	case errors.Is(err, errBusy), code == codes.ResourceExhausted:
 		return exitBusy
+	case errors.Is(err, errEnded):
+		return exitEnded
 	}
 	return exitFailed
 }
@@ -203,7 +208,7 @@ prefix out, every byte verified.
 
 Exit codes: 0 success; 1 failure; 2 the command line or the configuration is
 invalid; 3 the requested object does not exist, or not all of it; 4 the node is busy, try
-again; 130 interrupted (Ctrl-C). With --format json an error is one line of
+again; 5 another command has ended the work that this one waited for; 130 interrupted (Ctrl-C). With --format json an error is one line of
 JSON on standard error.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,

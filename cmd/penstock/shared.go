@@ -22,7 +22,7 @@ import (
 
 // openOwner makes the ownership of shared volumes, which openStore acquires.
 func (n *node) openOwner() error {
-	if !n.cfg.Shared {
+	if len(n.cfg.SharedData) == 0 {
 		return nil
 	}
 	c := n.cfg.Cluster
@@ -34,17 +34,17 @@ func (n *node) openOwner() error {
 	if by == "" {
 		by = n.cfg.Node
 	}
-	// A node that adopts the volumes has them at the same paths.
-	dirs := make([]string, len(n.cfg.Data))
-	for i, dir := range n.cfg.Data {
-		if dirs[i], err = filepath.Abs(dir); err != nil {
+	places := make([]string, len(n.cfg.SharedData))
+	for i, dir := range n.cfg.SharedData {
+		if dir, err = filepath.Abs(dir); err != nil {
 			return err
 		}
+		places[i] = c.PlaceOf(dir)
 	}
 	n.owner, err = membership.NewOwner(membership.OwnerOptions{
 		Endpoints: c.Etcd, Prefix: c.Prefix, TLS: secure, Username: c.User, Password: password, TTL: c.LeaseTTL.Std(),
 		Node: n.cfg.Node, By: by, Identity: blockio.Identity(time.Now()),
-		Dirs: dirs, CapacityBytes: int64(n.cfg.Capacity), Logger: n.log,
+		Dirs: places, CapacityBytes: int64(n.cfg.Capacity), Logger: n.log,
 	})
 	if err != nil {
 		return err
@@ -115,11 +115,27 @@ func escapeGlob(dir string) string {
 // copySuffix follows the name of an index whose copy is not complete.
 const copySuffix = ".copy"
 
-// ownIndex makes a copy of the newest index, dir, under the name of this owner, and returns it with
-// the other indexes. The previous owner may hold the lock of its index, and write to it late: neither
+// indexHome returns the directory of the volume for the index of a node with shared volumes: that of the
+// newest index, dir. If a process that adopted the shared volumes made that index, it is the first
+// local volume.
+func (n *node) indexHome(dir string) string {
+	home := filepath.Dir(dir)
+	if !slices.ContainsFunc(n.cfg.SharedData, func(d string) bool { return filepath.Clean(d) == home }) {
+		return home
+	}
+	for _, d := range n.present {
+		if slices.Contains(n.cfg.Data, d) {
+			return d
+		}
+	}
+	return home
+}
+
+// ownIndex makes a copy of the newest index, dir, in home under the name of this owner, and returns it
+// with the other indexes. The previous owner may hold the lock of its index, and write to it late: neither
 // concerns the copy.
-func (n *node) ownIndex(dir string, stale []string, fence uint32) (string, []string, error) {
-	own := filepath.Join(filepath.Dir(dir), fmt.Sprintf("%s-%08x", indexName, fence))
+func (n *node) ownIndex(dir, home string, stale []string, fence uint32) (string, []string, error) {
+	own := filepath.Join(home, fmt.Sprintf("%s-%08x", indexName, fence))
 	// If this process was stopped for a while, another process may own the volumes. This process must not
 	// remove that process's index.
 	for _, other := range append([]string{dir}, stale...) {

@@ -14,9 +14,9 @@ import (
 	"github.com/penstock-kv/penstock/lab/testetcd"
 )
 
-// sharedOf returns the settings of a member with shared volumes.
-func sharedOf(e *testetcd.Etcd, name string, more ...string) []string {
-	return append(slowLease(e, name, "--shared", "--durability", "sync"), more...)
+// sharedOf returns the settings of a member with the shared volume in dir.
+func sharedOf(e *testetcd.Etcd, name, dir string, more ...string) []string {
+	return append(slowLease(e, name, "--shared-data", dir, "--durability", "sync"), more...)
 }
 
 // slowLease returns the settings of a member whose lease does not end on a busy machine while the member
@@ -69,17 +69,17 @@ func adoptedBy(t *testing.T, s *served) (names, addrs []string) {
 func TestSharedNeedsEtcd(t *testing.T) {
 	testkit.VerifyNone(t)
 	dir := t.TempDir() + "/volume"
-	if r := penstock(t, "", nil, append(small(dir), "--shared")...); r.code == exitOK || !strings.Contains(r.err, "needs cluster.etcd") {
+	if r := penstock(t, "", nil, append(small(""), "--shared-data", dir)...); r.code == exitOK || !strings.Contains(r.err, "needs cluster.etcd") {
 		t.Errorf("exit %d: %s", r.code, r.err)
 	}
 	etcd := testetcd.Start(t, 1)
-	s := startServed(t, dir, sharedOf(etcd, "a")...)
+	s := startServed(t, "", sharedOf(etcd, "a", dir)...)
 	awaitTrue(t, "the node serves", serving(t, s))
 	s.stop()
 	if r := penstock(t, "", nil, small(dir)...); r.code == exitOK || !strings.Contains(r.err, "shared volume") {
 		t.Errorf("exit %d: %s", r.code, r.err)
 	}
-	startServed(t, dir, sharedOf(etcd, "a")...).stop()
+	startServed(t, "", sharedOf(etcd, "a", dir)...).stop()
 	if names, err := filepath.Glob(dir + "/index*"); err != nil || !slices.Equal(names, []string{dir + "/index-00000002"}) {
 		t.Errorf("indexes %q, %v; want that of the second owner only", names, err)
 	}
@@ -93,7 +93,7 @@ func TestAdopt(t *testing.T) {
 		t.Run(fmt.Sprintf("auto=%v", auto), func(t *testing.T) {
 			etcd, dir := testetcd.Start(t, 1), t.TempDir()
 			volume := dir + "/a"
-			a := startProcess(t, volume, sharedOf(etcd, "a")...)
+			a := startProcess(t, "", sharedOf(etcd, "a", volume)...)
 			b := startServed(t, dir+"/b", slowLease(etcd, "b", fmt.Sprintf("--cluster-adopt=%v", auto))...)
 			awaitTrue(t, "both nodes serve", func() bool { return serving(t, a.client(t))() && serving(t, b)() })
 			tokensFile, dataFile := prompt(t, b, dir, 20)
@@ -132,7 +132,7 @@ func TestAdopt(t *testing.T) {
 			if out := guest.run("volume", "list").must(t); !strings.Contains(out, volume+": shared, fence 2") {
 				t.Errorf("no fencing number:\n%s", out)
 			}
-			back := alone(t, volume, sharedOf(etcd, "a")...)
+			back := alone(t, "", sharedOf(etcd, "a", volume)...)
 			awaitTrue(t, "the node has its volumes back", func() bool {
 				names, _ := adoptedBy(t, b)
 				return len(names) == 0 && states(t, b) == "a:serving b:serving"
@@ -149,7 +149,7 @@ func TestAdopt(t *testing.T) {
 func TestPausedOwner(t *testing.T) {
 	testkit.VerifyNone(t)
 	etcd, dir := testetcd.Start(t, 1), t.TempDir()
-	a := startProcess(t, dir+"/a", sharedOf(etcd, "a")...)
+	a := startProcess(t, "", sharedOf(etcd, "a", dir+"/a")...)
 	b := startServed(t, dir+"/b", slowLease(etcd, "b", "--cluster-adopt")...)
 	awaitTrue(t, "both nodes serve", func() bool { return serving(t, a.client(t))() && serving(t, b)() })
 	old := a.client(t)
@@ -232,7 +232,7 @@ func TestPausedOwner(t *testing.T) {
 	})
 	fetchEventually(t, guest, dir, early, earlyData)
 	b.stop()
-	again := startServed(t, dir+"/a", sharedOf(etcd, "a")...)
+	again := startServed(t, "", sharedOf(etcd, "a", dir+"/a")...)
 	awaitTrue(t, "the node serves again", serving(t, again))
 	check(again)
 	fetchEventually(t, again, dir, early, earlyData)

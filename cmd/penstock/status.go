@@ -87,6 +87,13 @@ func printStatus(t *table, s *pb.StatusResponse) {
 	t.pair("budget", memoryWords(s.GetMemoryParts()))
 	t.pair("recovery", fmt.Sprintf("%s blocks in %s", count(s.GetRecoveredBlocks()), time.Duration(s.GetRecoverySeconds()*float64(time.Second)).Round(time.Millisecond)))
 	t.pair("corrupt", count(s.GetCorruptBlocks()))
+	if r := s.GetRoles(); r != nil {
+		words := fmt.Sprintf("%s principals, revision %d in etcd", count(r.GetPrincipals()), r.GetRevision())
+		if r.GetProblem() != "" {
+			words += "; not the present content of etcd: " + r.GetProblem()
+		}
+		t.pair("roles", words)
+	}
 	t.row()
 	t.row("VOLUME", "IO", "CAPACITY", "USED", "FREE ON FS", "READ", "WRITTEN", "FAILURES", "IN FLIGHT")
 	for _, v := range s.GetVolumes() {

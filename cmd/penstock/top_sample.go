@@ -123,13 +123,13 @@ func (n observedNode) sample(ctx context.Context, namespaces bool) (top.Node, er
 	if !namespaces {
 		return node, nil
 	}
-	resp, err := client.ListNamespaces(ctx, &pb.ListNamespacesRequest{})
+	all, err := listNamespaces(ctx, client)
 	if err != nil {
 		node.ListFailure = firstLine(err)
 		return node, nil
 	}
 	node.Listed = true
-	for _, ns := range resp.GetNamespaces() {
+	for _, ns := range all {
 		node.Namespaces = append(node.Namespaces, fromapi.Namespace(ns))
 	}
 	return node, nil

@@ -137,6 +137,9 @@ func verify(objects []runtime.Object) []string {
 			}
 		case *disruption.PodDisruptionBudget:
 			v.oneOf(o, v.selector(o, o.Spec.Selector))
+			if u := o.Spec.UnhealthyPodEvictionPolicy; u == nil || *u != disruption.AlwaysAllow {
+				v.bad(o, "a pod that is not ready keeps its machine from being drained")
+			}
 		case *networking.NetworkPolicy:
 			v.policy(o)
 		case *monitoring.ServiceMonitor:

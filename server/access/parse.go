@@ -48,6 +48,13 @@ func ReadFile(path string) (*Policy, error) {
 	return p, nil
 }
 
+// BytesMax is the maximum size of a document in etcd, which takes no larger ones by default.
+const BytesMax = 1 << 20
+
+// None returns the policy without principals, which refuses every call. A node has it before it has read a
+// document from etcd.
+func None() *Policy { return &Policy{all: make(map[Credential]*Principal)} }
+
 // Parse returns the policy in the content of a file. Errors use name for the file. No error has a
 // value of the list tokens, because an administrator may have written a token there.
 func Parse(name string, raw []byte) (*Policy, error) {
@@ -60,7 +67,7 @@ func Parse(name string, raw []byte) (*Policy, error) {
 		return nil, withoutToken(err)
 	}
 	if len(f.Principals) == 0 {
-		return nil, y.Errorf("principals", "the file has no principal, so every call would be refused; add one, or leave auth.roles_file empty")
+		return nil, y.Errorf("principals", "the file has no principal, so every call would be refused; add one")
 	}
 	p := &Policy{all: make(map[Credential]*Principal), digest: sha256.Sum256(raw)}
 	names := make(map[string]bool)

@@ -72,7 +72,7 @@ type Identity struct {
 	Credential Credential
 }
 
-// Policy has the principals of a roles file.
+// Policy has the principals of a roles file or document.
 type Policy struct {
 	principals []*Principal
 	// tokens and subjects are the credentials of all principals, in the order of the file.

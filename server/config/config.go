@@ -12,14 +12,13 @@ import (
 // Config has all settings of a storage node. The tag yaml of a field is the setting's key, and the
 // tag doc is the help text of its flag.
 type Config struct {
-	Data []string `yaml:"data" doc:"directories of the volumes, one per disk; the index lives in the first" restart:"volumes are added and removed by penstock volume, or at a start"`
+	Data       []string `yaml:"data" doc:"directories of the volumes, one per disk; the index lives in the first of data and shared_data" restart:"volumes are added and removed by penstock volume, or at a start"`
+	SharedData []string `yaml:"shared_data" doc:"directories of further volumes, on file systems that other hosts mount: a lease in etcd (cluster.etcd) and a fencing number decide which node owns them, instead of a file lock, so that another node can adopt them. For good: such a volume does not open in data (docs/shared-storage.md)" restart:"volumes are added and removed by penstock volume, or at a start"`
 	// AddVolumes is needed only at the start that formats the new volumes. After that the
 	// superblocks count these volumes.
-	AddVolumes bool `yaml:"add_volumes" doc:"format the empty directories of data, for disks that were added or that replace a lost one; otherwise an empty directory counts as a disk that is not mounted, and is refused" restart:"it has an effect only at a start"`
+	AddVolumes bool `yaml:"add_volumes" doc:"format the empty directories of data and shared_data, for disks that were added or that replace a lost one; otherwise an empty directory counts as a disk that is not mounted, and is refused" restart:"it has an effect only at a start"`
 	Degraded   bool `yaml:"degraded" doc:"start although volumes are missing (a disk is not mounted, or does not respond), if at least half of them are present; blocks on the missing volumes are misses until these are back and the node is restarted. Otherwise the node does not start" restart:"it has an effect only at a start"`
 	Capacity   Size `yaml:"capacity" doc:"hard cap on the bytes of all volumes and the index, e.g. 2TiB; 0 takes 90% of the space that is free or already used by this node, at each start" restart:"the store and the index are sized by it at the start"`
-
-	Shared bool `yaml:"shared" doc:"the directories of data are on file systems that other hosts mount: a lease in etcd (cluster.etcd) and a fencing number decide which node owns the volumes, instead of a file lock, so that another node can adopt them. For good: such a volume does not open without it (docs/shared-storage.md)" restart:"the volumes are opened with it"`
 
 	Listen      string `yaml:"listen" doc:"address of the gRPC control plane" restart:"the listener is open"`
 	DataListen  string `yaml:"data_listen" doc:"address of the data plane; with data_plane.nics only its port is used; with provider shm it is the path of a unix socket" restart:"the listener is open"`
@@ -69,6 +68,7 @@ func (c *Config) Encrypted() bool { return c.Auth.TLSCert != "" && c.DataPlane.T
 type Auth struct {
 	TokenFile string `yaml:"token_file" doc:"file with the bearer tokens, one a line, one of which every call must carry; every caller may do everything" reload:"live"`
 	RolesFile string `yaml:"roles_file" doc:"file with the principals, by the SHA-256 of their bearer tokens or the subjects of their certificates, and their roles on namespaces (docs/access.md); replaces auth.token_file" reload:"live"`
+	RolesEtcd string `yaml:"roles_etcd" doc:"key in etcd (cluster.etcd) that has the content of a roles file, e.g. /penstock/roles: all nodes and planners with the same key follow it (penstock cluster roles); it replaces auth.roles_file. Without a valid document every call is refused" restart:"the process follows the key from its start"`
 	TLSCert   string `yaml:"tls_cert" doc:"certificate (PEM) of the listener and, unless data_plane.tls is off, of the data plane" reload:"live" toggle:"a listener that is open cannot change between plain text and TLS"`
 	TLSKey    string `yaml:"tls_key" doc:"private key (PEM) of auth.tls_cert" reload:"live" toggle:"a listener that is open cannot change between plain text and TLS"`
 	ClientCA  string `yaml:"client_ca" doc:"CA (PEM) that client certificates must be signed by: mutual TLS" reload:"live"`
@@ -80,7 +80,8 @@ type Cluster struct {
 	Prefix       string   `yaml:"prefix" doc:"beginning of the cluster's keys in etcd"`
 	Zone         string   `yaml:"zone" doc:"failure domain of the node, such as a rack, as the list of members shows it"`
 	LeaseTTL     Duration `yaml:"lease_ttl" doc:"time after which a node that has vanished leaves the list of members, in whole seconds; a node that cannot reach etcd for nine tenths of it serves nothing until it can"`
-	Adopt        bool     `yaml:"adopt" doc:"take over the shared volumes of a node that has died or stopped, if they are mounted here at the same paths, and give them back when the node waits for them"`
+	Adopt        bool     `yaml:"adopt" doc:"take over the shared volumes of a node that has died or stopped, if they are mounted here, and give them back when the node waits for them"`
+	Mounts       []string `yaml:"mounts" doc:"mount points of shared file systems on this host, each as NAME=DIRECTORY, e.g. pool-a=/mnt/x. The cluster records a directory of shared_data below a mount point by NAME and the path below it, so that the mount point may differ on each host; other directories are recorded by their paths"`
 	AdoptArena   Size     `yaml:"adopt_arena" doc:"arena of each adopted node, in addition to arena"`
 	CA           string   `yaml:"ca" doc:"CA (PEM) that etcd's certificate must be signed by; empty: plain text, unless cluster.cert is set"`
 	Cert         string   `yaml:"cert" doc:"client certificate (PEM) for etcd"`
@@ -99,6 +100,7 @@ func (c Cluster) check(bad complaint, addr string) {
 		return
 	}
 	c.checkEtcd(bad)
+	c.checkMounts(bad)
 	if c.MoveRate < 1 {
 		bad("cluster.move_rate", "%v must be positive", c.MoveRate)
 	}
@@ -107,6 +109,9 @@ func (c Cluster) check(bad complaint, addr string) {
 		bad("advertise", "a member of a cluster needs the host under which clients reach it, since listen is %s", addr)
 	}
 }
+
+// Dirs returns the directories of all volumes: the local ones, then the shared ones.
+func (c *Config) Dirs() []string { return slices.Concat(c.Data, c.SharedData) }
 
 // checkEtcd reports invalid settings of the connection to etcd and of the lease.
 func (c Cluster) checkEtcd(bad complaint) {
@@ -234,12 +239,13 @@ func (c *Config) Validate() error {
 	var errs []error
 	bad := complaintsTo(&errs)
 	oneOf := bad.oneOf
-	if len(c.Data) == 0 {
+	dirs := c.Dirs()
+	if len(dirs) == 0 {
 		bad("data", "name at least one directory (--data DIR)")
 	}
-	for i, d := range c.Data {
-		if d == "" || slices.Contains(c.Data[:i], d) {
-			bad("data", "directory %q is empty or named twice", d)
+	for i, d := range dirs {
+		if d == "" || slices.Contains(dirs[:i], d) {
+			bad("data, shared_data", "directory %q is empty or named twice", d)
 		}
 	}
 	checkAddresses(bad, map[string]string{"listen": c.Listen, "http": c.HTTP})
@@ -306,14 +312,15 @@ func (c *Config) Validate() error {
 		bad("limits.hung_after", "%v is less than 1s: a volume that is only busy would fail", c.Limits.HungAfter)
 	}
 	c.Cluster.check(bad, c.ControlAddr())
-	if len(c.Cluster.Etcd) == 0 && c.Shared {
-		bad("shared", "needs cluster.etcd: without etcd no node can find out whether another node owns the volumes")
+	if len(c.Cluster.Etcd) == 0 && len(c.SharedData) > 0 {
+		bad("shared_data", "needs cluster.etcd: without etcd no node can find out whether another node owns the volumes")
 	}
 	if len(c.Cluster.Etcd) == 0 && c.Cluster.Adopt {
 		bad("cluster.adopt", "needs cluster.etcd, which has the shared volumes of the cluster")
 	}
 	within("cluster.adopt_arena", c.Cluster.AdoptArena, 8<<20, 1<<40)
 	c.Auth.check(bad)
+	c.Auth.checkRolesEtcd(bad, c.Cluster)
 	if !c.Insecure {
 		c.Auth.checkExposure(bad, c.exposed())
 	}

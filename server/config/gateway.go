@@ -162,8 +162,8 @@ func (g *Gateway) Validate() error {
 	g.checkClass(bad)
 	g.checkOffload(bad)
 	g.Auth.check(bad)
-	if g.Auth.RolesFile != "" {
-		bad("auth.roles_file", "concerns nodes and planners: the API of a gateway has no namespaces; use auth.token_file")
+	if g.Auth.Roles() {
+		bad("auth.roles_file, auth.roles_etcd", "concern nodes and planners: the API of a gateway has no namespaces; use auth.token_file")
 	}
 	g.Log.check(bad)
 	if !g.Insecure {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/penstock-kv/penstock/internal/yamlfile"
 )
@@ -109,17 +110,37 @@ func (a Auth) check(bad complaint) {
 	}
 }
 
+// Roles reports whether calls are decided by roles, from a file or from etcd.
+func (a Auth) Roles() bool { return a.RolesFile != "" || a.RolesEtcd != "" }
+
+// checkRolesEtcd reports a key of the roles document that cannot be used. c has the connection to etcd, and the
+// prefix of the keys that the document must not replace.
+func (a Auth) checkRolesEtcd(bad complaint, c Cluster) {
+	if a.RolesEtcd == "" {
+		return
+	}
+	if a.RolesFile != "" || a.TokenFile != "" {
+		bad("auth.roles_etcd", "is set together with auth.roles_file or auth.token_file; leave those empty, since the document in etcd has all principals")
+	}
+	if len(c.Etcd) == 0 {
+		bad("auth.roles_etcd", "needs cluster.etcd")
+	}
+	if below, ok := strings.CutPrefix(a.RolesEtcd, c.Prefix+"/"); !strings.HasPrefix(a.RolesEtcd, "/") || strings.HasSuffix(a.RolesEtcd, "/") || ok && below != "roles" {
+		bad("auth.roles_etcd", "%q must begin with a slash and not end with one, and below cluster.prefix only %s/roles is free", a.RolesEtcd, c.Prefix)
+	}
+}
+
 // checkExposure reports addresses that other machines can reach although neither tokens nor client
 // certificates are required. The address http is exempt: it serves metrics and health, which
 // scrapers on other machines need (serve logs a warning), and it restricts pprof to callers on
 // loopback.
 func (a Auth) checkExposure(bad complaint, addrs map[string]string) {
-	if a.TokenFile != "" || a.RolesFile != "" || a.ClientCA != "" {
+	if a.TokenFile != "" || a.Roles() || a.ClientCA != "" {
 		return
 	}
 	for key, addr := range addrs {
 		if _, _, err := net.SplitHostPort(addr); err == nil && !Loopback(addr) {
-			bad(key, "%s is reachable from other machines and none of auth.token_file, auth.client_ca and (nodes and planners) auth.roles_file is set; set one, or say --insecure", addr)
+			bad(key, "%s is reachable from other machines and none of auth.token_file, auth.client_ca and (nodes and planners) auth.roles_file or auth.roles_etcd is set; set one, or say --insecure", addr)
 		}
 	}
 }

@@ -138,6 +138,7 @@ func (p *Planner) Validate() error {
 	}
 	p.Network.check(bad)
 	p.Auth.check(bad)
+	p.Auth.checkRolesEtcd(bad, p.Cluster.Connection())
 	p.Log.check(bad)
 	p.Trace.check(bad)
 	if !p.Insecure {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"net/url"
 	"slices"
-	"time"
 
 	"github.com/penstock-kv/penstock/internal/top"
 )
@@ -71,30 +70,11 @@ func (c *Console) viewPrefixes(ctx context.Context, _ url.Values) (any, string) 
 	return v, plural(int64(v.Total), "live epoch") + "."
 }
 
-type pinsView struct {
-	At            time.Time
-	Failure       string
-	Pins          []Pin
-	Total         int
-	More          bool
-	Blocks, Bytes int64
-}
-
-// viewPins shows the pins that the caller may see, the oldest first.
+// viewPins shows the pins that the caller may see, the oldest first. Callers do not share the state,
+// because the source keeps only the rows of the page.
 func (c *Console) viewPins(ctx context.Context, _ url.Values) (any, string) {
-	p := c.pins.get(ctx, c.opts.Now(), c.opts.Interval)
-	v := pinsView{At: p.At, Failure: p.Failure, More: p.More}
-	for _, pin := range p.Pins {
-		if c.opts.Access.SeesPins(ctx, pin.Namespace) {
-			v.Pins = append(v.Pins, pin)
-			v.Blocks += pin.Blocks
-			v.Bytes += pin.Bytes
-		}
-	}
-	v.Total = len(v.Pins)
-	slices.SortStableFunc(v.Pins, func(a, b Pin) int { return a.Since.Compare(b.Since) })
-	v.Pins = v.Pins[:min(len(v.Pins), rowsPerPage)]
-	return v, plural(int64(v.Total), "pin") + "."
+	p := c.pins(ctx, func(namespace string) bool { return c.opts.Access.SeesPins(ctx, namespace) }, rowsPerPage)
+	return p, plural(int64(p.Total), "pin") + "."
 }
 
 type actionsView struct{ Actions []Action }

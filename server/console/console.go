@@ -57,7 +57,7 @@ type Console struct {
 	overview   feed[Overview]
 	namespaces feed[[]Namespace]
 	prefixes   feed[Prefixes]
-	pins       feed[Pins]
+	pins       func(ctx context.Context, sees func(namespace string) bool, rows int) Pins
 	actions    feed[[]Action]
 	dualPath   feed[DualPath]
 	requests   feed[Requests]
@@ -117,7 +117,7 @@ func (c *Console) nodePages() []*page {
 	c.overview.load = src.Overview
 	c.namespaces.load = src.Namespaces
 	c.prefixes.load = src.Prefixes
-	c.pins.load = src.Pins
+	c.pins = src.Pins
 	c.actions.load = src.Actions
 	return []*page{
 		{path: "/", live: "/live/overview", title: "Overview", view: c.viewOverview},

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -31,7 +32,7 @@ type source struct {
 	overview   console.Overview
 	namespaces []console.Namespace
 	prefixes   console.Prefixes
-	pins       console.Pins
+	pins       []console.Pin
 	actions    []console.Action
 	loads      atomic.Int64
 }
@@ -56,10 +57,21 @@ func (s *source) Prefixes(context.Context) console.Prefixes {
 	return s.prefixes
 }
 
-func (s *source) Pins(context.Context) console.Pins {
+func (s *source) Pins(_ context.Context, sees func(string) bool, rows int) console.Pins {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.pins
+	all := console.Pins{At: start}
+	for _, p := range s.pins {
+		if sees(p.Namespace) {
+			all.Total++
+			all.Blocks += p.Blocks
+			all.Bytes += p.Bytes
+			all.List = append(all.List, p)
+		}
+	}
+	slices.SortFunc(all.List, func(a, b console.Pin) int { return a.Since.Compare(b.Since) })
+	all.List = all.List[:min(len(all.List), rows)]
+	return all
 }
 
 func (s *source) Actions(context.Context) []console.Action {
@@ -230,7 +242,7 @@ func TestRowsOfActivity(t *testing.T) {
 	src := &source{}
 	for i := range 150 {
 		k := (7*i + 3) % 150 // each number once, in another order
-		src.pins.Pins = append(src.pins.Pins, console.Pin{Lease: uint64(k), Namespace: fmt.Sprintf("pin-%03d", k), Since: start.Add(time.Duration(k) * time.Second)})
+		src.pins = append(src.pins, console.Pin{Lease: uint64(k), Namespace: fmt.Sprintf("pin-%03d", k), Since: start.Add(time.Duration(k) * time.Second)})
 		src.prefixes.Epochs = append(src.prefixes.Epochs, console.Epoch{Namespace: fmt.Sprintf("epoch-%03d", k), Hits: int64(1000 - k)})
 	}
 	_, url := serve(t, console.Options{Source: src})
@@ -404,11 +416,11 @@ func activity() *source {
 			{Namespace: "team-a/m", Epoch: 3, Newest: true, Matches: 2, Hits: 5, Blocks: 8, Bytes: 4096, Leases: 1, Pins: 2},
 			{Namespace: "team-b/m", Epoch: 9, Matches: 4, Hits: 40},
 		}},
-		pins: console.Pins{At: start, More: true, Pins: []console.Pin{
+		pins: []console.Pin{
 			{Lease: 7, Namespace: "team-a/m", Epoch: 3, Owner: "10.0.0.7:1", Since: start.Add(-time.Hour), Blocks: 8, Bytes: 4096},
 			{Lease: 5, Namespace: "team-b/m", Epoch: 9, Owner: "other", Since: start, Blocks: 1, Bytes: 512},
 			{Lease: 8, Namespace: "team-a/m", Epoch: 2, OfEpoch: true, Owner: "trainer", Since: start.Add(-50 * time.Hour), Expires: start.Add(time.Minute)},
-		}},
+		},
 		actions: []console.Action{
 			{At: start, Call: "BumpEpoch", Peer: "10.0.0.7:2", Principal: "sre", Request: "name=m", Result: "OK"},
 			{At: start.Add(-time.Minute), Call: "Evict", Peer: "10.0.0.7:3", Principal: "sre", Request: "namespace=m bytes=1073741824", Result: "Internal", Failure: "<b>"},
@@ -427,7 +439,7 @@ func TestActivity(t *testing.T) {
 	_, page = get(t, url+"/actions")
 	wants(t, text(page), "The last action is BumpEpoch, OK.", "2026-11-26 20:00:00 UTC BumpEpoch sre 10.0.0.7:2 OK name=m none", "Evict sre 10.0.0.7:3 Internal namespace=m bytes=1073741824 &lt;b&gt;")
 	_, page = get(t, url+"/pins")
-	wants(t, text(page), "3 pins.", "hold 9 blocks with 4.5 KiB. The node has more pins",
+	wants(t, text(page), "3 pins.", "hold 9 blocks with 4.5 KiB.",
 		"8 team-a/m 2 the epoch trainer 2026-11-24 18:00:00 UTC 2 days ago 2026-11-26 20:01:00 UTC 0 B 7 team-a/m 3 8 blocks 10.0.0.7:1 2026-11-26 19:00:00 UTC 60 min ago by an administrator 4.0 KiB 5 team-b/m")
 	_, url = serve(t, console.Options{Source: src, Access: &caller{prefix: "team-a/"}})
 	_, page = get(t, url+"/pins")

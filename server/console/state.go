@@ -8,8 +8,8 @@ import (
 	"github.com/penstock-kv/penstock/internal/top"
 )
 
-// Source supplies the state of a node. Several of its methods may be called concurrently, but none of
-// them concurrently with itself.
+// Source supplies the state of a node. Several of its methods may be called concurrently, but none
+// except Pins concurrently with itself.
 type Source interface {
 	// Overview returns the state of the node and of its cluster.
 	Overview(context.Context) Overview
@@ -17,8 +17,8 @@ type Source interface {
 	Namespaces(context.Context) []Namespace
 	// Prefixes returns the counters of matches.
 	Prefixes(context.Context) Prefixes
-	// Pins returns the pins of all namespaces.
-	Pins(context.Context) Pins
+	// Pins returns the pins of the namespaces that sees accepts, in List the oldest ones, at most rows.
+	Pins(ctx context.Context, sees func(namespace string) bool, rows int) Pins
 	// Actions returns the last calls of administrators that changed state or failed to, the newest
 	// first. The caller must not change the slice.
 	Actions(context.Context) []Action
@@ -113,13 +113,15 @@ type Epoch struct {
 	Blocks, Bytes, Leases, Pins int64
 }
 
-// Pins is a list of pins.
+// Pins are the pins that a caller may see.
 type Pins struct {
-	At   time.Time
-	Pins []Pin
-	// More is set if the node has more pins.
-	More bool
-	// Failure is the reason why the list is empty.
+	At time.Time
+	// List has the oldest pins, the oldest first.
+	List []Pin
+	// Total, Blocks and Bytes are of all pins that the caller may see.
+	Total         int
+	Blocks, Bytes int64
+	// Failure is the reason why pins are missing.
 	Failure string
 }
 

@@ -319,28 +319,38 @@ func (c *Cluster) Close(ctx context.Context) error {
 // Draining from the moment of the order, whether or not the member has seen the order. A member that is
 // being removed is not in the list.
 func (c *Cluster) Members(ctx context.Context) ([]Member, error) {
-	all, _, err := c.List(ctx)
-	return all, err
+	list, err := c.List(ctx)
+	return list.Members, err
 }
 
-// List returns the records of Members, and the names of the nodes that were removed and that no other node
-// has.
-func (c *Cluster) List(ctx context.Context) (all []Member, removed []string, err error) {
+// Listing is the state of the members of a cluster.
+type Listing struct {
+	// Members are those of Cluster.Members.
+	Members []Member
+	// Removed are the names of the nodes that were removed and that no other node has.
+	Removed []string
+	// LastFill is the end of the last order to fill members that has ended; nil: none has.
+	LastFill *FillEnd
+}
+
+// List returns the state of the members, as of one revision of etcd.
+func (c *Cluster) List(ctx context.Context) (list Listing, err error) {
 	resp, err := c.do(ctx, clientv3.OpTxn(nil, []clientv3.Op{
 		clientv3.OpGet(c.drainsPrefix(), clientv3.WithPrefix()),
 		clientv3.OpGet(c.membersPrefix(), clientv3.WithPrefix()),
 		clientv3.OpGet(c.removedPrefix(), clientv3.WithPrefix()),
 		clientv3.OpGet(c.fillsPrefix(), clientv3.WithPrefix()),
+		clientv3.OpGet(c.fillEndKey()),
 	}, nil))
 	if err != nil {
-		return nil, nil, err
+		return Listing{}, err
 	}
 	read := func(i int) []*mvccpb.KeyValue { return resp.Txn().Responses[i].GetResponseRange().Kvs }
 	draining := make(map[string]*Drain)
 	for _, kv := range read(0) {
 		d, err := decodeDrain(kv.Key, kv.Value)
 		if err != nil {
-			return nil, nil, err
+			return Listing{}, err
 		}
 		draining[string(kv.Key[len(c.drainsPrefix()):])] = d
 	}
@@ -352,14 +362,14 @@ func (c *Cluster) List(ctx context.Context) (all []Member, removed []string, err
 	var fill *Drain
 	for _, kv := range read(3) {
 		if fill, err = decodeDrain(kv.Key, kv.Value); err != nil {
-			return nil, nil, err
+			return Listing{}, err
 		}
 		filling[string(kv.Key[len(c.fillsPrefix()):])] = true
 	}
 	for _, kv := range read(1) {
 		m, err := decodeMember(kv.Key, kv.Value)
 		if err != nil {
-			return nil, nil, err
+			return Listing{}, err
 		}
 		if removals[m.Store] {
 			continue
@@ -375,12 +385,17 @@ func (c *Cluster) List(ctx context.Context) (all []Member, removed []string, err
 		if d == nil || m.Move.Order != d.ID() {
 			m.Move = Move{} // the copies of an earlier order
 		}
-		all = append(all, m)
+		list.Members = append(list.Members, m)
+	}
+	for _, kv := range read(4) {
+		if list.LastFill, err = decodeFillEnd(kv); err != nil {
+			return Listing{}, err
+		}
 	}
 	if len(removals) > 0 {
-		removed, err = c.removedNames(ctx)
+		list.Removed, err = c.removedNames(ctx)
 	}
-	return all, removed, err
+	return list, err
 }
 
 // members returns the members and the revision at which they were read.

@@ -12,8 +12,10 @@
 //	PREFIX/stores/ID/claim   the store's own node waits for it; under a lease of that node
 //	PREFIX/drains/NAME       a Drain, while a member is to be drained; admin calls on any node write it
 //	PREFIX/fills/NAME        a fillRecord, while a member that has joined gets its sequences; admin calls write it
+//	PREFIX/fill-end          a fillEndRecord, written at the end of an order of PREFIX/fills
 //	PREFIX/nodes/STORE       the last Member of a node, under no lease, by Member.Store
 //	PREFIX/removed/STORE     the volumes were removed from the cluster; admin calls on any node write it
+//	auth.roles_etcd          the roles document, the text of a roles file; it need not be under PREFIX
 //
 //	admin call ─► node A ── transaction ─► etcd ── watch ─► each node: storage.Node.Follow
 //	                                                           │
@@ -82,6 +84,12 @@
 //	Held      now < last confirmed renewal, as sent, + nine tenths of the TTL
 //	Lost      is closed when the term has ended; the next term needs a new Campaign
 //
-// Lock order: Cluster.mu, then appliedWatch.mu. session.mu, Owner.mu, Election.mu and appliedWatch.mu are leaves. None
+// # Roles
+//
+// Roles is the roles document, which nodes and planners follow whether or not they are members. The package does not parse it
+// (package access does). Set compares the revision of the key, so two administrators cannot replace each other's
+// change unseen.
+//
+// Lock order: Cluster.mu, then appliedWatch.mu. session.mu, Owner.mu, Election.mu, Roles.mu and appliedWatch.mu are leaves. None
 // is held across a call of etcd.
 package membership

@@ -24,25 +24,74 @@ type fillRecord struct {
 	From []string `json:"from,omitempty"`
 }
 
+// FillEnd is the end of the last order to fill members that has ended, other than by another order.
+type FillEnd struct {
+	// Names are the members of the order.
+	Names []string `json:"names"`
+	// Stopped is set if FillMembers without names ended the order. Otherwise the copies were complete.
+	Stopped bool `json:"stopped,omitempty"`
+	// Revision is the etcd revision of the end.
+	Revision int64 `json:"-"`
+}
+
+// fillEndRecord is a FillEnd in etcd.
+type fillEndRecord struct {
+	Version int `json:"version"`
+	FillEnd
+}
+
+// fillEndKey has the last fillEndRecord.
+func (c *Cluster) fillEndKey() string { return c.opts.Prefix + "/fill-end" }
+
+// putFillEnd returns the operation that records the end of the orders in etcd.
+func (c *Cluster) putFillEnd(orders []*mvccpb.KeyValue, stopped bool) (clientv3.Op, error) {
+	end := FillEnd{Stopped: stopped}
+	for _, kv := range orders {
+		end.Names = append(end.Names, string(kv.Key[len(c.fillsPrefix()):]))
+	}
+	value, err := json.Marshal(fillEndRecord{recordVersion, end})
+	if err != nil {
+		return clientv3.Op{}, fmt.Errorf("membership: %w", err)
+	}
+	return clientv3.OpPut(c.fillEndKey(), string(value)), nil
+}
+
+func decodeFillEnd(kv *mvccpb.KeyValue) (*FillEnd, error) {
+	var r fillEndRecord
+	if err := json.Unmarshal(kv.Value, &r); err != nil {
+		return nil, fmt.Errorf("membership: etcd key %s: %w", kv.Key, err)
+	}
+	r.Revision = kv.ModRevision
+	return &r.FillEnd, nil
+}
+
 // FillMembers orders that the named members, which have joined, get the sequences whose homes they are: each
 // other member copies these sequences from its store. Until all have done so, the members are Member.Filling.
-// The order replaces an earlier one. Without names it ends the earlier one.
-func (c *Cluster) FillMembers(ctx context.Context, names []string, d Drain) error {
+// The order replaces an earlier one. Without names it ends the earlier one. FillMembers returns the etcd revision of
+// the order, with which Listing.LastFill.Revision can be compared.
+func (c *Cluster) FillMembers(ctx context.Context, names []string, d Drain) (revision int64, err error) {
 	if d.BytesPerSecond < 0 {
-		return refusal{fmt.Errorf("a rate of %d bytes per second", d.BytesPerSecond), codes.InvalidArgument}
+		return 0, refusal{fmt.Errorf("a rate of %d bytes per second", d.BytesPerSecond), codes.InvalidArgument}
 	}
 	for {
 		old, err := c.get(ctx, c.fillsPrefix(), clientv3.WithPrefix(), clientv3.WithKeysOnly())
 		if err != nil {
-			return err
+			return 0, err
 		}
 		all, err := c.Members(ctx)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		ops, err := c.fillOps(names, all, d)
 		if err != nil {
-			return err
+			return 0, err
+		}
+		if len(names) == 0 && len(old.Kvs) > 0 {
+			end, err := c.putFillEnd(old.Kvs, true)
+			if err != nil {
+				return 0, err
+			}
+			ops = append(ops, end)
 		}
 		for _, kv := range old.Kvs {
 			if name := string(kv.Key[len(c.fillsPrefix()):]); !slices.Contains(names, name) {
@@ -50,8 +99,11 @@ func (c *Cluster) FillMembers(ctx context.Context, names []string, d Drain) erro
 			}
 		}
 		resp, err := c.do(ctx, clientv3.OpTxn([]clientv3.Cmp{c.fillsUnchanged(old)}, ops, nil))
-		if err != nil || resp.Txn().Succeeded {
-			return err
+		if err != nil {
+			return 0, err
+		}
+		if resp.Txn().Succeeded {
+			return resp.Txn().Header.Revision, nil
 		}
 	}
 }
@@ -118,7 +170,11 @@ func (c *Cluster) EndFill(ctx context.Context, id int64) error {
 			return err
 		}
 	}
-	_, err = c.do(ctx, clientv3.OpTxn([]clientv3.Cmp{c.fillsUnchanged(orders)}, []clientv3.Op{clientv3.OpDelete(c.fillsPrefix(), clientv3.WithPrefix())}, nil))
+	end, err := c.putFillEnd(orders.Kvs, false)
+	if err != nil {
+		return err
+	}
+	_, err = c.do(ctx, clientv3.OpTxn([]clientv3.Cmp{c.fillsUnchanged(orders)}, []clientv3.Op{clientv3.OpDelete(c.fillsPrefix(), clientv3.WithPrefix()), end}, nil))
 	return err
 }
 

@@ -2,6 +2,7 @@ package membership_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -31,6 +32,25 @@ func (r *rig) copied(n *node, order membership.Drain) {
 	n.Moved()
 }
 
+// fill orders by n that members be filled, or without names the end of the order, and returns its revision.
+func (r *rig) fill(n *node, d membership.Drain, names ...string) int64 {
+	r.Helper()
+	revision, err := n.FillMembers(r.ctx, names, d)
+	r.must(err)
+	return revision
+}
+
+// lastFill returns the last end of an order, as a node lists it.
+func (r *rig) lastFill(n *node) membership.FillEnd {
+	r.Helper()
+	list, err := n.List(r.ctx)
+	r.must(err)
+	if list.LastFill == nil {
+		return membership.FillEnd{}
+	}
+	return *list.LastFill
+}
+
 func order(second int64) membership.Drain { return membership.Drain{Since: time.Unix(second, 0).UTC()} }
 
 // TestFillsTogether: of several orders at the same time one is left, with its own members.
@@ -43,7 +63,10 @@ func TestFillsTogether(t *testing.T) {
 	for round := range int64(20) {
 		var g errgroup.Group
 		for i, name := range []string{"b", "c"} {
-			g.Go(func() error { return a.FillMembers(r.ctx, []string{name}, order(2*round+int64(i)+1)) })
+			g.Go(func() error {
+				_, err := a.FillMembers(r.ctx, []string{name}, order(2*round+int64(i)+1))
+				return err
+			})
 		}
 		r.must(g.Wait())
 		resp, err := etcd.Get(r.ctx, "/penstock/fills/", clientv3.WithPrefix())
@@ -51,7 +74,7 @@ func TestFillsTogether(t *testing.T) {
 		if len(resp.Kvs) != 1 {
 			t.Fatalf("round %d: etcd has %d orders: %v", round, len(resp.Kvs), resp.Kvs)
 		}
-		r.must(a.FillMembers(r.ctx, nil, order(1)))
+		r.fill(a, order(1))
 		if n := r.filling(a); n != 0 {
 			t.Fatalf("after the end of the orders %d members are filled", n)
 		}
@@ -71,7 +94,7 @@ func TestEndFill(t *testing.T) {
 			t.Fatalf("%d members are filled; want %d", n, want)
 		}
 	}
-	r.must(a.FillMembers(r.ctx, []string{"c"}, first))
+	began := r.fill(a, first, "c")
 	r.copied(a, first)
 	r.copied(c, first)
 	b.leave()
@@ -93,16 +116,47 @@ func TestEndFill(t *testing.T) {
 	again.leave()
 	_, err := a.RemoveMember(r.ctx, "b", true, false)
 	r.must(err)
+	if last := r.lastFill(a); last.Revision != 0 {
+		t.Errorf("before the end of the order the last one that has ended is %+v", last)
+	}
 	end(0)
+	if last := r.lastFill(a); last.Revision <= began || last.Stopped || !slices.Equal(last.Names, []string{"c"}) {
+		t.Errorf("after the end of the order of revision %d the last one is %+v", began, last)
+	}
 
 	r.join("d")
-	r.must(a.FillMembers(r.ctx, []string{"c"}, order(2)))
+	r.fill(a, order(2), "c")
 	_, err = a.RemoveMember(r.ctx, "c", true, false)
 	r.must(err)
 	resp, err := r.client().Get(r.ctx, "/penstock/fills/", clientv3.WithPrefix(), clientv3.WithCountOnly())
 	r.must(err)
 	if resp.Count != 0 {
 		t.Errorf("after the removal of the member that is filled etcd has %d orders", resp.Count)
+	}
+}
+
+// TestFillStopped: the end of an order by a command is recorded with the names of its members. A command without an
+// order to end, and an order that replaces another one, leave the record as it is.
+func TestFillStopped(t *testing.T) {
+	r := newRig(t, 1)
+	a := r.join("a")
+	r.join("b")
+	r.join("c")
+	r.fill(a, order(1))
+	r.fill(a, order(1), "b")
+	began := r.fill(a, order(2), "b", "c")
+	if last := r.lastFill(a); last.Revision != 0 {
+		t.Errorf("no order has ended, and the last one is %+v", last)
+	}
+	stopped := r.fill(a, order(3))
+	last := r.lastFill(a)
+	if last.Revision != stopped || stopped <= began || !last.Stopped || !slices.Equal(last.Names, []string{"b", "c"}) {
+		t.Errorf("the order of revision %d was stopped at %d, and the last one is %+v", began, stopped, last)
+	}
+	r.fill(a, order(4))
+	r.fill(a, order(5), "b")
+	if again := r.lastFill(a); again.Revision != last.Revision {
+		t.Errorf("the record became %+v", again)
 	}
 }
 

@@ -32,8 +32,8 @@ type OwnerOptions struct {
 	Node, By string
 	// Identity is a line by which an operator recognises the process.
 	Identity string
-	// Dirs are the directories of the volumes, and CapacityBytes their capacity. A member that adopts
-	// the volumes uses both.
+	// Dirs are the places of the shared volumes (StoreRecord.Dirs), and CapacityBytes the capacity of
+	// the store. A member that adopts the volumes uses both.
 	Dirs          []string
 	CapacityBytes int64
 	Logger        *slog.Logger
@@ -58,7 +58,9 @@ type StoreRecord struct {
 	// Fence is the highest fencing number that was assigned.
 	Fence uint32 `json:"fence"`
 	// Node is the member whose volumes they are.
-	Node          string   `json:"node"`
+	Node string `json:"node"`
+	// Dirs are the places of the shared volumes, each an absolute directory, or MOUNT:PATH with a
+	// mount that each node names (config.Cluster.Mounts).
 	Dirs          []string `json:"dirs"`
 	CapacityBytes int64    `json:"capacity_bytes"`
 }

@@ -17,13 +17,13 @@ import (
 // names returns the names of the members and of the removed nodes.
 func (r *rig) names(n *node) string {
 	r.Helper()
-	all, removed, err := n.List(r.ctx)
+	list, err := n.List(r.ctx)
 	r.must(err)
 	var names []string
-	for _, m := range all {
+	for _, m := range list.Members {
 		names = append(names, m.Name)
 	}
-	return fmt.Sprint(names, removed)
+	return fmt.Sprint(names, list.Removed)
 }
 
 // refused fails the test unless the error has the code and the text.

@@ -60,6 +60,13 @@ func Alerts() []Alert {
 			Description: "The last reload changed nothing, because a value or a file is bad, or because a setting needs a restart. The process's log names it. Of a storage node, `penstock config diff` shows the differences. Correct the file and reload, or restart the process.",
 		},
 		{
+			Group: "node", Name: "PenstockRolesInvalid", For: "2m", Severity: Critical,
+			Meaning:     "A process does not use the roles document that etcd has.",
+			Expr:        "penstock_config_roles_valid == 0",
+			Summary:     at + " does not use the roles document that etcd has.",
+			Description: "The document is missing, invalid, or etcd does not answer. The document that the process has read before stays in use, so removed principals may still have access; a process that has read none refuses every call (`penstock_config_roles_revision` is 0). `penstock status` and the log have the reason. Correct the document with `penstock cluster roles`.",
+		},
+		{
 			Group: "node", Name: "PenstockNoLease", For: "1m", Severity: Critical,
 			Meaning:     "A storage node of a cluster has no lease in etcd.",
 			Expr:        "penstock_cluster_lease_valid == 0",

@@ -153,6 +153,10 @@ func cases() map[string]alertCases {
 			situation{[]series{{"penstock_config_last_reload_successful{" + node + "}", "1 0x30"}}, "6m", onNode, "n1 has not applied its configuration."},
 			append(quietAt("7m", "penstock_config_last_reload_successful{"+node+"}", "1x30"), quietAt("3m", "penstock_config_last_reload_successful{"+node+"}", "1 0x30")...),
 		},
+		"PenstockRolesInvalid": {
+			situation{[]series{{"penstock_config_roles_valid{" + node + "}", "1 0x30"}}, "4m", onNode, "n1 does not use the roles document that etcd has."},
+			append(quietAt("5m", "penstock_config_roles_valid{"+node+"}", "1x30"), quietAt("1m", "penstock_config_roles_valid{"+node+"}", "1 0x30")...),
+		},
 		"PenstockNoLease": {
 			situation{[]series{{"penstock_cluster_lease_valid{" + node + "}", "1 0x30"}}, "2m", onNode, "Storage node n1 has no lease in etcd and serves nothing."},
 			quietAt("4m", "penstock_cluster_lease_valid{"+node+"}", "1x30", "1 1 1 1 0x30"),

@@ -3,6 +3,7 @@ package move
 import (
 	"bytes"
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -75,6 +76,27 @@ func (s *seen) blocks(sequence int) int {
 	return r.Blocks
 }
 
+// awaitMembers waits until the list of members fulfils a condition.
+func awaitMembers(t *testing.T, admin pb.AdminClient, what string, ok func([]*pb.Member) bool) {
+	t.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for limit := time.After(time.Minute); ; {
+		list, err := admin.ListMembers(t.Context(), &pb.ListMembersRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ok(list.GetMembers()) {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-limit:
+			t.Fatalf("not true in time: %s; the members are %v", what, list)
+		}
+	}
+}
+
 // TestOverfull: copies pass over a member that is overfull, as new sequences do. They count as copied, and
 // clients find them without the drained node.
 func TestOverfull(t *testing.T) {
@@ -100,22 +122,9 @@ func TestOverfull(t *testing.T) {
 	if _, err := admin.DrainMember(t.Context(), &pb.DrainMemberRequest{Name: "from"}); err != nil {
 		t.Fatal(err)
 	}
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for limit := time.After(time.Minute); ; {
-		list, err := admin.ListMembers(t.Context(), &pb.ListMembersRequest{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if m := list.GetMembers()[2]; m.GetName() == "small" && m.GetUsedBytes() > m.GetCapacityBytes()*5/8 {
-			break
-		}
-		select {
-		case <-tick.C:
-		case <-limit:
-			t.Fatalf("the small node is not full: %v", list)
-		}
-	}
+	awaitMembers(t, admin, "the small node is full", func(all []*pb.Member) bool {
+		return all[2].GetName() == "small" && all[2].GetUsedBytes() > all[2].GetCapacityBytes()*5/8
+	})
 	to := see(t, client.Options{Servers: []string{large.Addr}, Discover: true, SkipDraining: true})
 	p := run(t, Options{Node: from.Storage, To: to.Store}, done)
 	if p.CopiedBlocks != 2*sequences {
@@ -137,5 +146,48 @@ func TestOverfull(t *testing.T) {
 	}
 	if passed == 0 {
 		t.Error("no copy passed the overfull node over")
+	}
+}
+
+// TestHalfFull: the sequences of a member that has joined are copied to it also when it is more than half full and
+// not overfull, although clients would then find them at their old node too.
+func TestHalfFull(t *testing.T) {
+	etcd := testetcd.Start(t, 1)
+	start := func(name string) *testnode.Node {
+		return testnode.Start(t, testnode.Options{Name: name, Etcd: etcd.Endpoints, CapacityBytes: 8 << 20})
+	}
+	old, joined := start("old"), start("joined")
+	onOld, onJoined := see(t, client.Options{Servers: []string{old.Addr}}), see(t, client.Options{Servers: []string{joined.Addr}})
+	const sequences, fill = 40, 80
+	for i := range sequences {
+		onOld.write(i)
+	}
+	for i := sequences; i < fill; i++ {
+		onJoined.write(i)
+	}
+	conn, err := client.Dial(old.Addr, client.DialOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	awaitMembers(t, pb.NewAdminClient(conn), "both members are more than half full", func(all []*pb.Member) bool {
+		return !slices.ContainsFunc(all, func(m *pb.Member) bool { return m.GetUsedBytes() <= m.GetCapacityBytes()/2 })
+	})
+	to := see(t, client.Options{Servers: []string{old.Addr}, Discover: true, SkipDraining: true})
+	if p := run(t, Options{Node: old.Storage, To: to.Store}, done); p.CopiedBlocks != 2*sequences {
+		t.Errorf("%+v", p)
+	}
+	places := []placement.Place{{Seed: placement.PlaceSeed("joined"), Capacity: 8 << 20}, {Seed: placement.PlaceSeed("old"), Capacity: 8 << 20}}
+	moved := 0
+	for i := range sequences {
+		if placement.Home(places, to.ids(i)[0]) == 0 {
+			moved++
+			if n := onJoined.blocks(i); n != 2 {
+				t.Errorf("%d blocks of sequence %d are copied to its home", n, i)
+			}
+		}
+	}
+	if moved == 0 {
+		t.Error("no sequence has the member that has joined as its home")
 	}
 }

@@ -25,6 +25,8 @@
 //     again, and Progress has the reason.
 //   - A block that is deleted on this node during its copy is deleted on the other nodes again, at the latest at the
 //     end of the pass.
+//   - With Options.Yields, the blocks of a sequence that has other homes are the first that this node evicts, when these
+//     homes have all of the sequence. They are not deleted, and a read of them makes them as the other blocks again.
 //   - Blocks that are stored on this node meanwhile are copied too. When nodes join or leave the cluster, all
 //     blocks are compared again, because sequences may have other nodes then.
 //

@@ -47,6 +47,9 @@ type Options struct {
 	// Only returns whether a sequence, or a key of a flat namespace, is copied, by its first block. Nil: all
 	// are.
 	Only func(ns kv.Namespace, root kv.BlockID) bool
+	// Yields returns whether this node is no home of a sequence, or of a key of a flat namespace, by its first
+	// block, so that this node evicts the blocks first when their homes have them. Nil: none.
+	Yields func(ns kv.Namespace, root kv.BlockID) bool
 	// BytesPerSecond is the largest rate of all copies together. Default 256 MiB/s.
 	BytesPerSecond int64
 	// ChunkBytes is the largest size of the blocks that are copied at a time. The node's limit of a
@@ -433,6 +436,7 @@ func (p *pass) copy(ctx context.Context, w work) {
 	}
 	if w.ns.Index != kv.IndexFlat {
 		if len(left) == 0 {
+			p.yield(w, s.ids[0], s.ids)
 			p.finish(w, tips[0], sums[0])
 		}
 		return
@@ -443,8 +447,20 @@ func (p *pass) copy(ctx context.Context, w work) {
 	}
 	for i, tip := range tips {
 		if !refused[i] {
+			p.yield(w, tip.ID, []kv.BlockID{tip.ID})
 			p.finish(w, tip, sums[i])
 		}
+	}
+}
+
+// yield makes the blocks of a sequence, which their homes have, the first that this node evicts, if the sequence is
+// not one of this node.
+func (p *pass) yield(w work, root kv.BlockID, ids []kv.BlockID) {
+	if p.opts.Yields == nil || !p.opts.Yields(w.ns, root) {
+		return
+	}
+	if err := p.node.Demote(w.ns.Name, w.epoch, ids); err != nil && p.live(w) {
+		p.log.Warn("blocks that other nodes have cannot be made the first to be evicted", "namespace", w.ns.Name, "blocks", len(ids), "err", err)
 	}
 }
 

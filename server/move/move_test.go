@@ -111,9 +111,11 @@ func (s *site) has(ids []kv.BlockID, epoch kv.Epoch) int {
 // target records the writes.
 type target struct {
 	*client.Store
-	mu     sync.Mutex
-	roots  []kv.BlockID // of the writes, in order
-	bytes  int64
+	mu    sync.Mutex
+	roots []kv.BlockID // of the writes, in order
+	bytes int64
+	// refuse, if not nil, returns whether a write is refused as a whole.
+	refuse func(client.WriteRequest) bool
 	before func(client.WriteRequest)
 	after  func(client.WriteRequest)
 }
@@ -121,6 +123,9 @@ type target struct {
 func (w *target) Write(ctx context.Context, r client.WriteRequest) (client.WriteResult, error) {
 	if w.before != nil {
 		w.before(r)
+	}
+	if w.refuse != nil && w.refuse(r) {
+		return client.WriteResult{Refused: []client.RefusedPiece{{Block: r.First, Reason: "full"}}, Blocks: r.First}, nil
 	}
 	result, err := w.Store.Write(ctx, r)
 	if w.after != nil {
@@ -515,6 +520,47 @@ func TestOnly(t *testing.T) {
 			}
 			if got := to.has(to.ids(i, 5), 1); got != n {
 				t.Errorf("index %v: %d blocks of sequence %d are copied; want %d", index, got, i, n)
+			}
+		}
+	}
+}
+
+// TestYields: when the other node has a sequence whose home it is, this node evicts its copy first, although it was used
+// the most. A sequence that could not be copied as a whole keeps its place, and so does one of this node.
+func TestYields(t *testing.T) {
+	for _, index := range []kv.IndexKind{kv.IndexTrie, kv.IndexFlat} {
+		from, to := newSite(t, index), newSite(t, index)
+		const blocks, yielding, refused = 5, 2, 1
+		for i := range 4 {
+			from.put(from.ids(i, blocks), 1)
+		}
+		for range 3 {
+			from.has(from.ids(yielding, blocks), 1)
+		}
+		of := func(i int, root kv.BlockID) bool { return slices.Contains(from.ids(i, blocks), root) }
+		yields := func(_ kv.Namespace, root kv.BlockID) bool { return of(yielding, root) || of(refused, root) }
+		w, copied := &target{Store: to.Store}, int64(4*blocks)
+		if index == kv.IndexTrie {
+			w.refuse, copied = func(r client.WriteRequest) bool { return of(refused, r.IDs[0]) && r.Pieces[0].Block > 1 }, 3*blocks+2
+		} else {
+			yields = func(_ kv.Namespace, key kv.BlockID) bool { return of(yielding, key) }
+		}
+		run(t, Options{Node: from.node.Storage, To: w, Yields: yields, ChunkBytes: 8192}, func(p Progress) bool { return p.CopiedBlocks == copied && (p.Left > 0 || p.Phase == Done) })
+		for evicted := int64(0); evicted < blocks; {
+			gone, err := from.node.Storage.Evict("", 1, false)
+			from.must(err)
+			evicted += gone.Blocks
+		}
+		for i := range 4 {
+			want := blocks
+			if i == yielding {
+				want = 0
+			}
+			if got := from.has(from.ids(i, blocks), 1); got != want {
+				t.Errorf("index %v: after the eviction of as many blocks as the sequence %d had, %d blocks of sequence %d are left", index, yielding, got, i)
+			}
+			if got := to.has(to.ids(i, blocks), 1); got != blocks && (i != refused || w.refuse == nil) {
+				t.Errorf("index %v: %d blocks of sequence %d are copied", index, got, i)
 			}
 		}
 	}

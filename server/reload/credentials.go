@@ -17,7 +17,11 @@ import (
 
 // Credentials are the bearer tokens, the roles and the certificates with which a process serves. All methods
 // may be called concurrently.
-type Credentials struct{ current atomic.Pointer[contents] }
+type Credentials struct {
+	current atomic.Pointer[contents]
+	// document is the roles document in etcd. It is not used without auth.RolesEtcd.
+	document atomic.Pointer[RolesState]
+}
 
 // contents are the parsed files of config.Auth. They do not change.
 type contents struct {
@@ -40,6 +44,7 @@ func OpenCredentials(auth config.Auth) (*Credentials, error) {
 	}
 	c := &Credentials{}
 	c.current.Store(read)
+	c.document.Store(&RolesState{Policy: access.None(), Problem: "etcd was not read yet"})
 	return c, nil
 }
 
@@ -47,8 +52,13 @@ func OpenCredentials(auth config.Auth) (*Credentials, error) {
 // required.
 func (c *Credentials) Tokens() []string { return c.current.Load().tokens }
 
-// Roles returns the policy of the roles file, nil if there is none.
-func (c *Credentials) Roles() *access.Policy { return c.current.Load().roles }
+// Roles returns the policy of the roles file or of the roles document in etcd, nil if auth has neither.
+func (c *Credentials) Roles() *access.Policy {
+	if current := c.current.Load(); current.auth.RolesEtcd == "" {
+		return current.roles
+	}
+	return c.document.Load().Policy
+}
 
 // ServerTLS returns the configuration of listeners, or nil if they serve plain text. Each handshake
 // uses the certificates that are current when it begins.

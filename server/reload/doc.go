@@ -53,6 +53,10 @@
 // or a new certificate has no new key yet, the old pair stays in use. A file system without inotify
 // (NFS) reports no changes of other machines: send SIGHUP there.
 //
+// The roles document in etcd (auth.roles_etcd) reaches the process by TakeRoles. Until then, Roles returns a policy that
+// refuses every call. A document that is invalid, a key that was deleted and an etcd that does not answer leave the
+// document in use; RolesState and a metric have the problem.
+//
 // Secrets: a Change and a log line have paths, the number of tokens, and the fingerprints of
 // certificates and of roles files. They never have a token or a key.
 //

@@ -178,6 +178,15 @@ func (n *Node) Chain(namespace string, epoch kv.Epoch, id kv.BlockID) ([]trie.Li
 	return n.index.Chain(ns.ID, epoch, id)
 }
 
+// Demote makes blocks of one live epoch the first to be evicted, until they are used again. See trie.Trie.Demote.
+func (n *Node) Demote(namespace string, epoch kv.Epoch, ids []kv.BlockID) error {
+	ns, err := n.Namespace(namespace)
+	if err != nil {
+		return err
+	}
+	return n.index.Demote(ns.ID, epoch, ids)
+}
+
 // Commits returns the number of commits that have stored a piece since Open.
 func (n *Node) Commits() uint64 { return n.commits.Load() }
 

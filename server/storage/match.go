@@ -25,6 +25,8 @@ type MatchRequest struct {
 	TTL   time.Duration
 	Pin   bool
 	Owner string
+	// NoTouch is trie.MatchOptions.NoTouch.
+	NoTouch bool
 }
 
 // Match finds the longest reusable prefix of the chain.
@@ -44,7 +46,7 @@ func (n *Node) Match(req MatchRequest) (kv.Namespace, MatchResult, error) {
 	}
 	opts := trie.MatchOptions{
 		Epoch: req.Epoch, Oldest: req.Oldest, Mix: req.Mix, Lease: req.TTL > 0 || req.Pin, TTL: n.LeaseTTL(req.TTL),
-		Now: n.opts.Now(), Owner: req.Owner, Count: true,
+		Now: n.opts.Now(), Owner: req.Owner, NoTouch: req.NoTouch, Count: true,
 	}
 	if req.Pin {
 		opts.TTL = 0

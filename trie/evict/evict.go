@@ -66,6 +66,10 @@ type Policy interface {
 	// InsertCold adds a cold node, which is evicted before all nodes added by Insert. Among cold
 	// nodes the order is FIFO.
 	InsertCold(n Node)
+	// Demote makes a node one of those that are evicted before all others, in the order of the calls, and forgets
+	// its touches. A later touch ends that, except under FIFO, which ignores touches. A node that is not in the
+	// policy is ignored.
+	Demote(n Node)
 	// Touch records a hit. Concurrent touches may be lost. When a chain is hit, touch the deepest
 	// node first and the root last, so that an ancestor counts as at least as recent as its
 	// descendants.

@@ -149,6 +149,46 @@ func TestColdIsEvictedFirst(t *testing.T) {
 	})
 }
 
+// TestDemoted: demoted nodes are evicted before all others, touched and cold ones too, in the order in which they were demoted. A
+// touch after that makes a node one of the others again, except under FIFO. A node that is parked, or that the policy
+// does not have, may be demoted.
+func TestDemoted(t *testing.T) {
+	forEachKind(t, func(t *testing.T, kind Kind) {
+		p := newPolicy(t, kind)
+		for n := Node(1); n <= 6; n++ {
+			p.Insert(n, uint64(n))
+		}
+		p.InsertCold(7)
+		p.Touch(5)
+		p.Touch(2)
+		steps := 100
+		if n, ok := p.Victim(&steps, func(n Node) bool { return n != 7 && n != 1 }); !ok || n == 1 || n == 7 {
+			t.Fatalf("victim %d, %t", n, ok)
+		}
+		for _, n := range []Node{5, 1, 6, 9, 2} { // 1 is parked
+			p.Demote(n)
+		}
+		p.Touch(6)
+		p.Unpark(7)
+		var order []Node
+		for {
+			n, ok := p.Victim(&steps, func(n Node) bool { return n != 1 || p.Len() < 4 })
+			if !ok {
+				break
+			}
+			p.Evicted(n, uint64(n))
+			order = append(order, n)
+			if p.Len() == 3 {
+				p.Unpark(1)
+			}
+		}
+		want := map[Kind][]Node{S3FIFO: {5, 2, 7, 6, 1, 3, 4}, LRU: {5, 2, 7, 3, 1, 4, 6}, FIFO: {5, 6, 2, 7, 1, 3, 4}}
+		if !slices.Equal(order, want[kind]) {
+			t.Errorf("evicted %v; want %v", order, want[kind])
+		}
+	})
+}
+
 // TestChainIsEvictedLeafFirst: of a chain inserted from the root, the leaf is evicted first, and the
 // other nodes follow at constant cost.
 func TestChainIsEvictedLeafFirst(t *testing.T) {

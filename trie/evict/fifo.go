@@ -16,6 +16,9 @@ func (p *fifo) Insert(n Node, _ uint64) { p.enter(n, mainQueue) }
 // InsertCold implements Policy.
 func (p *fifo) InsertCold(n Node) { p.enter(n, coldQueue) }
 
+// Demote implements Policy.
+func (p *fifo) Demote(n Node) { p.demote(n) }
+
 // Touch implements Policy.
 func (p *fifo) Touch(Node) {}
 
@@ -24,8 +27,10 @@ func (p *fifo) Remove(n Node) { p.leave(n) }
 
 // Victim implements Policy.
 func (p *fifo) Victim(steps *int, evictable func(Node) bool) (Node, bool) {
-	if n, ok := p.victimOf(coldQueue, steps, evictable); ok {
-		return n, true
+	for _, q := range []queueID{spareQueue, coldQueue} {
+		if n, ok := p.victimOf(q, steps, evictable); ok {
+			return n, true
+		}
 	}
 	return p.victimOf(mainQueue, steps, evictable)
 }

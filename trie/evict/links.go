@@ -35,7 +35,8 @@ func (c *chunked[T]) bytes() int64 {
 type queueID uint8
 
 const (
-	noQueue queueID = iota
+	noQueue    queueID = iota
+	spareQueue         // of demoted nodes
 	coldQueue
 	mainQueue
 	smallQueue
@@ -77,6 +78,18 @@ func (l *links) queueOf(n Node) queueID {
 
 // Parked implements Policy.
 func (l *links) Parked(n Node) bool { return l.in.has(n) && *l.in.at(n)&parkedBit != 0 }
+
+// demote moves n to the queue of demoted nodes. A parked node stays parked.
+func (l *links) demote(n Node) {
+	if q := l.queueOf(n); q == noQueue || q == spareQueue {
+		return
+	}
+	parked := l.Parked(n)
+	l.move(n, spareQueue)
+	if parked {
+		l.park(n)
+	}
+}
 
 // Len implements Policy.
 func (l *links) Len() int { return l.total }
@@ -163,10 +176,10 @@ func (l *links) unlink(n Node, q queueID) {
 	}
 }
 
-// tailOf returns the node at the tail of q, or 0 if q has no linked node. Each call decrements
-// *steps. If *steps is 0 already, tailOf returns 0 whether or not q has nodes.
+// tailOf returns the node at the tail of q, and decrements *steps. It returns 0 if q has no linked node, or if
+// *steps is 0 already.
 func (l *links) tailOf(q queueID, steps *int) Node {
-	if *steps <= 0 {
+	if *steps <= 0 || l.queues[q].tail == 0 {
 		return 0
 	}
 	*steps--

@@ -40,19 +40,29 @@ func (p *lru) InsertCold(n Node) {
 	p.enter(n, coldQueue)
 }
 
+// Demote implements Policy.
+func (p *lru) Demote(n Node) {
+	if p.apply(); p.queueOf(n) == noQueue {
+		return
+	}
+	p.touched.clear(n)
+	p.demote(n)
+}
+
 // Touch implements Policy.
 func (p *lru) Touch(n Node) {
 	p.touched.add(n)
 	p.ring[(p.noted.Add(1)-1)%ringLen].Store(n)
 }
 
-// apply moves every touched node to the head of the queue, in the order of the touches. Every
+// apply moves every touched node to the head of the main queue, in the order of the touches. Every
 // change of the queue calls apply first, so the ring never contains a removed node.
 func (p *lru) apply() {
 	noted := p.noted.Load()
 	p.applied = max(p.applied, noted-min(noted, ringLen))
 	for ; p.applied < noted; p.applied++ {
-		if n := p.ring[p.applied%ringLen].Load(); p.queueOf(n) == mainQueue {
+		n := p.ring[p.applied%ringLen].Load()
+		if q := p.queueOf(n); q == mainQueue || q == spareQueue {
 			p.move(n, mainQueue)
 		}
 	}
@@ -67,8 +77,10 @@ func (p *lru) Remove(n Node) {
 // Victim implements Policy.
 func (p *lru) Victim(steps *int, evictable func(Node) bool) (Node, bool) {
 	p.apply()
-	if n, ok := p.victimOf(coldQueue, steps, evictable); ok {
-		return n, true
+	for _, q := range []queueID{spareQueue, coldQueue} {
+		if n, ok := p.victimOf(q, steps, evictable); ok {
+			return n, true
+		}
 	}
 	return p.victimOf(mainQueue, steps, evictable)
 }

@@ -34,6 +34,15 @@ func (p *s3fifo) InsertCold(n Node) {
 	p.enter(n, coldQueue)
 }
 
+// Demote implements Policy.
+func (p *s3fifo) Demote(n Node) {
+	if p.queueOf(n) == noQueue {
+		return
+	}
+	p.touched.clear(n)
+	p.demote(n)
+}
+
 // Touch implements Policy.
 func (p *s3fifo) Touch(n Node) { p.touched.add(n) }
 
@@ -42,6 +51,17 @@ func (p *s3fifo) Remove(n Node) { p.leave(n) }
 
 // Victim implements Policy.
 func (p *s3fifo) Victim(steps *int, evictable func(Node) bool) (Node, bool) {
+	for n := p.tailOf(spareQueue, steps); n != 0; n = p.tailOf(spareQueue, steps) {
+		switch {
+		case p.touched.get(n) > 0: // it is in use again
+			p.touched.clear(n)
+			p.move(n, mainQueue)
+		case evictable(n):
+			return n, true
+		default:
+			p.park(n)
+		}
+	}
 	if n, ok := p.victimOf(coldQueue, steps, evictable); ok {
 		return n, true
 	}

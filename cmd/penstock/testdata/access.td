@@ -59,23 +59,23 @@ quota        none
 used         0 B
 blocks       0
 leases       0
-penstock: principal "team-a" lacks the role admin on namespace "team-b/m"; an administrator grants it in auth.roles_file of the node
+penstock: principal "team-a" lacks the role admin on namespace "team-b/m"; an administrator grants it in auth.roles_file or auth.roles_etcd of the node
 exit 1
 NAME      TENANT  INDEX  EPOCH  BLOCKS  USED  QUOTA  BLOCK   GEOMETRY
 team-a/m          trie   1      0       0 B   none   16 KiB  4 tokens × [full 4×1024 B]
 NAME      TENANT  INDEX  EPOCH  BLOCKS  USED  QUOTA  BLOCK   GEOMETRY
 m                 trie   1      0       0 B   none   16 KiB  4 tokens × [full 4×1024 B]
 team-a/m          trie   1      0       0 B   none   16 KiB  4 tokens × [full 4×1024 B]
-penstock: principal "team-a" has no role on namespace "m"; an administrator grants it in auth.roles_file of the node
+penstock: principal "team-a" has no role on namespace "m"; an administrator grants it in auth.roles_file or auth.roles_etcd of the node
 exit 1
-penstock: principal "team-a" lacks the role operate; an administrator grants it in auth.roles_file of the node
+penstock: principal "team-a" lacks the role operate; an administrator grants it in auth.roles_file or auth.roles_etcd of the node
 exit 1
-penstock: principal "team-a" lacks the role operate; an administrator grants it in auth.roles_file of the node
+penstock: principal "team-a" lacks the role operate; an administrator grants it in auth.roles_file or auth.roles_etcd of the node
 exit 1
-penstock: principal "team-a" lacks the role operate; an administrator grants it in auth.roles_file of the node
+penstock: principal "team-a" lacks the role operate; an administrator grants it in auth.roles_file or auth.roles_etcd of the node
 exit 1
 the node runs with its flags and environment
-penstock: this node requires a bearer token or a certificate of a principal of its auth.roles_file; give the client its token file (--token-file)
+penstock: this node requires a bearer token or a certificate of a principal of its auth.roles_file or auth.roles_etcd; give the client its token file (--token-file)
 exit 1
 
 tokens prompt 1 32
@@ -93,7 +93,7 @@ stored 8 blocks (128 KiB), 0 were there already, last block c1e45fc06aa9f2595487
 matched  32 of 32 tokens, 8 of 8 blocks, 128 KiB
 cut      complete
 epoch    1
-penstock: principal "sre" lacks the role read on any namespace; an administrator grants it in auth.roles_file of the node
+penstock: principal "sre" lacks the role read on any namespace; an administrator grants it in auth.roles_file or auth.roles_etcd of the node
 exit 1
 
 stop

@@ -366,7 +366,7 @@ exit 1
 penstock: config: DIR/garbage: did not find expected node content: bad configuration
 Run 'penstock serve --help' for usage.
 exit 2
-penstock: config: DIR/unknown:1: unknown key "capcity"; did you mean "capacity"? known are data, add_volumes, degraded, capacity, shared, listen, data_listen, http, local_socket, advertise, node, io, arena, hugetlb, index_cache, segment, prewrite, free_floor, durability, sync_interval, eviction, scrub_rate, drain_timeout, data_plane, auth, cluster, limits, log, trace, insecure: bad configuration
+penstock: config: DIR/unknown:1: unknown key "capcity"; did you mean "capacity"? known are data, shared_data, add_volumes, degraded, capacity, listen, data_listen, http, local_socket, advertise, node, io, arena, hugetlb, index_cache, segment, prewrite, free_floor, durability, sync_interval, eviction, scrub_rate, drain_timeout, data_plane, auth, cluster, limits, log, trace, insecure: bad configuration
 Run 'penstock serve --help' for usage.
 exit 2
 penstock: config: capacity: 5 B is less than the smallest useful store, 16 MiB: bad configuration
@@ -375,7 +375,7 @@ exit 2
 penstock: invalid argument "lots" for "--capacity" flag: "lots" is not a size; write it like 512MiB, 2TiB or 4096
 Run 'penstock serve --help' for usage.
 exit 2
-penstock: config: listen: 0.0.0.0:0 is reachable from other machines and none of auth.token_file, auth.client_ca and (nodes and planners) auth.roles_file is set; set one, or say --insecure: bad configuration
+penstock: config: listen: 0.0.0.0:0 is reachable from other machines and none of auth.token_file, auth.client_ca and (nodes and planners) auth.roles_file or auth.roles_etcd is set; set one, or say --insecure: bad configuration
 Run 'penstock serve --help' for usage.
 exit 2
 penstock: config: io: "aio" is not one of [auto uring posix usrbio]: bad configuration

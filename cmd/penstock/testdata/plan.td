@@ -154,7 +154,7 @@ exit 2
 penstock: config: log.level: "loud" is not one of [debug info warn error]: bad configuration
 Run 'penstock planner --help' for usage.
 exit 2
-penstock: config: listen: 0.0.0.0:7430 is reachable from other machines and none of auth.token_file, auth.client_ca and (nodes and planners) auth.roles_file is set; set one, or say --insecure: bad configuration
+penstock: config: listen: 0.0.0.0:7430 is reachable from other machines and none of auth.token_file, auth.client_ca and (nodes and planners) auth.roles_file or auth.roles_etcd is set; set one, or say --insecure: bad configuration
 Run 'penstock planner --help' for usage.
 exit 2
 penstock: dial tcp 127.0.0.1:1: connect: connection refused

@@ -1,0 +1,187 @@
+package membership
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+
+	"github.com/penstock-kv/penstock/internal/options"
+)
+
+// RolesOptions configures Roles. Endpoints and Key are required.
+type RolesOptions struct {
+	// Endpoints, TLS, Username and Password are as in Options.
+	Endpoints          []string
+	TLS                *tls.Config
+	Username, Password string
+	// Key is the key of the document.
+	Key string
+	// Timeout is the longest wait for an answer of etcd, and the time between two reads of a document that
+	// is followed. Default 10 s.
+	Timeout time.Duration
+}
+
+// RolesDocument is the content of the key.
+type RolesDocument struct {
+	Text []byte
+	// Revision is that of the last change of the key; 0: the key does not exist.
+	Revision int64
+}
+
+// ErrRolesChanged: the document has another revision than the caller has read. Read it again.
+var ErrRolesChanged = errors.New("the roles document was changed meanwhile")
+
+// Roles is the roles document in etcd, which the nodes and planners with the same key have in common. All
+// methods may be called concurrently.
+type Roles struct {
+	opts RolesOptions
+
+	mu   sync.Mutex
+	etcd *clientv3.Client // nil: not open yet
+}
+
+// NewRoles returns the document. It does not connect to etcd.
+func NewRoles(o RolesOptions) (*Roles, error) {
+	options.SetDefault(&o.Timeout, 10*time.Second)
+	if len(o.Endpoints) == 0 || o.Key == "" {
+		return nil, errors.New("membership: the roles document needs Endpoints and a Key")
+	}
+	return &Roles{opts: o}, nil
+}
+
+// Key returns the key of the document.
+func (r *Roles) Key() string { return r.opts.Key }
+
+// open returns the client of etcd.
+func (r *Roles) open() (*clientv3.Client, error) {
+	r.mu.Lock()
+	etcd := r.etcd
+	r.mu.Unlock()
+	if etcd != nil {
+		return etcd, nil
+	}
+	o := &r.opts
+	etcd, err := openEtcd(o.Endpoints, o.TLS, o.Username, o.Password, o.Timeout)
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.etcd != nil { // of a concurrent call
+		return r.etcd, etcd.Close()
+	}
+	r.etcd = etcd
+	return etcd, nil
+}
+
+// Get returns the document.
+func (r *Roles) Get(ctx context.Context) (RolesDocument, error) {
+	d, _, err := r.read(ctx)
+	return d, err
+}
+
+// Set replaces the document that has the given revision, and returns the revision of the new one. It
+// returns ErrRolesChanged if the document has another revision.
+func (r *Roles) Set(ctx context.Context, text []byte, revision int64) (int64, error) {
+	resp, err := r.do(ctx, clientv3.OpTxn(
+		[]clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(r.opts.Key), "=", revision)}, // 0 for a key that does not exist
+		[]clientv3.Op{clientv3.OpPut(r.opts.Key, string(text))}, nil))
+	if err != nil {
+		return 0, err
+	}
+	if !resp.Txn().Succeeded {
+		return 0, refusal{fmt.Errorf("%w: it does not have revision %d; read it again, and make the change there", ErrRolesChanged, revision), codes.Aborted}
+	}
+	return resp.Txn().Header.Revision, nil
+}
+
+func (r *Roles) do(ctx context.Context, op clientv3.Op) (clientv3.OpResponse, error) {
+	etcd, err := r.open()
+	if err != nil {
+		return clientv3.OpResponse{}, r.failed(err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.opts.Timeout)
+	defer cancel()
+	resp, err := etcd.Do(ctx, op)
+	if err != nil {
+		return resp, r.failed(err)
+	}
+	return resp, nil
+}
+
+func (r *Roles) failed(err error) error {
+	return refusal{fmt.Errorf("etcd at %s, key %s: %w", strings.Join(r.opts.Endpoints, ","), r.opts.Key, err), codes.Unavailable}
+}
+
+// Follow calls take with the document, at first and after each change, and may call it again with an
+// unchanged one. It calls failed for each attempt to read the document that fails. It returns when ctx ends.
+func (r *Roles) Follow(ctx context.Context, take func(RolesDocument), failed func(error)) {
+	for ctx.Err() == nil {
+		d, rev, err := r.read(ctx)
+		if err == nil {
+			take(d)
+			r.watch(ctx, rev+1, take)
+			continue
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		failed(err)
+		select {
+		case <-time.After(r.opts.Timeout / 4):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// read returns the document, and the revision of etcd at which it was read.
+func (r *Roles) read(ctx context.Context) (d RolesDocument, rev int64, err error) {
+	resp, err := r.do(ctx, clientv3.OpGet(r.opts.Key))
+	if err != nil {
+		return d, 0, err
+	}
+	for _, kv := range resp.Get().Kvs {
+		d = RolesDocument{Text: kv.Value, Revision: kv.ModRevision}
+	}
+	return d, resp.Get().Header.Revision, nil
+}
+
+// watch calls take after each change, for Timeout: a watch reports no error while etcd does not answer, so
+// Follow reads the document between two watches.
+func (r *Roles) watch(ctx context.Context, rev int64, take func(RolesDocument)) {
+	etcd, err := r.open()
+	if err != nil {
+		return
+	}
+	ctx, end := context.WithTimeout(clientv3.WithRequireLeader(ctx), r.opts.Timeout)
+	defer end()
+	for resp := range etcd.Watch(ctx, r.opts.Key, clientv3.WithRev(rev)) {
+		if resp.Err() != nil {
+			return // Follow reads the document, which fails too if etcd has no leader
+		}
+		for _, e := range resp.Events {
+			if e.Type == clientv3.EventTypeDelete {
+				take(RolesDocument{})
+				continue
+			}
+			take(RolesDocument{Text: e.Kv.Value, Revision: e.Kv.ModRevision})
+		}
+	}
+}
+
+// Close closes the connection to etcd. No other method runs, or is called afterwards.
+func (r *Roles) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.etcd == nil {
+		return nil
+	}
+	return r.etcd.Close()
+}

@@ -1,0 +1,122 @@
+package reload_test
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/penstock-kv/penstock/server/config"
+)
+
+// valid fails unless the metrics have the revision of the roles document in use, and whether it is that of etcd.
+func (p *process) valid(revision int64, valid int) {
+	p.t.Helper()
+	text := fmt.Sprintf(`# HELP penstock_config_roles_revision Revision in etcd of the roles document in use (auth.roles_etcd); 0: none.
+# TYPE penstock_config_roles_revision gauge
+penstock_config_roles_revision %d
+# HELP penstock_config_roles_valid 0 while the roles document in etcd (auth.roles_etcd) is missing, invalid or cannot be read; the document that was read before stays in use. Otherwise 1, also without auth.roles_etcd.
+# TYPE penstock_config_roles_valid gauge
+penstock_config_roles_valid %d
+`, revision, valid)
+	if err := testutil.GatherAndCompare(p.registry, strings.NewReader(text), "penstock_config_roles_revision", "penstock_config_roles_valid"); err != nil {
+		p.t.Error(err)
+	}
+}
+
+// TestRolesFromEtcd: without a document every call is refused. A valid document is used, and a problem
+// of a later one leaves the document in use and is shown until a valid one comes.
+func TestRolesFromEtcd(t *testing.T) {
+	document := func(names ...string) []byte {
+		text := "principals:\n"
+		for _, name := range names {
+			text += fmt.Sprintf("  - {name: %s, tokens: [sha256:%x], grants: [{roles: [read], namespaces: [m]}]}\n", name, sha256.Sum256([]byte(newToken+name)))
+		}
+		return []byte(text)
+	}
+	p := newProcess(t)
+	p.valid(0, 1)
+	p.next.Auth = config.Auth{RolesEtcd: "/penstock/roles"}
+	p.start()
+	admitted := func(want string) {
+		t.Helper()
+		got, policy := "", p.creds.Roles()
+		if policy == nil {
+			t.Fatal("there is no policy, so every caller may make every call")
+		}
+		for _, name := range []string{"a", "b"} {
+			if _, ok := policy.ByHeader("Bearer " + newToken + name); ok {
+				got += name
+			}
+		}
+		if got != want {
+			t.Errorf("admitted are %q, want %q", got, want)
+		}
+	}
+	state := func(revision int64, problem string, changed int32) {
+		t.Helper()
+		s := p.creds.RolesState()
+		if s.Revision != revision || (s.Problem == "") != (problem == "") || !strings.Contains(s.Problem, problem) {
+			t.Errorf("revision %d, problem %q; want %d, %q", s.Revision, s.Problem, revision, problem)
+		}
+		if got := p.changed.Load(); got != changed {
+			t.Errorf("%d reports of changed credentials, want %d", got, changed)
+		}
+		valid := 1
+		if problem != "" {
+			valid = 0
+		}
+		if problem != "not read yet" {
+			p.valid(revision, valid)
+		}
+	}
+	admitted("")
+	state(0, "not read yet", 0)
+	p.reloader.RolesFailed(errors.New("etcd is down"))
+	p.logged("every call is refused")
+	admitted("")
+	state(0, "etcd is down", 0)
+	p.reloader.TakeRoles(nil, 0)
+	admitted("")
+	state(0, "has no key /penstock/roles", 0)
+	p.reloader.TakeRoles(document("a"), 5)
+	if line := p.logged("setting changed"); !strings.Contains(line[len(line)-1], `old=none new="1 principal`) {
+		t.Errorf("the log has %q", line)
+	}
+	admitted("a")
+	state(5, "", 1)
+	p.reloader.TakeRoles(document("a"), 5)
+	state(5, "", 1)
+	p.reloader.TakeRoles([]byte("principals: []"), 6)
+	p.logged("revision 6")
+	admitted("a")
+	state(5, "no principal", 1)
+	p.reloader.TakeRoles(document("b"), 7)
+	admitted("b")
+	state(7, "", 2)
+	p.reloader.TakeRoles(nil, 0)
+	p.logged("the one in use stays")
+	admitted("b")
+	state(7, "has no key", 2)
+	p.reloader.RolesFailed(errors.New("etcd is down"))
+	admitted("b")
+	state(7, "etcd is down", 2)
+	p.reloader.TakeRoles(document("b"), 7)
+	admitted("b")
+	state(7, "", 2)
+
+	// A reload of the files leaves the document in use.
+	if _, err := p.reloader.Reload(); err != nil {
+		t.Fatal(err)
+	}
+	admitted("b")
+	// A process can neither begin nor end to follow the key.
+	p.next.Auth = config.Auth{}
+	if _, err := p.reloader.Reload(); err == nil || !strings.Contains(err.Error(), "auth.roles_etcd") {
+		t.Errorf("a reload without auth.roles_etcd: %v", err)
+	}
+	admitted("b")
+}
