@@ -483,7 +483,7 @@ func (p *streamPair) arrived(name string, blocks int) {
 	}
 }
 
-// absent fails the test if an event of a kind comes although the engine's stream stands. The time
+// absent fails the test if an event of a kind comes although the gate of the engine's stream is closed. The time
 // bounds only how early a wrong event must come to be found.
 func (s *side) absent(kind TransferKind) {
 	s.t.Helper()
@@ -495,7 +495,7 @@ func (s *side) absent(kind TransferKind) {
 		}
 		for _, e := range events[:n] {
 			if e.Kind == kind {
-				s.t.Fatalf("event %+v, while the engine's stream stands", e)
+				s.t.Fatalf("event %+v, while the gate of the engine's stream is closed", e)
 			}
 		}
 	}
@@ -609,7 +609,7 @@ func TestAppendFollowsTheStream(t *testing.T) {
 	go func() { done <- p.decode.of.Append("stored", ids, 0, 3, time.Minute) }()
 	select {
 	case err := <-done:
-		t.Errorf("append has returned, while the engine's stream stands: %v", err)
+		t.Errorf("append has returned, while the gate of the engine's stream is closed: %v", err)
 	case <-time.After(100 * time.Millisecond):
 	}
 	open()
