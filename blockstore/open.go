@@ -355,6 +355,10 @@ func checkTogether(formatted []*candidate, given int, members membership, opts O
 		}
 		byIndex[sb.Index] = c
 		count := int(sb.Count) - members.removed.len()
+		if count > given && opts.Owner != nil && !opts.SharedOnly {
+			// A process that adopts the store takes a volume whose directory this owner does not have for a local one.
+			return fmt.Errorf("blockstore: %s is one of %d volumes, %d are given; give all of them, or remove the others from the node; with degraded, the directories of missing volumes must be given too: %w", c.path(), count, given, ErrForeign)
+		}
 		if count > given && !opts.Degraded && !opts.SharedOnly {
 			return fmt.Errorf("blockstore: %s is one of %d volumes, %d are given; give all of them, or set degraded to serve the present volumes: %w", c.path(), count, given, ErrForeign)
 		}
