@@ -775,3 +775,66 @@ func TestVolumeWithAnEarlierKey(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestRotationWhileWriting rotates the keys, and removes old ones, while blocks are written, read and freed.
+// Every block is read with its bytes, and a key with blocks is never removed.
+func TestRotationWhileWriting(t *testing.T) {
+	s := mustOpen(t, Options{CapacityBytes: 8 << 20, Keys: keyring(t, "k0")}, memio.New(memio.Options{Path: "a"}), memio.New(memio.Options{Path: "b"}))
+	if err := s.SetCatalogue(t.Context(), []byte("names")); err != nil {
+		t.Fatal(err)
+	}
+	const rotations = 20
+	stop := make(chan struct{})
+	var writers sync.WaitGroup
+	for w := range 2 {
+		writers.Go(func() {
+			var kept []*block
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				b := newBlock(fmt.Sprint(w, "-", i), 12000, 3)
+				if err := put(t, s, nil, b); err != nil {
+					t.Errorf("put: %v", err)
+					return
+				}
+				kept = append(kept, b)
+				for _, b := range kept {
+					if err := get(t, s, b, 0, 0); err != nil {
+						t.Errorf("get %s: %v", b.name, err)
+						return
+					}
+				}
+				if len(kept) == 4 {
+					if err := s.Free(kept[0].ref); err != nil {
+						t.Errorf("free: %v", err)
+						return
+					}
+					kept = kept[1:]
+				}
+			}
+		})
+	}
+	ids, removed := []string{"k0"}, 0
+	for i := range rotations {
+		ids = append(ids, fmt.Sprint("k", i+1))
+		if err := s.SetKeys(t.Context(), keyring(t, ids...)); err != nil {
+			t.Error(err)
+		}
+		err := s.SetKeys(t.Context(), keyring(t, ids[1:]...))
+		switch {
+		case err == nil:
+			ids = ids[1:]
+			removed++
+		case !errors.Is(err, ErrKey):
+			t.Error(err)
+		}
+	}
+	close(stop)
+	writers.Wait()
+	if use := s.KeyUse(); len(use) != 1+rotations-removed || !use[len(use)-1].Newest {
+		t.Errorf("after %d rotations and %d removals: %+v", rotations, removed, use)
+	}
+}
