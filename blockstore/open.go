@@ -639,9 +639,9 @@ func (s *Store) loadCatalogue(ctx context.Context) error {
 		return locked.err
 	}
 	s.catalogueCertain = catalogueCertain(read, s.voterCount())
-	if !s.catalogueCertain {
-		// A missing volume may have a newer catalogue. Its sequence must be lower than that of each
-		// catalogue written after this.
+	if read < s.voterCount() {
+		// A missing volume may have a newer catalogue, at least one that was not acknowledged. Its sequence must
+		// be lower than that of each catalogue written after this.
 		s.catalogueSequence += bootMargin << 16
 	}
 	return nil
