@@ -317,7 +317,8 @@ typedef struct penstock_device_options {
  *    host memory, where their checksums are verified and made. The library makes that memory and two
  *    streams of its own at the first registration of the device, and frees them in penstock_close.
  *    A key's values in one batch must have at most staging_bytes / 16 bytes.
- *  - The values of a batch are all on one device. PENSTOCK_ANY_MEMORY does not apply to them.
+ *  - The values of a batch are all on one device. PENSTOCK_ANY_MEMORY does not apply to them: with this
+ *    flag the library takes an address that is not registered for one of host memory.
  *  - With PENSTOCK_ON_STREAM the copies wait, on the device, for the caller's stream. No function
  *    waits for the stream but a batch that is waited for. When a get is complete, its values are on the
  *    device, and work that is then put into any stream finds them.

@@ -154,9 +154,10 @@ refused(penstock.UnregisteredError, "not registered", lambda: ns.put(["a"], [pag
 store.register(Tensor(device.address, device.size), staging_bytes=1 << 25)
 refused(penstock.InvalidError, "torch is not imported", lambda: ns.put(["a"], [page(0)]))
 refused(penstock.InvalidError, "for values on a CUDA device", lambda: ns.put(["a"], [bytes(n)], stream=0))
-host = bytearray(n)
-with store.register(host):
-    refused(penstock.InvalidError, "all on one device", lambda: ns.put(["a", "b"], [page(0), host], stream=0))
+other = Tensor(device.address, n)
+other.device = SimpleNamespace(type="cuda", index=1)
+for mixed in ([page(0), bytearray(n)], [bytes(n), page(0)], [page(0), bytes(n)], [other, page(0)]):
+    refused(penstock.InvalidError, "all in one place", lambda: ns.put(["a", "b"], mixed, stream=0))
 
 computed.memory[:n] = bytes(i % 251 for i in range(n))
 stream.close_gate()

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -59,10 +61,17 @@ const slotBytes = 2 << 20
 
 func newDeviceRig(t *testing.T, deviceBytes int) *deviceRig {
 	t.Helper()
-	r := &deviceRig{driver: copiertest.Driver(t), device: copiertest.Device(t, deviceBytes)}
-	r.rig = newRig(t, testnode.Start(t, testnode.Options{CapacityBytes: 64 << 20, SegmentBytes: 4 << 20}).Addr)
+	r := openDeviceRig(t, testnode.Start(t, testnode.Options{CapacityBytes: 64 << 20, SegmentBytes: 4 << 20}).Addr, deviceBytes)
 	h, err := r.store.RegisterDevice(r.options(), r.device.Address, uint64(deviceBytes))
 	r.memory = valueOf(t, r.library.Memory, h, err)
+	return r
+}
+
+// openDeviceRig is newDeviceRig without the registration.
+func openDeviceRig(t *testing.T, servers string, deviceBytes int) *deviceRig {
+	t.Helper()
+	r := &deviceRig{driver: copiertest.Driver(t), device: copiertest.Device(t, deviceBytes)}
+	r.rig = newRig(t, servers)
 	return r
 }
 
@@ -288,6 +297,180 @@ func TestFaultsOnDevice(t *testing.T) {
 	}
 }
 
+// TestDriverFaults: a registration, a put or a get in which a call of the driver fails has the driver's
+// error. A value with result OK has its bytes on the device. Then all slots are free, the same calls
+// succeed, and after Close nothing is left open in the driver.
+func TestDriverFaults(t *testing.T) {
+	const bytesOf, values = 512 << 10, 12 // three slots
+	node := testnode.Start(t, testnode.Options{CapacityBytes: 256 << 20, SegmentBytes: 4 << 20}).Addr
+	order := rand.New(rand.NewPCG(8, 2)).Perm(values)
+	for op, faults := range map[string][]string{
+		"register": {
+			"cuInit 1", "cuInit 2", "cuDeviceGet 2", "cuDevicePrimaryCtxRetain 2", "cuStreamCreate 1", "cuStreamCreate 2",
+			"cuEventCreate 3", "cuEventCreate 67", "cuMemHostRegister_v2 1", "cuMemHostRegister_v2 2",
+		},
+		// The first event of a batch is its mark. Two copiers have 64 events each.
+		"put": {
+			"cuEventCreate 129", "cuEventRecord 1", "cuEventRecord 2", "cuEventRecord 4", "cuStreamWaitEvent 1", "cuStreamWaitEvent 3",
+			"cuMemcpyAsync 1", "cuMemcpyAsync 12", "cuEventSynchronize 1", "cuEventSynchronize 2", "cuEventSynchronize 3",
+		},
+		"get": {
+			"cuEventCreate 130", "cuEventRecord 5", "cuEventRecord 6", "cuEventRecord 8", "cuStreamWaitEvent 4", "cuStreamWaitEvent 6",
+			"cuMemcpyAsync 13", "cuMemcpyAsync 24", "cuEventSynchronize 4", "cuEventSynchronize 5", "cuEventSynchronize 6",
+		},
+	} {
+		for _, fault := range faults {
+			t.Run(op+"/"+fault, func(t *testing.T) {
+				t.Setenv("FAKE_CUDA_FAIL", fault)
+				report := filepath.Join(t.TempDir(), "report")
+				t.Setenv("FAKE_CUDA_REPORT", report)
+				r := openDeviceRig(t, node, bytesOf*values)
+				check := func(call string, err error) (again bool) {
+					t.Helper()
+					if failed := err != nil; failed != (call == op) || failed && !strings.Contains(err.Error(), "made to fail") {
+						t.Errorf("%s: %v", call, err)
+					}
+					return call == op
+				}
+				register := func() error {
+					h, err := r.store.RegisterDevice(r.options(), r.device.Address, uint64(len(r.device.Bytes)))
+					if err == nil {
+						r.memory = valueOf(t, r.library.Memory, h, err)
+					}
+					return err
+				}
+				if check("register", register()) {
+					t.Setenv("FAKE_CUDA_FAIL", "")
+					if err := register(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				ns := r.namespace(t.Name(), 1, bytesOf)
+				fill(r.device.Bytes, 1)
+				want := slices.Clone(r.device.Bytes)
+				do := func(op Op) ([]byte, error) {
+					b := r.on("k", order, 1, bytesOf)
+					b.OnStream, b.Timeout = true, time.Minute
+					got := ns.Do(op, b)
+					if got.Err == nil && got.OK != values {
+						t.Errorf("%+v", got)
+					}
+					return b.Results, got.Err
+				}
+				if _, err := do(OpPut); check("put", err) {
+					if _, err := do(OpPut); err != nil {
+						t.Fatal(err)
+					}
+				}
+				get := func() error {
+					clear(r.device.Bytes)
+					results, err := do(OpGet)
+					for v, page := range order {
+						at := page * bytesOf
+						if results[v] == KeyOK && !bytes.Equal(r.device.Bytes[at:at+bytesOf], want[at:at+bytesOf]) {
+							t.Errorf("value %d has other bytes", v)
+						}
+					}
+					return err
+				}
+				if check("get", get()) {
+					if err := get(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if d := r.memory.device; len(d.loads.free) != slots || len(d.saves.free) != slots {
+					t.Errorf("%d and %d slots are free; want %d", len(d.loads.free), len(d.saves.free), slots)
+				}
+				if err := r.store.Close(); err != nil {
+					t.Error(err)
+				}
+				raw, err := os.ReadFile(report)
+				if left := strings.ReplaceAll(string(raw), "0 left\n", ""); err != nil || len(raw) == 0 || left != "" {
+					t.Errorf("%v; the driver reports %q", err, raw)
+				}
+			})
+		}
+	}
+}
+
+// TestEndsOnDevice: a get that is cancelled, or whose store is closed, while its copies wait for the
+// stream, ends with them. Its values are on the device.
+func TestEndsOnDevice(t *testing.T) {
+	const page = 64 << 10
+	for _, how := range []string{"cancel", "close"} {
+		t.Run(how, func(t *testing.T) {
+			r := newDeviceRig(t, 2*page)
+			ns := r.namespace("device", 1, page)
+			fill(r.device.Bytes[:page], 7)
+			if got := ns.Do(OpPut, r.on("k", []int{0}, 1, page)); got.Err != nil {
+				t.Fatal(got.Err)
+			}
+			engine := copiertest.NewStream(t, r.driver)
+			open := engine.Gate(t)
+			b := r.on("k", []int{1}, 1, page)
+			b.OnStream, b.Stream, b.Timeout = true, engine.Handle(), time.Minute
+			h, err := ns.Submit(OpGet, b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for r.store.client.Stats().ReadBytes == 0 {
+				runtime.Gosched()
+			}
+			ended := make(chan error, 1)
+			if how == "cancel" {
+				if err := r.store.Cancel(h); err != nil {
+					t.Fatal(err)
+				}
+				go func() {
+					got, err := r.store.Wait(h, time.Minute)
+					ended <- errors.Join(got.Err, err)
+				}()
+			} else {
+				go func() { ended <- r.store.Close() }()
+				<-r.store.ctx.Done()
+			}
+			select {
+			case err := <-ended:
+				t.Fatalf("the get has ended before its copies: %v", err)
+			case <-time.After(20 * time.Millisecond): // a later end would be a defect too, and stay undetected
+			}
+			open()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+			if b.Results[0] != KeyOK || !bytes.Equal(r.device.Bytes[page:], r.device.Bytes[:page]) {
+				t.Errorf("result %d; want the value on the device", b.Results[0])
+			}
+		})
+	}
+}
+
+// TestCopyDevice: a copy to and from a device, and the codes of its errors.
+func TestCopyDevice(t *testing.T) {
+	const n = 4096
+	device, driver := copiertest.Device(t, n), copiertest.Driver(t)
+	host := make([]byte, n)
+	do := func(toDevice bool) error {
+		return CopyDevice(func() (copier.DeviceCopier, error) {
+			return copier.NewCUDA(copier.CUDAOptions{Library: driver})
+		}, device.Address, addressOf(host), n, toDevice)
+	}
+	fill(host, 1)
+	if err := do(true); err != nil || !bytes.Equal(device.Bytes, host) {
+		t.Errorf("to the device: %v", err)
+	}
+	fill(device.Bytes, 2)
+	if err := do(false); err != nil || !bytes.Equal(device.Bytes, host) {
+		t.Errorf("from the device: %v", err)
+	}
+	for fault, code := range map[string]Code{"cuInit 1": Invalid, "cuMemHostRegister_v2 1": Invalid, "cuMemcpyAsync 1": Internal} {
+		t.Setenv("FAKE_CUDA_FAIL", fault)
+		if err := do(true); CodeOf(err) != code || !strings.Contains(err.Error(), "made to fail") {
+			t.Errorf("%s: code %d, %v; want code %d", fault, CodeOf(err), err, code)
+		}
+	}
+}
+
 // TestDeviceErrors: the error of a wrong batch or registration has its reason, and nothing stays in use.
 func TestDeviceErrors(t *testing.T) {
 	r := newDeviceRig(t, 4*slotBytes)
@@ -302,6 +485,9 @@ func TestDeviceErrors(t *testing.T) {
 	}
 	stream := *host
 	stream.OnStream = true
+	unregistered := mixed(device, &Batch{Addresses: []uint64{0, addressOf(make([]byte, 4096))}})
+	anyMemory := *unregistered
+	anyMemory.AnyMemory = true
 	outside := *device
 	outside.Addresses = []uint64{device.Addresses[0], r.device.Address + 4*slotBytes - 1}
 	for _, c := range []struct {
@@ -312,6 +498,8 @@ func TestDeviceErrors(t *testing.T) {
 	}{
 		{small, mixed(host, device), Invalid, "piece 1, fragment 0: it is not in the memory"},
 		{small, mixed(device, host), Invalid, "piece 1, fragment 0: it is not in the memory"},
+		{small, unregistered, Unregistered, "piece 0 begins on device 0, and the values of a batch are all in host memory, or all on one device"},
+		{small, &anyMemory, Invalid, "piece 1, fragment 0: it is not in the memory"},
 		{small, &stream, Invalid, "a stream is for values in device memory"},
 		{small, &outside, Unregistered, "piece 1, fragment 0"},
 		{large, r.on("k", []int{0}, 1, slotBytes+4096), Invalid, fmt.Sprintf("set staging_bytes to %d", (slotBytes+4096)*2*slots)},
