@@ -223,6 +223,15 @@ func SameDefinition(a, b kv.Namespace) bool {
 	return a.Geometry.Equal(b.Geometry) && a.Tenant == b.Tenant && string(a.Salt) == string(b.Salt) && a.Index == b.Index
 }
 
+// Difference names for an error what differs between two definitions. It does not contain a salt.
+func Difference(a, b kv.Namespace) string {
+	b.Salt = a.Salt
+	if SameDefinition(a, b) {
+		return "salt"
+	}
+	return "definition"
+}
+
 // create adds a checked namespace. The caller holds nsMu.
 func (n *Node) create(ctx context.Context, def kv.Namespace) (kv.Namespace, error) {
 	ns, err := n.index.Create(def)
@@ -234,7 +243,7 @@ func (n *Node) create(ctx context.Context, def kv.Namespace) (kv.Namespace, erro
 		case same:
 			return ns, nil
 		}
-		return ns, fmt.Errorf("namespace %q has another definition (%v, tenant %q, index %v): %w", ns.Name, ns.Geometry, ns.Tenant, ns.Index, trie.ErrNamespaceExists)
+		return ns, fmt.Errorf("namespace %q has another %s (%v, tenant %q, index %v): %w", ns.Name, Difference(ns, def), ns.Geometry, ns.Tenant, ns.Index, trie.ErrNamespaceExists)
 	}
 	if err != nil {
 		return kv.Namespace{}, err
