@@ -48,15 +48,17 @@ with Store(sys.argv[1], token_file=sys.argv[2]) as store:
         ns = store.namespace("a/" + name, block_tokens=4, layers=2, token_bytes=64, **options)
         keys = ns.chain(range(8)) if name == "chained" else [b"k", b"l"]
         before = ns.match(keys).prefix if name == "chained" else ns.exists(keys).ok
-        ns.put(keys, [bytes(ns.value_bytes)] * 2)
-        print(before, bytes(keys[0]).hex() if name == "chained" else "")
+        ns.put(keys, [bytes([i]) * ns.value_bytes for i in range(2)])
+        print(before, keys[0].hex())
 """
     with testing.node(args=["--auth-roles-file", str(roles)]) as n:
         run = [sys.executable, "-c", script, n.address, str(token)]
-        first, second = (subprocess.run(run, capture_output=True, text=True, check=True, timeout=TIMEOUT).stdout.split() for _ in range(2))
+        runs = [subprocess.run(run, capture_output=True, text=True, timeout=TIMEOUT) for _ in range(2)]
+    assert [r.returncode for r in runs] == [0, 0], runs[0].stderr + runs[1].stderr
+    first, second = (r.stdout.split() for r in runs)
     assert [first[0], first[2]] == ["0", "0"]
     assert [second[0], second[2]] == ["2", "2"]
-    assert first[1] == second[1]
+    assert first[1] == second[1]  # the ids of the chained namespace
 
 
 def test_other_threads_run_while_a_call_waits() -> None:
