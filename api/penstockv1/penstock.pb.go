@@ -4909,8 +4909,11 @@ type StatusResponse struct {
 	RunningReadsLimit int64        `protobuf:"varint,35,opt,name=running_reads_limit,json=runningReadsLimit,proto3" json:"running_reads_limit,omitempty"`
 	Reservations      int64        `protobuf:"varint,36,opt,name=reservations,proto3" json:"reservations,omitempty"` // open reservations of writers
 	Roles             *RolesStatus `protobuf:"bytes,37,opt,name=roles,proto3" json:"roles,omitempty"`                // absent without auth.roles_etcd
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// keys are the keys that encrypt the volumes, and an entry without an id for blocks that are not
+	// encrypted, if there are any; empty: the node has no keys.
+	Keys          []*KeyStatus `protobuf:"bytes,38,rep,name=keys,proto3" json:"keys,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
@@ -5202,6 +5205,81 @@ func (x *StatusResponse) GetRoles() *RolesStatus {
 	return nil
 }
 
+func (x *StatusResponse) GetKeys() []*KeyStatus {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+type KeyStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Blocks        int64                  `protobuf:"varint,2,opt,name=blocks,proto3" json:"blocks,omitempty"` // blocks that are encrypted with the key; includes blocks that are being written
+	Bytes         int64                  `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Newest        bool                   `protobuf:"varint,4,opt,name=newest,proto3" json:"newest,omitempty"` // the key encrypts new blocks
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeyStatus) Reset() {
+	*x = KeyStatus{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeyStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeyStatus) ProtoMessage() {}
+
+func (x *KeyStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeyStatus.ProtoReflect.Descriptor instead.
+func (*KeyStatus) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *KeyStatus) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *KeyStatus) GetBlocks() int64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *KeyStatus) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *KeyStatus) GetNewest() bool {
+	if x != nil {
+		return x.Newest
+	}
+	return false
+}
+
 // RolesStatus is the roles document that a node has read from etcd.
 type RolesStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -5214,7 +5292,7 @@ type RolesStatus struct {
 
 func (x *RolesStatus) Reset() {
 	*x = RolesStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	mi := &file_penstockv1_penstock_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5226,7 +5304,7 @@ func (x *RolesStatus) String() string {
 func (*RolesStatus) ProtoMessage() {}
 
 func (x *RolesStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	mi := &file_penstockv1_penstock_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5239,7 +5317,7 @@ func (x *RolesStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolesStatus.ProtoReflect.Descriptor instead.
 func (*RolesStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{63}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *RolesStatus) GetPrincipals() int64 {
@@ -5273,7 +5351,7 @@ type MemoryPart struct {
 
 func (x *MemoryPart) Reset() {
 	*x = MemoryPart{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[64]
+	mi := &file_penstockv1_penstock_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5285,7 +5363,7 @@ func (x *MemoryPart) String() string {
 func (*MemoryPart) ProtoMessage() {}
 
 func (x *MemoryPart) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[64]
+	mi := &file_penstockv1_penstock_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5298,7 +5376,7 @@ func (x *MemoryPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryPart.ProtoReflect.Descriptor instead.
 func (*MemoryPart) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{64}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *MemoryPart) GetName() string {
@@ -5330,7 +5408,7 @@ type NICStatus struct {
 
 func (x *NICStatus) Reset() {
 	*x = NICStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[65]
+	mi := &file_penstockv1_penstock_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5342,7 +5420,7 @@ func (x *NICStatus) String() string {
 func (*NICStatus) ProtoMessage() {}
 
 func (x *NICStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[65]
+	mi := &file_penstockv1_penstock_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5355,7 +5433,7 @@ func (x *NICStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NICStatus.ProtoReflect.Descriptor instead.
 func (*NICStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{65}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *NICStatus) GetName() string {
@@ -5417,7 +5495,7 @@ type StatBlockRequest struct {
 
 func (x *StatBlockRequest) Reset() {
 	*x = StatBlockRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[66]
+	mi := &file_penstockv1_penstock_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5429,7 +5507,7 @@ func (x *StatBlockRequest) String() string {
 func (*StatBlockRequest) ProtoMessage() {}
 
 func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[66]
+	mi := &file_penstockv1_penstock_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5442,7 +5520,7 @@ func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatBlockRequest.ProtoReflect.Descriptor instead.
 func (*StatBlockRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{66}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *StatBlockRequest) GetNamespace() string {
@@ -5477,7 +5555,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[67]
+	mi := &file_penstockv1_penstock_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5489,7 +5567,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[67]
+	mi := &file_penstockv1_penstock_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5502,7 +5580,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{67}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Block) GetId() []byte {
@@ -5586,7 +5664,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[68]
+	mi := &file_penstockv1_penstock_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5598,7 +5676,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[68]
+	mi := &file_penstockv1_penstock_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5611,7 +5689,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{68}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListBlocksRequest) GetNamespace() string {
@@ -5645,7 +5723,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[69]
+	mi := &file_penstockv1_penstock_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5657,7 +5735,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[69]
+	mi := &file_penstockv1_penstock_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5670,7 +5748,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{69}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -5698,7 +5776,7 @@ type VerifyBlocksRequest struct {
 
 func (x *VerifyBlocksRequest) Reset() {
 	*x = VerifyBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[70]
+	mi := &file_penstockv1_penstock_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5710,7 +5788,7 @@ func (x *VerifyBlocksRequest) String() string {
 func (*VerifyBlocksRequest) ProtoMessage() {}
 
 func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[70]
+	mi := &file_penstockv1_penstock_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5723,7 +5801,7 @@ func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksRequest.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{70}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *VerifyBlocksRequest) GetNamespace() string {
@@ -5756,7 +5834,7 @@ type VerifyBlocksResponse struct {
 
 func (x *VerifyBlocksResponse) Reset() {
 	*x = VerifyBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[71]
+	mi := &file_penstockv1_penstock_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5768,7 +5846,7 @@ func (x *VerifyBlocksResponse) String() string {
 func (*VerifyBlocksResponse) ProtoMessage() {}
 
 func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[71]
+	mi := &file_penstockv1_penstock_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5781,7 +5859,7 @@ func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksResponse.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{71}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *VerifyBlocksResponse) GetPieces() []*PieceResult {
@@ -5799,7 +5877,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[72]
+	mi := &file_penstockv1_penstock_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5811,7 +5889,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[72]
+	mi := &file_penstockv1_penstock_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5824,7 +5902,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{72}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{73}
 }
 
 type ListVolumesResponse struct {
@@ -5837,7 +5915,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[73]
+	mi := &file_penstockv1_penstock_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5849,7 +5927,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[73]
+	mi := &file_penstockv1_penstock_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5862,7 +5940,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{73}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*VolumeStatus {
@@ -5897,7 +5975,7 @@ type AdoptedNode struct {
 
 func (x *AdoptedNode) Reset() {
 	*x = AdoptedNode{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[74]
+	mi := &file_penstockv1_penstock_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5909,7 +5987,7 @@ func (x *AdoptedNode) String() string {
 func (*AdoptedNode) ProtoMessage() {}
 
 func (x *AdoptedNode) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[74]
+	mi := &file_penstockv1_penstock_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5922,7 +6000,7 @@ func (x *AdoptedNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptedNode.ProtoReflect.Descriptor instead.
 func (*AdoptedNode) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{74}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *AdoptedNode) GetNode() string {
@@ -5998,7 +6076,7 @@ type AdoptVolumeRequest struct {
 
 func (x *AdoptVolumeRequest) Reset() {
 	*x = AdoptVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[75]
+	mi := &file_penstockv1_penstock_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6010,7 +6088,7 @@ func (x *AdoptVolumeRequest) String() string {
 func (*AdoptVolumeRequest) ProtoMessage() {}
 
 func (x *AdoptVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[75]
+	mi := &file_penstockv1_penstock_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6023,7 +6101,7 @@ func (x *AdoptVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptVolumeRequest.ProtoReflect.Descriptor instead.
 func (*AdoptVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{75}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *AdoptVolumeRequest) GetPath() string {
@@ -6058,7 +6136,7 @@ type AdoptVolumeResponse struct {
 
 func (x *AdoptVolumeResponse) Reset() {
 	*x = AdoptVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[76]
+	mi := &file_penstockv1_penstock_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6070,7 +6148,7 @@ func (x *AdoptVolumeResponse) String() string {
 func (*AdoptVolumeResponse) ProtoMessage() {}
 
 func (x *AdoptVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[76]
+	mi := &file_penstockv1_penstock_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6083,7 +6161,7 @@ func (x *AdoptVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptVolumeResponse.ProtoReflect.Descriptor instead.
 func (*AdoptVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{76}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *AdoptVolumeResponse) GetStore() string {
@@ -6167,7 +6245,7 @@ type DrainVolumeRequest struct {
 
 func (x *DrainVolumeRequest) Reset() {
 	*x = DrainVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[77]
+	mi := &file_penstockv1_penstock_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6179,7 +6257,7 @@ func (x *DrainVolumeRequest) String() string {
 func (*DrainVolumeRequest) ProtoMessage() {}
 
 func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[77]
+	mi := &file_penstockv1_penstock_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6192,7 +6270,7 @@ func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DrainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{77}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *DrainVolumeRequest) GetVolume() string {
@@ -6226,7 +6304,7 @@ type DrainVolumeResponse struct {
 
 func (x *DrainVolumeResponse) Reset() {
 	*x = DrainVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[78]
+	mi := &file_penstockv1_penstock_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6238,7 +6316,7 @@ func (x *DrainVolumeResponse) String() string {
 func (*DrainVolumeResponse) ProtoMessage() {}
 
 func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[78]
+	mi := &file_penstockv1_penstock_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6251,7 +6329,7 @@ func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DrainVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{78}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *DrainVolumeResponse) GetBlocks() int64 {
@@ -6279,7 +6357,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[79]
+	mi := &file_penstockv1_penstock_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6291,7 +6369,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[79]
+	mi := &file_penstockv1_penstock_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6304,7 +6382,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{79}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *RemoveVolumeRequest) GetVolume() string {
@@ -6338,7 +6416,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[80]
+	mi := &file_penstockv1_penstock_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6350,7 +6428,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[80]
+	mi := &file_penstockv1_penstock_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6363,7 +6441,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{80}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *RemoveVolumeResponse) GetBlocks() int64 {
@@ -6389,7 +6467,7 @@ type ScrubRequest struct {
 
 func (x *ScrubRequest) Reset() {
 	*x = ScrubRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[81]
+	mi := &file_penstockv1_penstock_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6401,7 +6479,7 @@ func (x *ScrubRequest) String() string {
 func (*ScrubRequest) ProtoMessage() {}
 
 func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[81]
+	mi := &file_penstockv1_penstock_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6414,7 +6492,7 @@ func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubRequest.ProtoReflect.Descriptor instead.
 func (*ScrubRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{81}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ScrubRequest) GetBytesPerSecond() int64 {
@@ -6436,7 +6514,7 @@ type ScrubProgress struct {
 
 func (x *ScrubProgress) Reset() {
 	*x = ScrubProgress{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[82]
+	mi := &file_penstockv1_penstock_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6448,7 +6526,7 @@ func (x *ScrubProgress) String() string {
 func (*ScrubProgress) ProtoMessage() {}
 
 func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[82]
+	mi := &file_penstockv1_penstock_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6461,7 +6539,7 @@ func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubProgress.ProtoReflect.Descriptor instead.
 func (*ScrubProgress) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{82}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ScrubProgress) GetVerifiedBlocks() int64 {
@@ -6506,7 +6584,7 @@ type ConfigChange struct {
 
 func (x *ConfigChange) Reset() {
 	*x = ConfigChange{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[83]
+	mi := &file_penstockv1_penstock_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6518,7 +6596,7 @@ func (x *ConfigChange) String() string {
 func (*ConfigChange) ProtoMessage() {}
 
 func (x *ConfigChange) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[83]
+	mi := &file_penstockv1_penstock_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6531,7 +6609,7 @@ func (x *ConfigChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigChange.ProtoReflect.Descriptor instead.
 func (*ConfigChange) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{83}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ConfigChange) GetKey() string {
@@ -6570,7 +6648,7 @@ type DiffConfigRequest struct {
 
 func (x *DiffConfigRequest) Reset() {
 	*x = DiffConfigRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[84]
+	mi := &file_penstockv1_penstock_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6582,7 +6660,7 @@ func (x *DiffConfigRequest) String() string {
 func (*DiffConfigRequest) ProtoMessage() {}
 
 func (x *DiffConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[84]
+	mi := &file_penstockv1_penstock_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6595,7 +6673,7 @@ func (x *DiffConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffConfigRequest.ProtoReflect.Descriptor instead.
 func (*DiffConfigRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{84}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{85}
 }
 
 type DiffConfigResponse struct {
@@ -6608,7 +6686,7 @@ type DiffConfigResponse struct {
 
 func (x *DiffConfigResponse) Reset() {
 	*x = DiffConfigResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[85]
+	mi := &file_penstockv1_penstock_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6620,7 +6698,7 @@ func (x *DiffConfigResponse) String() string {
 func (*DiffConfigResponse) ProtoMessage() {}
 
 func (x *DiffConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[85]
+	mi := &file_penstockv1_penstock_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6633,7 +6711,7 @@ func (x *DiffConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffConfigResponse.ProtoReflect.Descriptor instead.
 func (*DiffConfigResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{85}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *DiffConfigResponse) GetPath() string {
@@ -6658,7 +6736,7 @@ type ReloadConfigRequest struct {
 
 func (x *ReloadConfigRequest) Reset() {
 	*x = ReloadConfigRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[86]
+	mi := &file_penstockv1_penstock_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6670,7 +6748,7 @@ func (x *ReloadConfigRequest) String() string {
 func (*ReloadConfigRequest) ProtoMessage() {}
 
 func (x *ReloadConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[86]
+	mi := &file_penstockv1_penstock_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6683,7 +6761,7 @@ func (x *ReloadConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadConfigRequest.ProtoReflect.Descriptor instead.
 func (*ReloadConfigRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{86}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{87}
 }
 
 type ReloadConfigResponse struct {
@@ -6696,7 +6774,7 @@ type ReloadConfigResponse struct {
 
 func (x *ReloadConfigResponse) Reset() {
 	*x = ReloadConfigResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[87]
+	mi := &file_penstockv1_penstock_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6708,7 +6786,7 @@ func (x *ReloadConfigResponse) String() string {
 func (*ReloadConfigResponse) ProtoMessage() {}
 
 func (x *ReloadConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[87]
+	mi := &file_penstockv1_penstock_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6721,7 +6799,7 @@ func (x *ReloadConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadConfigResponse.ProtoReflect.Descriptor instead.
 func (*ReloadConfigResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{87}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ReloadConfigResponse) GetPath() string {
@@ -6757,7 +6835,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[88]
+	mi := &file_penstockv1_penstock_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6769,7 +6847,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[88]
+	mi := &file_penstockv1_penstock_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6782,7 +6860,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{88}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Member) GetName() string {
@@ -6880,7 +6958,7 @@ type MoveStatus struct {
 
 func (x *MoveStatus) Reset() {
 	*x = MoveStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[89]
+	mi := &file_penstockv1_penstock_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6892,7 +6970,7 @@ func (x *MoveStatus) String() string {
 func (*MoveStatus) ProtoMessage() {}
 
 func (x *MoveStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[89]
+	mi := &file_penstockv1_penstock_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6905,7 +6983,7 @@ func (x *MoveStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveStatus.ProtoReflect.Descriptor instead.
 func (*MoveStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{89}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *MoveStatus) GetPhase() string {
@@ -6982,7 +7060,7 @@ type DrainMemberRequest struct {
 
 func (x *DrainMemberRequest) Reset() {
 	*x = DrainMemberRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[90]
+	mi := &file_penstockv1_penstock_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6994,7 +7072,7 @@ func (x *DrainMemberRequest) String() string {
 func (*DrainMemberRequest) ProtoMessage() {}
 
 func (x *DrainMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[90]
+	mi := &file_penstockv1_penstock_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7007,7 +7085,7 @@ func (x *DrainMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainMemberRequest.ProtoReflect.Descriptor instead.
 func (*DrainMemberRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{90}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *DrainMemberRequest) GetName() string {
@@ -7039,7 +7117,7 @@ type DrainMemberResponse struct {
 
 func (x *DrainMemberResponse) Reset() {
 	*x = DrainMemberResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[91]
+	mi := &file_penstockv1_penstock_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7051,7 +7129,7 @@ func (x *DrainMemberResponse) String() string {
 func (*DrainMemberResponse) ProtoMessage() {}
 
 func (x *DrainMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[91]
+	mi := &file_penstockv1_penstock_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7064,7 +7142,7 @@ func (x *DrainMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainMemberResponse.ProtoReflect.Descriptor instead.
 func (*DrainMemberResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{91}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{92}
 }
 
 type ListMembersRequest struct {
@@ -7075,7 +7153,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[92]
+	mi := &file_penstockv1_penstock_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7087,7 +7165,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[92]
+	mi := &file_penstockv1_penstock_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7100,7 +7178,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{92}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{93}
 }
 
 type ListMembersResponse struct {
@@ -7115,7 +7193,7 @@ type ListMembersResponse struct {
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[93]
+	mi := &file_penstockv1_penstock_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7127,7 +7205,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[93]
+	mi := &file_penstockv1_penstock_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7140,7 +7218,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{93}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ListMembersResponse) GetMembers() []*Member {
@@ -7176,7 +7254,7 @@ type FillMembersRequest struct {
 
 func (x *FillMembersRequest) Reset() {
 	*x = FillMembersRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[94]
+	mi := &file_penstockv1_penstock_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7188,7 +7266,7 @@ func (x *FillMembersRequest) String() string {
 func (*FillMembersRequest) ProtoMessage() {}
 
 func (x *FillMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[94]
+	mi := &file_penstockv1_penstock_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7201,7 +7279,7 @@ func (x *FillMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FillMembersRequest.ProtoReflect.Descriptor instead.
 func (*FillMembersRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{94}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *FillMembersRequest) GetNames() []string {
@@ -7235,7 +7313,7 @@ type FillMembersResponse struct {
 
 func (x *FillMembersResponse) Reset() {
 	*x = FillMembersResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[95]
+	mi := &file_penstockv1_penstock_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7247,7 +7325,7 @@ func (x *FillMembersResponse) String() string {
 func (*FillMembersResponse) ProtoMessage() {}
 
 func (x *FillMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[95]
+	mi := &file_penstockv1_penstock_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7260,7 +7338,7 @@ func (x *FillMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FillMembersResponse.ProtoReflect.Descriptor instead.
 func (*FillMembersResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{95}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *FillMembersResponse) GetFills() []*Fill {
@@ -7289,7 +7367,7 @@ type FillEnd struct {
 
 func (x *FillEnd) Reset() {
 	*x = FillEnd{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[96]
+	mi := &file_penstockv1_penstock_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7301,7 +7379,7 @@ func (x *FillEnd) String() string {
 func (*FillEnd) ProtoMessage() {}
 
 func (x *FillEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[96]
+	mi := &file_penstockv1_penstock_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7314,7 +7392,7 @@ func (x *FillEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FillEnd.ProtoReflect.Descriptor instead.
 func (*FillEnd) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{96}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *FillEnd) GetRevision() int64 {
@@ -7350,7 +7428,7 @@ type Fill struct {
 
 func (x *Fill) Reset() {
 	*x = Fill{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[97]
+	mi := &file_penstockv1_penstock_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7362,7 +7440,7 @@ func (x *Fill) String() string {
 func (*Fill) ProtoMessage() {}
 
 func (x *Fill) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[97]
+	mi := &file_penstockv1_penstock_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7375,7 +7453,7 @@ func (x *Fill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fill.ProtoReflect.Descriptor instead.
 func (*Fill) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{97}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *Fill) GetName() string {
@@ -7411,7 +7489,7 @@ type RemoveMemberRequest struct {
 
 func (x *RemoveMemberRequest) Reset() {
 	*x = RemoveMemberRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[98]
+	mi := &file_penstockv1_penstock_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7423,7 +7501,7 @@ func (x *RemoveMemberRequest) String() string {
 func (*RemoveMemberRequest) ProtoMessage() {}
 
 func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[98]
+	mi := &file_penstockv1_penstock_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7436,7 +7514,7 @@ func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberRequest.ProtoReflect.Descriptor instead.
 func (*RemoveMemberRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{98}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *RemoveMemberRequest) GetName() string {
@@ -7481,7 +7559,7 @@ type RemoveMemberResponse struct {
 
 func (x *RemoveMemberResponse) Reset() {
 	*x = RemoveMemberResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[99]
+	mi := &file_penstockv1_penstock_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7493,7 +7571,7 @@ func (x *RemoveMemberResponse) String() string {
 func (*RemoveMemberResponse) ProtoMessage() {}
 
 func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[99]
+	mi := &file_penstockv1_penstock_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7506,7 +7584,7 @@ func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberResponse.ProtoReflect.Descriptor instead.
 func (*RemoveMemberResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{99}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *RemoveMemberResponse) GetUp() bool {
@@ -7545,7 +7623,7 @@ type GetRolesRequest struct {
 
 func (x *GetRolesRequest) Reset() {
 	*x = GetRolesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[100]
+	mi := &file_penstockv1_penstock_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7557,7 +7635,7 @@ func (x *GetRolesRequest) String() string {
 func (*GetRolesRequest) ProtoMessage() {}
 
 func (x *GetRolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[100]
+	mi := &file_penstockv1_penstock_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7570,7 +7648,7 @@ func (x *GetRolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRolesRequest.ProtoReflect.Descriptor instead.
 func (*GetRolesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{100}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{101}
 }
 
 type GetRolesResponse struct {
@@ -7583,7 +7661,7 @@ type GetRolesResponse struct {
 
 func (x *GetRolesResponse) Reset() {
 	*x = GetRolesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[101]
+	mi := &file_penstockv1_penstock_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7595,7 +7673,7 @@ func (x *GetRolesResponse) String() string {
 func (*GetRolesResponse) ProtoMessage() {}
 
 func (x *GetRolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[101]
+	mi := &file_penstockv1_penstock_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7608,7 +7686,7 @@ func (x *GetRolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRolesResponse.ProtoReflect.Descriptor instead.
 func (*GetRolesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{101}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *GetRolesResponse) GetDocument() []byte {
@@ -7636,7 +7714,7 @@ type SetRolesRequest struct {
 
 func (x *SetRolesRequest) Reset() {
 	*x = SetRolesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[102]
+	mi := &file_penstockv1_penstock_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7648,7 +7726,7 @@ func (x *SetRolesRequest) String() string {
 func (*SetRolesRequest) ProtoMessage() {}
 
 func (x *SetRolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[102]
+	mi := &file_penstockv1_penstock_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7661,7 +7739,7 @@ func (x *SetRolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRolesRequest.ProtoReflect.Descriptor instead.
 func (*SetRolesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{102}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *SetRolesRequest) GetDocument() []byte {
@@ -7695,7 +7773,7 @@ type SetRolesResponse struct {
 
 func (x *SetRolesResponse) Reset() {
 	*x = SetRolesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[103]
+	mi := &file_penstockv1_penstock_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7707,7 +7785,7 @@ func (x *SetRolesResponse) String() string {
 func (*SetRolesResponse) ProtoMessage() {}
 
 func (x *SetRolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[103]
+	mi := &file_penstockv1_penstock_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7720,7 +7798,7 @@ func (x *SetRolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRolesResponse.ProtoReflect.Descriptor instead.
 func (*SetRolesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{103}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *SetRolesResponse) GetChanges() []string {
@@ -8120,7 +8198,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\rmove_failures\x18\x17 \x01(\x03R\fmoveFailures\x121\n" +
 	"\x15move_bytes_per_second\x18\x18 \x01(\x03R\x12moveBytesPerSecond\x12!\n" +
 	"\fmove_stalled\x18\x19 \x01(\tR\vmoveStalled\x12\x14\n" +
-	"\x05fence\x18\x1a \x01(\rR\x05fence\"\xc6\n" +
+	"\x05fence\x18\x1a \x01(\rR\x05fence\"\xf2\n" +
 	"\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
@@ -8170,7 +8248,13 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\rwaiting_reads\x18\" \x01(\x03R\fwaitingReads\x12.\n" +
 	"\x13running_reads_limit\x18# \x01(\x03R\x11runningReadsLimit\x12\"\n" +
 	"\freservations\x18$ \x01(\x03R\freservations\x12.\n" +
-	"\x05roles\x18% \x01(\v2\x18.penstock.v1.RolesStatusR\x05roles\"c\n" +
+	"\x05roles\x18% \x01(\v2\x18.penstock.v1.RolesStatusR\x05roles\x12*\n" +
+	"\x04keys\x18& \x03(\v2\x16.penstock.v1.KeyStatusR\x04keys\"a\n" +
+	"\tKeyStatus\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
+	"\x06blocks\x18\x02 \x01(\x03R\x06blocks\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\x12\x16\n" +
+	"\x06newest\x18\x04 \x01(\bR\x06newest\"c\n" +
 	"\vRolesStatus\x12\x1e\n" +
 	"\n" +
 	"principals\x18\x01 \x01(\x03R\n" +
@@ -8443,7 +8527,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 104)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 105)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -8515,47 +8599,48 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*StatusRequest)(nil),           // 67: penstock.v1.StatusRequest
 	(*VolumeStatus)(nil),            // 68: penstock.v1.VolumeStatus
 	(*StatusResponse)(nil),          // 69: penstock.v1.StatusResponse
-	(*RolesStatus)(nil),             // 70: penstock.v1.RolesStatus
-	(*MemoryPart)(nil),              // 71: penstock.v1.MemoryPart
-	(*NICStatus)(nil),               // 72: penstock.v1.NICStatus
-	(*StatBlockRequest)(nil),        // 73: penstock.v1.StatBlockRequest
-	(*Block)(nil),                   // 74: penstock.v1.Block
-	(*ListBlocksRequest)(nil),       // 75: penstock.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),      // 76: penstock.v1.ListBlocksResponse
-	(*VerifyBlocksRequest)(nil),     // 77: penstock.v1.VerifyBlocksRequest
-	(*VerifyBlocksResponse)(nil),    // 78: penstock.v1.VerifyBlocksResponse
-	(*ListVolumesRequest)(nil),      // 79: penstock.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),     // 80: penstock.v1.ListVolumesResponse
-	(*AdoptedNode)(nil),             // 81: penstock.v1.AdoptedNode
-	(*AdoptVolumeRequest)(nil),      // 82: penstock.v1.AdoptVolumeRequest
-	(*AdoptVolumeResponse)(nil),     // 83: penstock.v1.AdoptVolumeResponse
-	(*DrainVolumeRequest)(nil),      // 84: penstock.v1.DrainVolumeRequest
-	(*DrainVolumeResponse)(nil),     // 85: penstock.v1.DrainVolumeResponse
-	(*RemoveVolumeRequest)(nil),     // 86: penstock.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),    // 87: penstock.v1.RemoveVolumeResponse
-	(*ScrubRequest)(nil),            // 88: penstock.v1.ScrubRequest
-	(*ScrubProgress)(nil),           // 89: penstock.v1.ScrubProgress
-	(*ConfigChange)(nil),            // 90: penstock.v1.ConfigChange
-	(*DiffConfigRequest)(nil),       // 91: penstock.v1.DiffConfigRequest
-	(*DiffConfigResponse)(nil),      // 92: penstock.v1.DiffConfigResponse
-	(*ReloadConfigRequest)(nil),     // 93: penstock.v1.ReloadConfigRequest
-	(*ReloadConfigResponse)(nil),    // 94: penstock.v1.ReloadConfigResponse
-	(*Member)(nil),                  // 95: penstock.v1.Member
-	(*MoveStatus)(nil),              // 96: penstock.v1.MoveStatus
-	(*DrainMemberRequest)(nil),      // 97: penstock.v1.DrainMemberRequest
-	(*DrainMemberResponse)(nil),     // 98: penstock.v1.DrainMemberResponse
-	(*ListMembersRequest)(nil),      // 99: penstock.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),     // 100: penstock.v1.ListMembersResponse
-	(*FillMembersRequest)(nil),      // 101: penstock.v1.FillMembersRequest
-	(*FillMembersResponse)(nil),     // 102: penstock.v1.FillMembersResponse
-	(*FillEnd)(nil),                 // 103: penstock.v1.FillEnd
-	(*Fill)(nil),                    // 104: penstock.v1.Fill
-	(*RemoveMemberRequest)(nil),     // 105: penstock.v1.RemoveMemberRequest
-	(*RemoveMemberResponse)(nil),    // 106: penstock.v1.RemoveMemberResponse
-	(*GetRolesRequest)(nil),         // 107: penstock.v1.GetRolesRequest
-	(*GetRolesResponse)(nil),        // 108: penstock.v1.GetRolesResponse
-	(*SetRolesRequest)(nil),         // 109: penstock.v1.SetRolesRequest
-	(*SetRolesResponse)(nil),        // 110: penstock.v1.SetRolesResponse
+	(*KeyStatus)(nil),               // 70: penstock.v1.KeyStatus
+	(*RolesStatus)(nil),             // 71: penstock.v1.RolesStatus
+	(*MemoryPart)(nil),              // 72: penstock.v1.MemoryPart
+	(*NICStatus)(nil),               // 73: penstock.v1.NICStatus
+	(*StatBlockRequest)(nil),        // 74: penstock.v1.StatBlockRequest
+	(*Block)(nil),                   // 75: penstock.v1.Block
+	(*ListBlocksRequest)(nil),       // 76: penstock.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),      // 77: penstock.v1.ListBlocksResponse
+	(*VerifyBlocksRequest)(nil),     // 78: penstock.v1.VerifyBlocksRequest
+	(*VerifyBlocksResponse)(nil),    // 79: penstock.v1.VerifyBlocksResponse
+	(*ListVolumesRequest)(nil),      // 80: penstock.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),     // 81: penstock.v1.ListVolumesResponse
+	(*AdoptedNode)(nil),             // 82: penstock.v1.AdoptedNode
+	(*AdoptVolumeRequest)(nil),      // 83: penstock.v1.AdoptVolumeRequest
+	(*AdoptVolumeResponse)(nil),     // 84: penstock.v1.AdoptVolumeResponse
+	(*DrainVolumeRequest)(nil),      // 85: penstock.v1.DrainVolumeRequest
+	(*DrainVolumeResponse)(nil),     // 86: penstock.v1.DrainVolumeResponse
+	(*RemoveVolumeRequest)(nil),     // 87: penstock.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),    // 88: penstock.v1.RemoveVolumeResponse
+	(*ScrubRequest)(nil),            // 89: penstock.v1.ScrubRequest
+	(*ScrubProgress)(nil),           // 90: penstock.v1.ScrubProgress
+	(*ConfigChange)(nil),            // 91: penstock.v1.ConfigChange
+	(*DiffConfigRequest)(nil),       // 92: penstock.v1.DiffConfigRequest
+	(*DiffConfigResponse)(nil),      // 93: penstock.v1.DiffConfigResponse
+	(*ReloadConfigRequest)(nil),     // 94: penstock.v1.ReloadConfigRequest
+	(*ReloadConfigResponse)(nil),    // 95: penstock.v1.ReloadConfigResponse
+	(*Member)(nil),                  // 96: penstock.v1.Member
+	(*MoveStatus)(nil),              // 97: penstock.v1.MoveStatus
+	(*DrainMemberRequest)(nil),      // 98: penstock.v1.DrainMemberRequest
+	(*DrainMemberResponse)(nil),     // 99: penstock.v1.DrainMemberResponse
+	(*ListMembersRequest)(nil),      // 100: penstock.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),     // 101: penstock.v1.ListMembersResponse
+	(*FillMembersRequest)(nil),      // 102: penstock.v1.FillMembersRequest
+	(*FillMembersResponse)(nil),     // 103: penstock.v1.FillMembersResponse
+	(*FillEnd)(nil),                 // 104: penstock.v1.FillEnd
+	(*Fill)(nil),                    // 105: penstock.v1.Fill
+	(*RemoveMemberRequest)(nil),     // 106: penstock.v1.RemoveMemberRequest
+	(*RemoveMemberResponse)(nil),    // 107: penstock.v1.RemoveMemberResponse
+	(*GetRolesRequest)(nil),         // 108: penstock.v1.GetRolesRequest
+	(*GetRolesResponse)(nil),        // 109: penstock.v1.GetRolesResponse
+	(*SetRolesRequest)(nil),         // 110: penstock.v1.SetRolesRequest
+	(*SetRolesResponse)(nil),        // 111: penstock.v1.SetRolesResponse
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,   // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
@@ -8589,111 +8674,112 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	9,   // 28: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
 	66,  // 29: penstock.v1.ListPinsResponse.pins:type_name -> penstock.v1.Pin
 	68,  // 30: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	72,  // 31: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
-	71,  // 32: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
+	73,  // 31: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
+	72,  // 32: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
 	10,  // 33: penstock.v1.StatusResponse.counters:type_name -> penstock.v1.Counters
-	70,  // 34: penstock.v1.StatusResponse.roles:type_name -> penstock.v1.RolesStatus
-	3,   // 35: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
-	74,  // 36: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
-	26,  // 37: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
-	68,  // 38: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	81,  // 39: penstock.v1.ListVolumesResponse.adopted:type_name -> penstock.v1.AdoptedNode
-	81,  // 40: penstock.v1.AdoptVolumeResponse.adopted:type_name -> penstock.v1.AdoptedNode
-	90,  // 41: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	90,  // 42: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	96,  // 43: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
-	95,  // 44: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
-	103, // 45: penstock.v1.ListMembersResponse.last_fill:type_name -> penstock.v1.FillEnd
-	104, // 46: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
-	12,  // 47: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	14,  // 48: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	19,  // 49: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	21,  // 50: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	25,  // 51: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	28,  // 52: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	30,  // 53: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	33,  // 54: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	37,  // 55: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	16,  // 56: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
-	39,  // 57: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	41,  // 58: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
-	43,  // 59: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
-	45,  // 60: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	48,  // 61: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	49,  // 62: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	50,  // 63: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	52,  // 64: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	54,  // 65: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	56,  // 66: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
-	58,  // 67: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	59,  // 68: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
-	60,  // 69: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	62,  // 70: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	67,  // 71: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	73,  // 72: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	75,  // 73: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	77,  // 74: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	64,  // 75: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	88,  // 76: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	79,  // 77: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
-	84,  // 78: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
-	86,  // 79: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
-	82,  // 80: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
-	91,  // 81: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
-	93,  // 82: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
-	99,  // 83: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
-	97,  // 84: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
-	101, // 85: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
-	105, // 86: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
-	107, // 87: penstock.v1.Admin.GetRoles:input_type -> penstock.v1.GetRolesRequest
-	109, // 88: penstock.v1.Admin.SetRoles:input_type -> penstock.v1.SetRolesRequest
-	13,  // 89: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	18,  // 90: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	20,  // 91: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	22,  // 92: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	27,  // 93: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	29,  // 94: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	31,  // 95: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	34,  // 96: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	38,  // 97: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	17,  // 98: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
-	40,  // 99: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	42,  // 100: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
-	44,  // 101: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
-	47,  // 102: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	9,   // 103: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	9,   // 104: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	51,  // 105: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	53,  // 106: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	55,  // 107: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	57,  // 108: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
-	9,   // 109: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	9,   // 110: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
-	61,  // 111: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	63,  // 112: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	69,  // 113: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	74,  // 114: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	76,  // 115: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	78,  // 116: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	65,  // 117: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	89,  // 118: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	80,  // 119: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
-	85,  // 120: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
-	87,  // 121: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
-	83,  // 122: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
-	92,  // 123: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
-	94,  // 124: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
-	100, // 125: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
-	98,  // 126: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
-	102, // 127: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
-	106, // 128: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
-	108, // 129: penstock.v1.Admin.GetRoles:output_type -> penstock.v1.GetRolesResponse
-	110, // 130: penstock.v1.Admin.SetRoles:output_type -> penstock.v1.SetRolesResponse
-	89,  // [89:131] is the sub-list for method output_type
-	47,  // [47:89] is the sub-list for method input_type
-	47,  // [47:47] is the sub-list for extension type_name
-	47,  // [47:47] is the sub-list for extension extendee
-	0,   // [0:47] is the sub-list for field type_name
+	71,  // 34: penstock.v1.StatusResponse.roles:type_name -> penstock.v1.RolesStatus
+	70,  // 35: penstock.v1.StatusResponse.keys:type_name -> penstock.v1.KeyStatus
+	3,   // 36: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
+	75,  // 37: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
+	26,  // 38: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
+	68,  // 39: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	82,  // 40: penstock.v1.ListVolumesResponse.adopted:type_name -> penstock.v1.AdoptedNode
+	82,  // 41: penstock.v1.AdoptVolumeResponse.adopted:type_name -> penstock.v1.AdoptedNode
+	91,  // 42: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	91,  // 43: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	97,  // 44: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
+	96,  // 45: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
+	104, // 46: penstock.v1.ListMembersResponse.last_fill:type_name -> penstock.v1.FillEnd
+	105, // 47: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
+	12,  // 48: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	14,  // 49: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	19,  // 50: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	21,  // 51: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	25,  // 52: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	28,  // 53: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	30,  // 54: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	33,  // 55: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	37,  // 56: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	16,  // 57: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
+	39,  // 58: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	41,  // 59: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
+	43,  // 60: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
+	45,  // 61: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	48,  // 62: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	49,  // 63: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	50,  // 64: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	52,  // 65: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	54,  // 66: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	56,  // 67: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
+	58,  // 68: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	59,  // 69: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
+	60,  // 70: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	62,  // 71: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	67,  // 72: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	74,  // 73: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	76,  // 74: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	78,  // 75: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	64,  // 76: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	89,  // 77: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	80,  // 78: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
+	85,  // 79: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
+	87,  // 80: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
+	83,  // 81: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
+	92,  // 82: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
+	94,  // 83: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
+	100, // 84: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
+	98,  // 85: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
+	102, // 86: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
+	106, // 87: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
+	108, // 88: penstock.v1.Admin.GetRoles:input_type -> penstock.v1.GetRolesRequest
+	110, // 89: penstock.v1.Admin.SetRoles:input_type -> penstock.v1.SetRolesRequest
+	13,  // 90: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	18,  // 91: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	20,  // 92: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	22,  // 93: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	27,  // 94: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	29,  // 95: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	31,  // 96: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	34,  // 97: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	38,  // 98: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	17,  // 99: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
+	40,  // 100: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	42,  // 101: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
+	44,  // 102: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
+	47,  // 103: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	9,   // 104: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	9,   // 105: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	51,  // 106: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	53,  // 107: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	55,  // 108: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	57,  // 109: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
+	9,   // 110: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	9,   // 111: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
+	61,  // 112: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	63,  // 113: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	69,  // 114: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	75,  // 115: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	77,  // 116: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	79,  // 117: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	65,  // 118: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	90,  // 119: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	81,  // 120: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
+	86,  // 121: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
+	88,  // 122: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
+	84,  // 123: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
+	93,  // 124: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
+	95,  // 125: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
+	101, // 126: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
+	99,  // 127: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
+	103, // 128: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
+	107, // 129: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
+	109, // 130: penstock.v1.Admin.GetRoles:output_type -> penstock.v1.GetRolesResponse
+	111, // 131: penstock.v1.Admin.SetRoles:output_type -> penstock.v1.SetRolesResponse
+	90,  // [90:132] is the sub-list for method output_type
+	48,  // [48:90] is the sub-list for method input_type
+	48,  // [48:48] is the sub-list for extension type_name
+	48,  // [48:48] is the sub-list for extension extendee
+	0,   // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -8707,7 +8793,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   104,
+			NumMessages:   105,
 			NumExtensions: 0,
 			NumServices:   2,
 		},
