@@ -5,6 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
@@ -12,35 +18,111 @@ import (
 )
 
 // EnsureNamespace creates a namespace on every node that does not have it, and returns
-// the result of Namespace. If a node has the namespace already, tenant, salt, index kind
-// and geometry must equal those of def; the quota may differ. Nodes that do not answer
-// are skipped: they stay misses until a later call creates the namespace on them. Errors:
-// ErrMismatch (the error has both definitions), ErrRequest (def is invalid),
-// ErrUnavailable (no node answers), ErrAuth, ErrProvider, ErrVersion (no node is of this
-// client's version), and the error of ctx.
+// the result of Namespace. If a node has the namespace already, tenant, index kind and
+// geometry must equal those of def, and so must the salt if def has one; the quota may
+// differ. If def has no salt, the result has the salt of the existing namespace. For a tenant
+// (docs/access.md) a new namespace gets a random salt, which is the same on all nodes.
+// Nodes that do not answer are skipped: they stay misses until a later call creates the
+// namespace on them. Only the creation of a random salt needs an answer of every node, unless
+// the nodes are a cluster. Errors: ErrMismatch (the error has both definitions), ErrRequest
+// (def is invalid), ErrUnavailable (no node answers, or not every node where a random
+// salt needs it), ErrAuth, ErrProvider, ErrVersion (no node is of this client's version), and
+// the error of ctx.
 func (s *Store) EnsureNamespace(ctx context.Context, def kv.Namespace) (kv.Namespace, error) {
 	if err := def.Validate(); err != nil {
 		return kv.Namespace{}, fmt.Errorf("client: %w: %w", ErrRequest, err)
 	}
-	for _, n := range s.all() {
-		err := n.createNamespace(ctx, def)
-		// ErrMismatch: the node has the namespace. The comparison below covers all nodes.
-		if err != nil && !errors.Is(err, errDown) && !errors.Is(err, errBusy) && !errors.Is(err, ErrMismatch) {
-			return kv.Namespace{}, err
-		}
+	anySalt := len(def.Salt) == 0
+	if err := s.createOnAll(ctx, def); err != nil {
+		return kv.Namespace{}, err
 	}
 	ns, err := s.Namespace(ctx, def.Name)
 	if err != nil {
 		return kv.Namespace{}, err
 	}
+	if anySalt {
+		def.Salt = ns.Salt
+	}
 	if !sameNamespace(ns, def) {
 		salts := "the salts are equal"
-		if !bytes.Equal(ns.Salt, def.Salt) {
+		if anySalt {
+			salts = "any salt is accepted"
+		} else if !bytes.Equal(ns.Salt, def.Salt) {
 			salts = "the salts differ"
 		}
 		return kv.Namespace{}, fmt.Errorf("client: %w: namespace %q exists as %s; the caller wants %s; %s", ErrMismatch, def.Name, describe(ns), describe(def), salts)
 	}
 	return ns, nil
+}
+
+// createOnAll creates a namespace on every node that answers and does not have it. It does not
+// compare the definitions of nodes that have it.
+//
+// Nodes without etcd do not agree on a random salt. So only one node makes it, the first by address,
+// and only for a client that has found that every node answers and none has the namespace. All
+// other nodes get the salt of a node that has the namespace. The salts are then equal although
+// several clients create the namespace at once, a client ends before it has reached all nodes, or
+// the clients reach different nodes.
+func (s *Store) createOnAll(ctx context.Context, def kv.Namespace) error {
+	nodes := slices.SortedFunc(slices.Values(s.all()), func(a, b *node) int { return strings.Compare(a.target, b.target) })
+	salting := pb.Salting_SALTING_NONE
+	var down []error
+	if len(def.Salt) == 0 {
+		found, errs, err := findNamespace(ctx, nodes, def.Name)
+		switch {
+		case err != nil:
+			return err
+		case found != nil:
+			def.Salt = found.Salt
+		case len(errs) > 0:
+			salting, down = pb.Salting_SALTING_EXISTING, errs
+		default:
+			salting = pb.Salting_SALTING_RANDOM
+		}
+	}
+	for _, n := range nodes {
+		ns, err := n.createNamespace(ctx, def, salting)
+		switch {
+		case err == nil && salting != pb.Salting_SALTING_NONE:
+			def.Salt, salting = ns.GetSalt(), pb.Salting_SALTING_NONE
+		case err == nil, errors.Is(err, ErrMismatch): // the caller compares the definitions of all nodes
+		case errors.Is(err, errDown), errors.Is(err, errBusy):
+			down = append(down, err)
+			if salting == pb.Salting_SALTING_RANDOM {
+				salting = pb.Salting_SALTING_EXISTING
+			}
+		case status.Code(err) == codes.Aborted:
+			return fmt.Errorf("client: namespace %q: %w: a new namespace without a salt gets a random one only while every node answers, so that all nodes have the same one: %w",
+				def.Name, ErrUnavailable, hideInternal(errors.Join(down...)))
+		default:
+			return err
+		}
+	}
+	return nil
+}
+
+// findNamespace returns the definition of the first node that has a namespace, nil if no node that
+// answers has it, and the errors of the nodes that do not answer.
+func findNamespace(ctx context.Context, nodes []*node, name string) (found *kv.Namespace, down []error, _ error) {
+	defs := make([]kv.Namespace, len(nodes))
+	errs := make([]error, len(nodes))
+	var wg sync.WaitGroup
+	for i, n := range nodes {
+		wg.Go(func() { defs[i], errs[i] = n.namespace(ctx, name) })
+	}
+	wg.Wait()
+	for i, err := range errs {
+		switch {
+		case err == nil && found == nil:
+			found = &defs[i]
+		case err == nil, errors.Is(err, ErrNotFound):
+		case errors.Is(err, errDown), errors.Is(err, errBusy):
+			down = append(down, err)
+		default:
+			return nil, nil, err
+		}
+	}
+	return found, down, nil
 }
 
 // describe returns the fields on which ids and bytes of a namespace depend, except the
@@ -49,13 +131,13 @@ func describe(ns kv.Namespace) string {
 	return fmt.Sprintf("{%v, index %v, tenant %q, dtype %q, layout %q}", ns.Geometry, ns.Index, ns.Tenant, ns.Geometry.DType, ns.Geometry.Layout)
 }
 
-func (n *node) createNamespace(ctx context.Context, def kv.Namespace) error {
+func (n *node) createNamespace(ctx context.Context, def kv.Namespace, salting pb.Salting) (*pb.Namespace, error) {
 	sess, err := n.use(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	_, err = sess.admin.CreateNamespace(ctx, &pb.CreateNamespaceRequest{Namespace: api.NamespaceProto(def)})
-	return n.failed(sess, callError(ctx, "create namespace", n.target, err))
+	ns, err := sess.admin.CreateNamespace(ctx, &pb.CreateNamespaceRequest{Namespace: api.NamespaceProto(def), Salting: salting})
+	return ns, n.failed(sess, callError(ctx, "create namespace", n.target, err))
 }
 
 // BumpEpoch begins a new epoch on every node and returns it. The new epoch is to or, if to is 0,

@@ -1068,3 +1068,44 @@ func TestRolesEndOlderStreams(t *testing.T) {
 		t.Errorf("the stream ends with %v", err)
 	}
 }
+
+// TestForeignMatch: a Match in a namespace on which the caller has no role is refused before the index
+// is read, with one answer for namespaces that exist and others.
+func TestForeignMatch(t *testing.T) {
+	var policy roles
+	h := newHost(t, func(o *server.Options) { o.Roles = policy.current }, nil)
+	ns := h.namespace()
+	h.write(ns, 2)
+	policy.set(t, "a read,write,admin m", "b read,write,admin other*")
+	match := func(principal, name string) (*pb.MatchResponse, error) {
+		return h.cache.Match(as(t.Context(), principal), &pb.MatchRequest{Namespace: name, BlockIds: chain(ns, 2)})
+	}
+	matches := func() int64 {
+		st, ok := h.node.NamespaceStats(ns.ID)
+		if !ok {
+			t.Fatal("the node has no statistics of the namespace")
+		}
+		return st.Live[0].Matches
+	}
+	before := matches()
+	var answers []string
+	for _, name := range []string{"m", "absent"} {
+		_, err := match("b", name)
+		if status.Code(err) != codes.PermissionDenied {
+			t.Errorf("a match of b in %s: %v", name, err)
+		}
+		answers = append(answers, strings.ReplaceAll(fmt.Sprint(err), `"`+name+`"`, "NAME"))
+	}
+	if answers[0] != answers[1] {
+		t.Errorf("the answers show whether the namespace exists: %q", answers)
+	}
+	if n := matches() - before; n != 0 {
+		t.Errorf("%d refused matches have reached the index", n)
+	}
+	if r, err := match("a", "m"); err != nil || r.GetMatchedBlocks() != 2 {
+		t.Errorf("a match of a: %v, %v", r, err)
+	}
+	if n := matches() - before; n != 1 {
+		t.Errorf("%d matches were counted; want 1", n)
+	}
+}

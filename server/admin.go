@@ -2,11 +2,14 @@ package server
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/binary"
 	"math"
 	"slices"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/penstock-kv/penstock/api"
@@ -59,11 +62,35 @@ func (s *adminService) CreateNamespace(ctx context.Context, req *pb.CreateNamesp
 	if err != nil {
 		return nil, invalid(err)
 	}
-	ns, err := s.namespaces.CreateNamespace(ctx, def)
+	var ns kv.Namespace
+	if req.GetSalting() == pb.Salting_SALTING_NONE || len(def.Salt) > 0 {
+		ns, err = s.namespaces.CreateNamespace(ctx, def)
+	} else {
+		ns, err = s.namespaces.EnsureNamespace(ctx, def, func() ([]byte, error) { return s.newSalt(ctx, req) })
+	}
 	if err != nil {
 		return nil, statusOf(err)
 	}
 	return s.describe(ns), nil
+}
+
+// saltBytes is the length of the salts that a node makes.
+const saltBytes = 32
+
+// newSalt returns the salt of the namespace that a request without a salt creates. A tenant, which has the role
+// admin on some namespaces only, gets a random salt, so that principals without a role on the namespace
+// cannot compute its ids.
+func (s *adminService) newSalt(ctx context.Context, req *pb.CreateNamespaceRequest) ([]byte, error) {
+	id, ok := identityOf(ctx)
+	if !ok || id.Principal.HasEverywhere(access.Admin) {
+		return nil, nil
+	}
+	if req.GetSalting() == pb.Salting_SALTING_EXISTING && s.opts.Cluster == nil {
+		return nil, status.Errorf(codes.Aborted, "namespace %q does not exist, and the node makes no random salt for it", req.GetNamespace().GetName())
+	}
+	salt := make([]byte, saltBytes)
+	_, err := rand.Read(salt)
+	return salt, err
 }
 
 func (s *adminService) GetNamespace(_ context.Context, req *pb.GetNamespaceRequest) (*pb.Namespace, error) {

@@ -21,6 +21,7 @@ import (
 // of all nodes of a cluster; see the methods of both for the contracts.
 type Namespaces interface {
 	CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Namespace, error)
+	EnsureNamespace(ctx context.Context, def kv.Namespace, salt storage.NewSalt) (kv.Namespace, error)
 	DeleteNamespace(ctx context.Context, name string, dryRun bool) (storage.Removed, error)
 	BumpEpoch(ctx context.Context, name string, to kv.Epoch, keep int) (storage.Bumped, error)
 	RetireEpoch(ctx context.Context, name string, epoch kv.Epoch, force, dryRun bool) (storage.Removed, error)

@@ -241,6 +241,63 @@ func (BlockClass) EnumDescriptor() ([]byte, []int) {
 	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{3}
 }
 
+// Salting decides about the salt of a namespace whose definition has none. A definition with a salt needs
+// no Salting: a new namespace gets that salt, and an existing one must have it.
+type Salting int32
+
+const (
+	// A new namespace gets no salt, and an existing one must have none.
+	Salting_SALTING_NONE Salting = 0
+	// An existing namespace may have any salt. A new one gets a random salt of 32 bytes if a roles file or
+	// document is in use and the caller has the role admin on some namespaces only.
+	Salting_SALTING_RANDOM Salting = 1
+	// As SALTING_RANDOM, but a node that is in no cluster answers Aborted where it would make a salt. Clients
+	// of several nodes that cannot reach all of them send it, because another node may have the namespace
+	// with another salt.
+	Salting_SALTING_EXISTING Salting = 2
+)
+
+// Enum value maps for Salting.
+var (
+	Salting_name = map[int32]string{
+		0: "SALTING_NONE",
+		1: "SALTING_RANDOM",
+		2: "SALTING_EXISTING",
+	}
+	Salting_value = map[string]int32{
+		"SALTING_NONE":     0,
+		"SALTING_RANDOM":   1,
+		"SALTING_EXISTING": 2,
+	}
+)
+
+func (x Salting) Enum() *Salting {
+	p := new(Salting)
+	*p = x
+	return p
+}
+
+func (x Salting) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Salting) Descriptor() protoreflect.EnumDescriptor {
+	return file_penstockv1_penstock_proto_enumTypes[4].Descriptor()
+}
+
+func (Salting) Type() protoreflect.EnumType {
+	return &file_penstockv1_penstock_proto_enumTypes[4]
+}
+
+func (x Salting) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Salting.Descriptor instead.
+func (Salting) EnumDescriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{4}
+}
+
 type PieceResult_State int32
 
 const (
@@ -292,11 +349,11 @@ func (x PieceResult_State) String() string {
 }
 
 func (PieceResult_State) Descriptor() protoreflect.EnumDescriptor {
-	return file_penstockv1_penstock_proto_enumTypes[4].Descriptor()
+	return file_penstockv1_penstock_proto_enumTypes[5].Descriptor()
 }
 
 func (PieceResult_State) Type() protoreflect.EnumType {
-	return &file_penstockv1_penstock_proto_enumTypes[4]
+	return &file_penstockv1_penstock_proto_enumTypes[5]
 }
 
 func (x PieceResult_State) Number() protoreflect.EnumNumber {
@@ -350,11 +407,11 @@ func (x Event_Kind) String() string {
 }
 
 func (Event_Kind) Descriptor() protoreflect.EnumDescriptor {
-	return file_penstockv1_penstock_proto_enumTypes[5].Descriptor()
+	return file_penstockv1_penstock_proto_enumTypes[6].Descriptor()
 }
 
 func (Event_Kind) Type() protoreflect.EnumType {
-	return &file_penstockv1_penstock_proto_enumTypes[5]
+	return &file_penstockv1_penstock_proto_enumTypes[6]
 }
 
 func (x Event_Kind) Number() protoreflect.EnumNumber {
@@ -3412,6 +3469,7 @@ func (x *Event) GetVolume() *VolumeState {
 type CreateNamespaceRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     *Namespace             `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Salting       Salting                `protobuf:"varint,2,opt,name=salting,proto3,enum=penstock.v1.Salting" json:"salting,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3451,6 +3509,13 @@ func (x *CreateNamespaceRequest) GetNamespace() *Namespace {
 		return x.Namespace
 	}
 	return nil
+}
+
+func (x *CreateNamespaceRequest) GetSalting() Salting {
+	if x != nil {
+		return x.Salting
+	}
+	return Salting_SALTING_NONE
 }
 
 type GetNamespaceRequest struct {
@@ -8024,9 +8089,10 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x12KIND_BLOCK_REMOVED\x10\x02\x12\x1b\n" +
 	"\x17KIND_ALL_BLOCKS_CLEARED\x10\x03\x12\f\n" +
 	"\bKIND_GAP\x10\x04\x12\x15\n" +
-	"\x11KIND_VOLUME_STATE\x10\x05\"N\n" +
+	"\x11KIND_VOLUME_STATE\x10\x05\"~\n" +
 	"\x16CreateNamespaceRequest\x124\n" +
-	"\tnamespace\x18\x01 \x01(\v2\x16.penstock.v1.NamespaceR\tnamespace\")\n" +
+	"\tnamespace\x18\x01 \x01(\v2\x16.penstock.v1.NamespaceR\tnamespace\x12.\n" +
+	"\asalting\x18\x02 \x01(\x0e2\x14.penstock.v1.SaltingR\asalting\")\n" +
 	"\x13GetNamespaceRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"C\n" +
 	"\x15ListNamespacesRequest\x12\x14\n" +
@@ -8395,7 +8461,11 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"BlockClass\x12\x1b\n" +
 	"\x17BLOCK_CLASS_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12BLOCK_CLASS_PREFIX\x10\x01\x12\x18\n" +
-	"\x14BLOCK_CLASS_TRANSFER\x10\x022\xe3\a\n" +
+	"\x14BLOCK_CLASS_TRANSFER\x10\x02*E\n" +
+	"\aSalting\x12\x10\n" +
+	"\fSALTING_NONE\x10\x00\x12\x12\n" +
+	"\x0eSALTING_RANDOM\x10\x01\x12\x14\n" +
+	"\x10SALTING_EXISTING\x10\x022\xe3\a\n" +
 	"\x05Cache\x12G\n" +
 	"\bDescribe\x12\x1c.penstock.v1.DescribeRequest\x1a\x1d.penstock.v1.DescribeResponse\x12>\n" +
 	"\x05Match\x12\x19.penstock.v1.MatchRequest\x1a\x1a.penstock.v1.MatchResponse\x12M\n" +
@@ -8456,258 +8526,260 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 	return file_penstockv1_penstock_proto_rawDescData
 }
 
-var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
+var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
 var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 105)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
 	(IndexKind)(0),                  // 2: penstock.v1.IndexKind
 	(BlockClass)(0),                 // 3: penstock.v1.BlockClass
-	(PieceResult_State)(0),          // 4: penstock.v1.PieceResult.State
-	(Event_Kind)(0),                 // 5: penstock.v1.Event.Kind
-	(*Group)(nil),                   // 6: penstock.v1.Group
-	(*Geometry)(nil),                // 7: penstock.v1.Geometry
-	(*Namespace)(nil),               // 8: penstock.v1.Namespace
-	(*Counters)(nil),                // 9: penstock.v1.Counters
-	(*LiveEpoch)(nil),               // 10: penstock.v1.LiveEpoch
-	(*DescribeRequest)(nil),         // 11: penstock.v1.DescribeRequest
-	(*DescribeResponse)(nil),        // 12: penstock.v1.DescribeResponse
-	(*MatchRequest)(nil),            // 13: penstock.v1.MatchRequest
-	(*EpochRun)(nil),                // 14: penstock.v1.EpochRun
-	(*PinEpochRequest)(nil),         // 15: penstock.v1.PinEpochRequest
-	(*PinEpochResponse)(nil),        // 16: penstock.v1.PinEpochResponse
-	(*MatchResponse)(nil),           // 17: penstock.v1.MatchResponse
-	(*RenewLeaseRequest)(nil),       // 18: penstock.v1.RenewLeaseRequest
-	(*RenewLeaseResponse)(nil),      // 19: penstock.v1.RenewLeaseResponse
-	(*ReleaseLeaseRequest)(nil),     // 20: penstock.v1.ReleaseLeaseRequest
-	(*ReleaseLeaseResponse)(nil),    // 21: penstock.v1.ReleaseLeaseResponse
-	(*PieceRef)(nil),                // 22: penstock.v1.PieceRef
-	(*Fragment)(nil),                // 23: penstock.v1.Fragment
-	(*ReadRequest)(nil),             // 24: penstock.v1.ReadRequest
-	(*PieceResult)(nil),             // 25: penstock.v1.PieceResult
-	(*ReadResponse)(nil),            // 26: penstock.v1.ReadResponse
-	(*ReturnLoansRequest)(nil),      // 27: penstock.v1.ReturnLoansRequest
-	(*ReturnLoansResponse)(nil),     // 28: penstock.v1.ReturnLoansResponse
-	(*ReserveRequest)(nil),          // 29: penstock.v1.ReserveRequest
-	(*ReserveResponse)(nil),         // 30: penstock.v1.ReserveResponse
-	(*PieceSums)(nil),               // 31: penstock.v1.PieceSums
-	(*CommitRequest)(nil),           // 32: penstock.v1.CommitRequest
-	(*CommitResponse)(nil),          // 33: penstock.v1.CommitResponse
-	(*WriteRequest)(nil),            // 34: penstock.v1.WriteRequest
-	(*WriteResponse)(nil),           // 35: penstock.v1.WriteResponse
-	(*AbortRequest)(nil),            // 36: penstock.v1.AbortRequest
-	(*AbortResponse)(nil),           // 37: penstock.v1.AbortResponse
-	(*DeliveredRequest)(nil),        // 38: penstock.v1.DeliveredRequest
-	(*DeliveredResponse)(nil),       // 39: penstock.v1.DeliveredResponse
-	(*ExistsRequest)(nil),           // 40: penstock.v1.ExistsRequest
-	(*ExistsResponse)(nil),          // 41: penstock.v1.ExistsResponse
-	(*DeleteRequest)(nil),           // 42: penstock.v1.DeleteRequest
-	(*DeleteResponse)(nil),          // 43: penstock.v1.DeleteResponse
-	(*EventsRequest)(nil),           // 44: penstock.v1.EventsRequest
-	(*VolumeState)(nil),             // 45: penstock.v1.VolumeState
-	(*Event)(nil),                   // 46: penstock.v1.Event
-	(*CreateNamespaceRequest)(nil),  // 47: penstock.v1.CreateNamespaceRequest
-	(*GetNamespaceRequest)(nil),     // 48: penstock.v1.GetNamespaceRequest
-	(*ListNamespacesRequest)(nil),   // 49: penstock.v1.ListNamespacesRequest
-	(*ListNamespacesResponse)(nil),  // 50: penstock.v1.ListNamespacesResponse
-	(*DeleteNamespaceRequest)(nil),  // 51: penstock.v1.DeleteNamespaceRequest
-	(*DeleteNamespaceResponse)(nil), // 52: penstock.v1.DeleteNamespaceResponse
-	(*BumpEpochRequest)(nil),        // 53: penstock.v1.BumpEpochRequest
-	(*BumpEpochResponse)(nil),       // 54: penstock.v1.BumpEpochResponse
-	(*RetireEpochRequest)(nil),      // 55: penstock.v1.RetireEpochRequest
-	(*RetireEpochResponse)(nil),     // 56: penstock.v1.RetireEpochResponse
-	(*SetQuotaRequest)(nil),         // 57: penstock.v1.SetQuotaRequest
-	(*SetReplicasRequest)(nil),      // 58: penstock.v1.SetReplicasRequest
-	(*DeleteBlocksRequest)(nil),     // 59: penstock.v1.DeleteBlocksRequest
-	(*DeleteBlocksResponse)(nil),    // 60: penstock.v1.DeleteBlocksResponse
-	(*EvictRequest)(nil),            // 61: penstock.v1.EvictRequest
-	(*EvictResponse)(nil),           // 62: penstock.v1.EvictResponse
-	(*ListPinsRequest)(nil),         // 63: penstock.v1.ListPinsRequest
-	(*ListPinsResponse)(nil),        // 64: penstock.v1.ListPinsResponse
-	(*Pin)(nil),                     // 65: penstock.v1.Pin
-	(*StatusRequest)(nil),           // 66: penstock.v1.StatusRequest
-	(*VolumeStatus)(nil),            // 67: penstock.v1.VolumeStatus
-	(*StatusResponse)(nil),          // 68: penstock.v1.StatusResponse
-	(*KeyStatus)(nil),               // 69: penstock.v1.KeyStatus
-	(*RolesStatus)(nil),             // 70: penstock.v1.RolesStatus
-	(*MemoryPart)(nil),              // 71: penstock.v1.MemoryPart
-	(*NICStatus)(nil),               // 72: penstock.v1.NICStatus
-	(*StatBlockRequest)(nil),        // 73: penstock.v1.StatBlockRequest
-	(*Block)(nil),                   // 74: penstock.v1.Block
-	(*ListBlocksRequest)(nil),       // 75: penstock.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),      // 76: penstock.v1.ListBlocksResponse
-	(*VerifyBlocksRequest)(nil),     // 77: penstock.v1.VerifyBlocksRequest
-	(*VerifyBlocksResponse)(nil),    // 78: penstock.v1.VerifyBlocksResponse
-	(*ListVolumesRequest)(nil),      // 79: penstock.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),     // 80: penstock.v1.ListVolumesResponse
-	(*AdoptedNode)(nil),             // 81: penstock.v1.AdoptedNode
-	(*AdoptVolumeRequest)(nil),      // 82: penstock.v1.AdoptVolumeRequest
-	(*AdoptVolumeResponse)(nil),     // 83: penstock.v1.AdoptVolumeResponse
-	(*DrainVolumeRequest)(nil),      // 84: penstock.v1.DrainVolumeRequest
-	(*DrainVolumeResponse)(nil),     // 85: penstock.v1.DrainVolumeResponse
-	(*RemoveVolumeRequest)(nil),     // 86: penstock.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),    // 87: penstock.v1.RemoveVolumeResponse
-	(*ScrubRequest)(nil),            // 88: penstock.v1.ScrubRequest
-	(*ScrubProgress)(nil),           // 89: penstock.v1.ScrubProgress
-	(*ConfigChange)(nil),            // 90: penstock.v1.ConfigChange
-	(*DiffConfigRequest)(nil),       // 91: penstock.v1.DiffConfigRequest
-	(*DiffConfigResponse)(nil),      // 92: penstock.v1.DiffConfigResponse
-	(*ReloadConfigRequest)(nil),     // 93: penstock.v1.ReloadConfigRequest
-	(*ReloadConfigResponse)(nil),    // 94: penstock.v1.ReloadConfigResponse
-	(*Member)(nil),                  // 95: penstock.v1.Member
-	(*MoveStatus)(nil),              // 96: penstock.v1.MoveStatus
-	(*DrainMemberRequest)(nil),      // 97: penstock.v1.DrainMemberRequest
-	(*DrainMemberResponse)(nil),     // 98: penstock.v1.DrainMemberResponse
-	(*ListMembersRequest)(nil),      // 99: penstock.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),     // 100: penstock.v1.ListMembersResponse
-	(*FillMembersRequest)(nil),      // 101: penstock.v1.FillMembersRequest
-	(*FillMembersResponse)(nil),     // 102: penstock.v1.FillMembersResponse
-	(*FillEnd)(nil),                 // 103: penstock.v1.FillEnd
-	(*Fill)(nil),                    // 104: penstock.v1.Fill
-	(*RemoveMemberRequest)(nil),     // 105: penstock.v1.RemoveMemberRequest
-	(*RemoveMemberResponse)(nil),    // 106: penstock.v1.RemoveMemberResponse
-	(*GetRolesRequest)(nil),         // 107: penstock.v1.GetRolesRequest
-	(*GetRolesResponse)(nil),        // 108: penstock.v1.GetRolesResponse
-	(*SetRolesRequest)(nil),         // 109: penstock.v1.SetRolesRequest
-	(*SetRolesResponse)(nil),        // 110: penstock.v1.SetRolesResponse
+	(Salting)(0),                    // 4: penstock.v1.Salting
+	(PieceResult_State)(0),          // 5: penstock.v1.PieceResult.State
+	(Event_Kind)(0),                 // 6: penstock.v1.Event.Kind
+	(*Group)(nil),                   // 7: penstock.v1.Group
+	(*Geometry)(nil),                // 8: penstock.v1.Geometry
+	(*Namespace)(nil),               // 9: penstock.v1.Namespace
+	(*Counters)(nil),                // 10: penstock.v1.Counters
+	(*LiveEpoch)(nil),               // 11: penstock.v1.LiveEpoch
+	(*DescribeRequest)(nil),         // 12: penstock.v1.DescribeRequest
+	(*DescribeResponse)(nil),        // 13: penstock.v1.DescribeResponse
+	(*MatchRequest)(nil),            // 14: penstock.v1.MatchRequest
+	(*EpochRun)(nil),                // 15: penstock.v1.EpochRun
+	(*PinEpochRequest)(nil),         // 16: penstock.v1.PinEpochRequest
+	(*PinEpochResponse)(nil),        // 17: penstock.v1.PinEpochResponse
+	(*MatchResponse)(nil),           // 18: penstock.v1.MatchResponse
+	(*RenewLeaseRequest)(nil),       // 19: penstock.v1.RenewLeaseRequest
+	(*RenewLeaseResponse)(nil),      // 20: penstock.v1.RenewLeaseResponse
+	(*ReleaseLeaseRequest)(nil),     // 21: penstock.v1.ReleaseLeaseRequest
+	(*ReleaseLeaseResponse)(nil),    // 22: penstock.v1.ReleaseLeaseResponse
+	(*PieceRef)(nil),                // 23: penstock.v1.PieceRef
+	(*Fragment)(nil),                // 24: penstock.v1.Fragment
+	(*ReadRequest)(nil),             // 25: penstock.v1.ReadRequest
+	(*PieceResult)(nil),             // 26: penstock.v1.PieceResult
+	(*ReadResponse)(nil),            // 27: penstock.v1.ReadResponse
+	(*ReturnLoansRequest)(nil),      // 28: penstock.v1.ReturnLoansRequest
+	(*ReturnLoansResponse)(nil),     // 29: penstock.v1.ReturnLoansResponse
+	(*ReserveRequest)(nil),          // 30: penstock.v1.ReserveRequest
+	(*ReserveResponse)(nil),         // 31: penstock.v1.ReserveResponse
+	(*PieceSums)(nil),               // 32: penstock.v1.PieceSums
+	(*CommitRequest)(nil),           // 33: penstock.v1.CommitRequest
+	(*CommitResponse)(nil),          // 34: penstock.v1.CommitResponse
+	(*WriteRequest)(nil),            // 35: penstock.v1.WriteRequest
+	(*WriteResponse)(nil),           // 36: penstock.v1.WriteResponse
+	(*AbortRequest)(nil),            // 37: penstock.v1.AbortRequest
+	(*AbortResponse)(nil),           // 38: penstock.v1.AbortResponse
+	(*DeliveredRequest)(nil),        // 39: penstock.v1.DeliveredRequest
+	(*DeliveredResponse)(nil),       // 40: penstock.v1.DeliveredResponse
+	(*ExistsRequest)(nil),           // 41: penstock.v1.ExistsRequest
+	(*ExistsResponse)(nil),          // 42: penstock.v1.ExistsResponse
+	(*DeleteRequest)(nil),           // 43: penstock.v1.DeleteRequest
+	(*DeleteResponse)(nil),          // 44: penstock.v1.DeleteResponse
+	(*EventsRequest)(nil),           // 45: penstock.v1.EventsRequest
+	(*VolumeState)(nil),             // 46: penstock.v1.VolumeState
+	(*Event)(nil),                   // 47: penstock.v1.Event
+	(*CreateNamespaceRequest)(nil),  // 48: penstock.v1.CreateNamespaceRequest
+	(*GetNamespaceRequest)(nil),     // 49: penstock.v1.GetNamespaceRequest
+	(*ListNamespacesRequest)(nil),   // 50: penstock.v1.ListNamespacesRequest
+	(*ListNamespacesResponse)(nil),  // 51: penstock.v1.ListNamespacesResponse
+	(*DeleteNamespaceRequest)(nil),  // 52: penstock.v1.DeleteNamespaceRequest
+	(*DeleteNamespaceResponse)(nil), // 53: penstock.v1.DeleteNamespaceResponse
+	(*BumpEpochRequest)(nil),        // 54: penstock.v1.BumpEpochRequest
+	(*BumpEpochResponse)(nil),       // 55: penstock.v1.BumpEpochResponse
+	(*RetireEpochRequest)(nil),      // 56: penstock.v1.RetireEpochRequest
+	(*RetireEpochResponse)(nil),     // 57: penstock.v1.RetireEpochResponse
+	(*SetQuotaRequest)(nil),         // 58: penstock.v1.SetQuotaRequest
+	(*SetReplicasRequest)(nil),      // 59: penstock.v1.SetReplicasRequest
+	(*DeleteBlocksRequest)(nil),     // 60: penstock.v1.DeleteBlocksRequest
+	(*DeleteBlocksResponse)(nil),    // 61: penstock.v1.DeleteBlocksResponse
+	(*EvictRequest)(nil),            // 62: penstock.v1.EvictRequest
+	(*EvictResponse)(nil),           // 63: penstock.v1.EvictResponse
+	(*ListPinsRequest)(nil),         // 64: penstock.v1.ListPinsRequest
+	(*ListPinsResponse)(nil),        // 65: penstock.v1.ListPinsResponse
+	(*Pin)(nil),                     // 66: penstock.v1.Pin
+	(*StatusRequest)(nil),           // 67: penstock.v1.StatusRequest
+	(*VolumeStatus)(nil),            // 68: penstock.v1.VolumeStatus
+	(*StatusResponse)(nil),          // 69: penstock.v1.StatusResponse
+	(*KeyStatus)(nil),               // 70: penstock.v1.KeyStatus
+	(*RolesStatus)(nil),             // 71: penstock.v1.RolesStatus
+	(*MemoryPart)(nil),              // 72: penstock.v1.MemoryPart
+	(*NICStatus)(nil),               // 73: penstock.v1.NICStatus
+	(*StatBlockRequest)(nil),        // 74: penstock.v1.StatBlockRequest
+	(*Block)(nil),                   // 75: penstock.v1.Block
+	(*ListBlocksRequest)(nil),       // 76: penstock.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),      // 77: penstock.v1.ListBlocksResponse
+	(*VerifyBlocksRequest)(nil),     // 78: penstock.v1.VerifyBlocksRequest
+	(*VerifyBlocksResponse)(nil),    // 79: penstock.v1.VerifyBlocksResponse
+	(*ListVolumesRequest)(nil),      // 80: penstock.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),     // 81: penstock.v1.ListVolumesResponse
+	(*AdoptedNode)(nil),             // 82: penstock.v1.AdoptedNode
+	(*AdoptVolumeRequest)(nil),      // 83: penstock.v1.AdoptVolumeRequest
+	(*AdoptVolumeResponse)(nil),     // 84: penstock.v1.AdoptVolumeResponse
+	(*DrainVolumeRequest)(nil),      // 85: penstock.v1.DrainVolumeRequest
+	(*DrainVolumeResponse)(nil),     // 86: penstock.v1.DrainVolumeResponse
+	(*RemoveVolumeRequest)(nil),     // 87: penstock.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),    // 88: penstock.v1.RemoveVolumeResponse
+	(*ScrubRequest)(nil),            // 89: penstock.v1.ScrubRequest
+	(*ScrubProgress)(nil),           // 90: penstock.v1.ScrubProgress
+	(*ConfigChange)(nil),            // 91: penstock.v1.ConfigChange
+	(*DiffConfigRequest)(nil),       // 92: penstock.v1.DiffConfigRequest
+	(*DiffConfigResponse)(nil),      // 93: penstock.v1.DiffConfigResponse
+	(*ReloadConfigRequest)(nil),     // 94: penstock.v1.ReloadConfigRequest
+	(*ReloadConfigResponse)(nil),    // 95: penstock.v1.ReloadConfigResponse
+	(*Member)(nil),                  // 96: penstock.v1.Member
+	(*MoveStatus)(nil),              // 97: penstock.v1.MoveStatus
+	(*DrainMemberRequest)(nil),      // 98: penstock.v1.DrainMemberRequest
+	(*DrainMemberResponse)(nil),     // 99: penstock.v1.DrainMemberResponse
+	(*ListMembersRequest)(nil),      // 100: penstock.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),     // 101: penstock.v1.ListMembersResponse
+	(*FillMembersRequest)(nil),      // 102: penstock.v1.FillMembersRequest
+	(*FillMembersResponse)(nil),     // 103: penstock.v1.FillMembersResponse
+	(*FillEnd)(nil),                 // 104: penstock.v1.FillEnd
+	(*Fill)(nil),                    // 105: penstock.v1.Fill
+	(*RemoveMemberRequest)(nil),     // 106: penstock.v1.RemoveMemberRequest
+	(*RemoveMemberResponse)(nil),    // 107: penstock.v1.RemoveMemberResponse
+	(*GetRolesRequest)(nil),         // 108: penstock.v1.GetRolesRequest
+	(*GetRolesResponse)(nil),        // 109: penstock.v1.GetRolesResponse
+	(*SetRolesRequest)(nil),         // 110: penstock.v1.SetRolesRequest
+	(*SetRolesResponse)(nil),        // 111: penstock.v1.SetRolesResponse
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,   // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
-	6,   // 1: penstock.v1.Geometry.groups:type_name -> penstock.v1.Group
-	7,   // 2: penstock.v1.Namespace.geometry:type_name -> penstock.v1.Geometry
+	7,   // 1: penstock.v1.Geometry.groups:type_name -> penstock.v1.Group
+	8,   // 2: penstock.v1.Namespace.geometry:type_name -> penstock.v1.Geometry
 	2,   // 3: penstock.v1.Namespace.index:type_name -> penstock.v1.IndexKind
-	10,  // 4: penstock.v1.Namespace.live:type_name -> penstock.v1.LiveEpoch
-	9,   // 5: penstock.v1.Namespace.counters:type_name -> penstock.v1.Counters
+	11,  // 4: penstock.v1.Namespace.live:type_name -> penstock.v1.LiveEpoch
+	10,  // 5: penstock.v1.Namespace.counters:type_name -> penstock.v1.Counters
 	0,   // 6: penstock.v1.MatchResponse.outcome:type_name -> penstock.v1.Outcome
-	14,  // 7: penstock.v1.MatchResponse.epochs:type_name -> penstock.v1.EpochRun
-	23,  // 8: penstock.v1.PieceRef.fragments:type_name -> penstock.v1.Fragment
-	22,  // 9: penstock.v1.ReadRequest.pieces:type_name -> penstock.v1.PieceRef
-	4,   // 10: penstock.v1.PieceResult.state:type_name -> penstock.v1.PieceResult.State
+	15,  // 7: penstock.v1.MatchResponse.epochs:type_name -> penstock.v1.EpochRun
+	24,  // 8: penstock.v1.PieceRef.fragments:type_name -> penstock.v1.Fragment
+	23,  // 9: penstock.v1.ReadRequest.pieces:type_name -> penstock.v1.PieceRef
+	5,   // 10: penstock.v1.PieceResult.state:type_name -> penstock.v1.PieceResult.State
 	0,   // 11: penstock.v1.ReadResponse.outcome:type_name -> penstock.v1.Outcome
-	25,  // 12: penstock.v1.ReadResponse.pieces:type_name -> penstock.v1.PieceResult
-	22,  // 13: penstock.v1.ReserveRequest.pieces:type_name -> penstock.v1.PieceRef
+	26,  // 12: penstock.v1.ReadResponse.pieces:type_name -> penstock.v1.PieceResult
+	23,  // 13: penstock.v1.ReserveRequest.pieces:type_name -> penstock.v1.PieceRef
 	3,   // 14: penstock.v1.ReserveRequest.block_class:type_name -> penstock.v1.BlockClass
 	0,   // 15: penstock.v1.ReserveResponse.outcome:type_name -> penstock.v1.Outcome
-	25,  // 16: penstock.v1.ReserveResponse.pieces:type_name -> penstock.v1.PieceResult
-	31,  // 17: penstock.v1.CommitRequest.pieces:type_name -> penstock.v1.PieceSums
+	26,  // 16: penstock.v1.ReserveResponse.pieces:type_name -> penstock.v1.PieceResult
+	32,  // 17: penstock.v1.CommitRequest.pieces:type_name -> penstock.v1.PieceSums
 	0,   // 18: penstock.v1.CommitResponse.outcome:type_name -> penstock.v1.Outcome
-	25,  // 19: penstock.v1.CommitResponse.pieces:type_name -> penstock.v1.PieceResult
-	29,  // 20: penstock.v1.WriteRequest.reserve:type_name -> penstock.v1.ReserveRequest
-	31,  // 21: penstock.v1.WriteRequest.sums:type_name -> penstock.v1.PieceSums
-	30,  // 22: penstock.v1.WriteResponse.reserve:type_name -> penstock.v1.ReserveResponse
-	33,  // 23: penstock.v1.WriteResponse.commit:type_name -> penstock.v1.CommitResponse
-	5,   // 24: penstock.v1.Event.kind:type_name -> penstock.v1.Event.Kind
-	45,  // 25: penstock.v1.Event.volume:type_name -> penstock.v1.VolumeState
-	8,   // 26: penstock.v1.CreateNamespaceRequest.namespace:type_name -> penstock.v1.Namespace
-	8,   // 27: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
-	65,  // 28: penstock.v1.ListPinsResponse.pins:type_name -> penstock.v1.Pin
-	67,  // 29: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	72,  // 30: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
-	71,  // 31: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
-	9,   // 32: penstock.v1.StatusResponse.counters:type_name -> penstock.v1.Counters
-	70,  // 33: penstock.v1.StatusResponse.roles:type_name -> penstock.v1.RolesStatus
-	69,  // 34: penstock.v1.StatusResponse.keys:type_name -> penstock.v1.KeyStatus
-	3,   // 35: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
-	74,  // 36: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
-	25,  // 37: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
-	67,  // 38: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	81,  // 39: penstock.v1.ListVolumesResponse.adopted:type_name -> penstock.v1.AdoptedNode
-	81,  // 40: penstock.v1.AdoptVolumeResponse.adopted:type_name -> penstock.v1.AdoptedNode
-	90,  // 41: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	90,  // 42: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	96,  // 43: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
-	95,  // 44: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
-	103, // 45: penstock.v1.ListMembersResponse.last_fill:type_name -> penstock.v1.FillEnd
-	104, // 46: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
-	11,  // 47: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	13,  // 48: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	18,  // 49: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	20,  // 50: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	24,  // 51: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	27,  // 52: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	29,  // 53: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	32,  // 54: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	36,  // 55: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	15,  // 56: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
-	38,  // 57: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	40,  // 58: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
-	42,  // 59: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
-	44,  // 60: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	47,  // 61: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	48,  // 62: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	49,  // 63: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	51,  // 64: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	53,  // 65: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	55,  // 66: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
-	57,  // 67: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	58,  // 68: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
-	59,  // 69: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	61,  // 70: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	66,  // 71: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	73,  // 72: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	75,  // 73: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	77,  // 74: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	63,  // 75: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	88,  // 76: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	79,  // 77: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
-	84,  // 78: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
-	86,  // 79: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
-	82,  // 80: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
-	91,  // 81: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
-	93,  // 82: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
-	99,  // 83: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
-	97,  // 84: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
-	101, // 85: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
-	105, // 86: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
-	107, // 87: penstock.v1.Admin.GetRoles:input_type -> penstock.v1.GetRolesRequest
-	109, // 88: penstock.v1.Admin.SetRoles:input_type -> penstock.v1.SetRolesRequest
-	12,  // 89: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	17,  // 90: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	19,  // 91: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	21,  // 92: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	26,  // 93: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	28,  // 94: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	30,  // 95: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	33,  // 96: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	37,  // 97: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	16,  // 98: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
-	39,  // 99: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	41,  // 100: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
-	43,  // 101: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
-	46,  // 102: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	8,   // 103: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	8,   // 104: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	50,  // 105: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	52,  // 106: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	54,  // 107: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	56,  // 108: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
-	8,   // 109: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	8,   // 110: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
-	60,  // 111: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	62,  // 112: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	68,  // 113: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	74,  // 114: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	76,  // 115: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	78,  // 116: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	64,  // 117: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	89,  // 118: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	80,  // 119: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
-	85,  // 120: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
-	87,  // 121: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
-	83,  // 122: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
-	92,  // 123: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
-	94,  // 124: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
-	100, // 125: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
-	98,  // 126: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
-	102, // 127: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
-	106, // 128: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
-	108, // 129: penstock.v1.Admin.GetRoles:output_type -> penstock.v1.GetRolesResponse
-	110, // 130: penstock.v1.Admin.SetRoles:output_type -> penstock.v1.SetRolesResponse
-	89,  // [89:131] is the sub-list for method output_type
-	47,  // [47:89] is the sub-list for method input_type
-	47,  // [47:47] is the sub-list for extension type_name
-	47,  // [47:47] is the sub-list for extension extendee
-	0,   // [0:47] is the sub-list for field type_name
+	26,  // 19: penstock.v1.CommitResponse.pieces:type_name -> penstock.v1.PieceResult
+	30,  // 20: penstock.v1.WriteRequest.reserve:type_name -> penstock.v1.ReserveRequest
+	32,  // 21: penstock.v1.WriteRequest.sums:type_name -> penstock.v1.PieceSums
+	31,  // 22: penstock.v1.WriteResponse.reserve:type_name -> penstock.v1.ReserveResponse
+	34,  // 23: penstock.v1.WriteResponse.commit:type_name -> penstock.v1.CommitResponse
+	6,   // 24: penstock.v1.Event.kind:type_name -> penstock.v1.Event.Kind
+	46,  // 25: penstock.v1.Event.volume:type_name -> penstock.v1.VolumeState
+	9,   // 26: penstock.v1.CreateNamespaceRequest.namespace:type_name -> penstock.v1.Namespace
+	4,   // 27: penstock.v1.CreateNamespaceRequest.salting:type_name -> penstock.v1.Salting
+	9,   // 28: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
+	66,  // 29: penstock.v1.ListPinsResponse.pins:type_name -> penstock.v1.Pin
+	68,  // 30: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	73,  // 31: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
+	72,  // 32: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
+	10,  // 33: penstock.v1.StatusResponse.counters:type_name -> penstock.v1.Counters
+	71,  // 34: penstock.v1.StatusResponse.roles:type_name -> penstock.v1.RolesStatus
+	70,  // 35: penstock.v1.StatusResponse.keys:type_name -> penstock.v1.KeyStatus
+	3,   // 36: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
+	75,  // 37: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
+	26,  // 38: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
+	68,  // 39: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	82,  // 40: penstock.v1.ListVolumesResponse.adopted:type_name -> penstock.v1.AdoptedNode
+	82,  // 41: penstock.v1.AdoptVolumeResponse.adopted:type_name -> penstock.v1.AdoptedNode
+	91,  // 42: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	91,  // 43: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	97,  // 44: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
+	96,  // 45: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
+	104, // 46: penstock.v1.ListMembersResponse.last_fill:type_name -> penstock.v1.FillEnd
+	105, // 47: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
+	12,  // 48: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	14,  // 49: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	19,  // 50: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	21,  // 51: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	25,  // 52: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	28,  // 53: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	30,  // 54: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	33,  // 55: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	37,  // 56: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	16,  // 57: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
+	39,  // 58: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	41,  // 59: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
+	43,  // 60: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
+	45,  // 61: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	48,  // 62: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	49,  // 63: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	50,  // 64: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	52,  // 65: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	54,  // 66: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	56,  // 67: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
+	58,  // 68: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	59,  // 69: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
+	60,  // 70: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	62,  // 71: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	67,  // 72: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	74,  // 73: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	76,  // 74: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	78,  // 75: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	64,  // 76: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	89,  // 77: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	80,  // 78: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
+	85,  // 79: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
+	87,  // 80: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
+	83,  // 81: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
+	92,  // 82: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
+	94,  // 83: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
+	100, // 84: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
+	98,  // 85: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
+	102, // 86: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
+	106, // 87: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
+	108, // 88: penstock.v1.Admin.GetRoles:input_type -> penstock.v1.GetRolesRequest
+	110, // 89: penstock.v1.Admin.SetRoles:input_type -> penstock.v1.SetRolesRequest
+	13,  // 90: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	18,  // 91: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	20,  // 92: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	22,  // 93: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	27,  // 94: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	29,  // 95: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	31,  // 96: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	34,  // 97: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	38,  // 98: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	17,  // 99: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
+	40,  // 100: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	42,  // 101: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
+	44,  // 102: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
+	47,  // 103: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	9,   // 104: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	9,   // 105: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	51,  // 106: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	53,  // 107: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	55,  // 108: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	57,  // 109: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
+	9,   // 110: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	9,   // 111: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
+	61,  // 112: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	63,  // 113: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	69,  // 114: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	75,  // 115: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	77,  // 116: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	79,  // 117: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	65,  // 118: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	90,  // 119: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	81,  // 120: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
+	86,  // 121: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
+	88,  // 122: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
+	84,  // 123: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
+	93,  // 124: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
+	95,  // 125: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
+	101, // 126: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
+	99,  // 127: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
+	103, // 128: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
+	107, // 129: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
+	109, // 130: penstock.v1.Admin.GetRoles:output_type -> penstock.v1.GetRolesResponse
+	111, // 131: penstock.v1.Admin.SetRoles:output_type -> penstock.v1.SetRolesResponse
+	90,  // [90:132] is the sub-list for method output_type
+	48,  // [48:90] is the sub-list for method input_type
+	48,  // [48:48] is the sub-list for extension type_name
+	48,  // [48:48] is the sub-list for extension extendee
+	0,   // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -8720,7 +8792,7 @@ func file_penstockv1_penstock_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
-			NumEnums:      6,
+			NumEnums:      7,
 			NumMessages:   105,
 			NumExtensions: 0,
 			NumServices:   2,

@@ -227,7 +227,7 @@ typedef struct penstock_definition {
 	uint64_t size;          /* sizeof(penstock_definition) */
 	const char *name;       /* 1 to 128 of A-Z a-z 0-9 . _ / - */
 	const char *tenant;     /* the same characters; NULL: none */
-	const void *salt;       /* at most 64 bytes; every block id depends on the salt */
+	const void *salt;       /* at most 64 bytes; every block id depends on the salt. NULL: the salt of the existing namespace; the node chooses that of a new one */
 	uint32_t salt_bytes;
 	uint32_t index;         /* PENSTOCK_CHAINED or PENSTOCK_FLAT */
 	const char *dtype;      /* at most 64 bytes */

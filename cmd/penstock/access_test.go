@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -82,5 +83,50 @@ func TestRolesFileIsFollowed(t *testing.T) {
 	}
 	if _, err := b.cache.Describe(t.Context(), &pb.DescribeRequest{}); err != nil || len(b.engine.Peers()) != 1 {
 		t.Errorf("the other principal: %v, %d sessions", err, len(b.engine.Peers()))
+	}
+}
+
+// TestTenantCreates: ns create by a tenant makes a random salt, which no output has. --no-salt and an
+// administrator's ns create make none. The same definition twice is no error, but --no-salt or
+// another salt for a namespace with a salt is one.
+func TestTenantCreates(t *testing.T) {
+	dir := t.TempDir()
+	text := "principals:\n"
+	tokens := make(map[string]string)
+	for name, pattern := range map[string]string{"a": "a/*", "root": "*"} {
+		text += fmt.Sprintf("  - {name: %s, tokens: [sha256:%x], grants: [{roles: [read, write, admin], namespaces: [%q]}]}\n", name, sha256.Sum256([]byte("0123456789abcdef-"+name)), pattern)
+		tokens[name] = writeFile(t, dir, name, []byte("0123456789abcdef-"+name))
+	}
+	node, r := tryServed(t, nil, append(small(filepath.Join(dir, "volume")), "--auth-roles-file", writeFile(t, dir, "roles.yaml", []byte(text)))...)
+	if node == nil {
+		t.Fatal(r.err)
+	}
+	create := func(principal, name string, more ...string) result {
+		return node.run(append([]string{"ns", "create", name, "--layers", "2", "--block-tokens", "4", "--token-bytes", "64", "--token-file", tokens[principal], "--format", "json"}, more...)...)
+	}
+	for _, c := range []struct {
+		principal, name string
+		more            []string
+		bytes           string
+	}{
+		{"a", "a/m", nil, `"salt_bytes": 32`},
+		{"a", "a/m", nil, `"salt_bytes": 32`},
+		{"root", "a/m", nil, `"salt_bytes": 32`},
+		{"a", "a/plain", []string{"--no-salt"}, `"salt_bytes": 0`},
+		{"a", "a/plain", nil, `"salt_bytes": 0`},
+		{"root", "shared", nil, `"salt_bytes": 0`},
+	} {
+		out := create(c.principal, c.name, c.more...).must(t)
+		if !strings.Contains(out, c.bytes) {
+			t.Errorf("ns create %s by %s with %q: %s", c.name, c.principal, c.more, out)
+		}
+	}
+	for _, more := range [][]string{{"--no-salt"}, {"--salt", "other"}} {
+		if r := create("a", "a/m", more...); r.code == 0 || !strings.Contains(r.err, "has another salt") {
+			t.Errorf("ns create a/m with %q: exit %d, %s", more, r.code, r.err)
+		}
+	}
+	if r := create("a", "a/m", "--no-salt", "--salt", "other"); r.code != exitUsage {
+		t.Errorf("both --no-salt and --salt: exit %d, %s", r.code, r.err)
 	}
 }

@@ -38,6 +38,7 @@ type geometryFlags struct {
 	groups                          []string
 	dtype, layout, index            string
 	tenant, salt, saltFile          string
+	noSalt                          bool
 	quota                           int64
 	replicas                        int
 }
@@ -55,7 +56,12 @@ model has several, each given by --group:
   window:LAYERS:BYTES:TOKENS    sliding window of TOKENS tokens
   state:LAYERS:BYTES            recurrent state, bytes per layer
 
-The full group, if there is one, comes first.`,
+The full group, if there is one, comes first.
+
+A tenant's new namespace gets a random salt unless a salt or --no-salt is given. A tenant
+is a principal of the node's roles that has the role admin on some namespaces only. Nodes
+without etcd would each make a salt of their own: give all of them the same --salt-file,
+or let an engine create the namespace.`,
 		Example: `  penstock ns create llama-3/70b --layers 80 --block-tokens 64 --token-bytes 4096 --dtype bf16
   penstock ns create hybrid --block-tokens 64 --group full:12:1024 --group state:36:524288
   penstock ns create lmcache --layers 32 --block-tokens 256 --token-bytes 4096 --index flat`,
@@ -72,7 +78,8 @@ The full group, if there is one, comes first.`,
 	f.StringVar(&g.tenant, "tenant", "", "tenant of the cache; part of every block id")
 	f.StringVar(&g.salt, "salt", "", "secret that is part of every block id, as text or as hex:DIGITS. Other users of this machine can see the flag: prefer --salt-file")
 	f.StringVar(&g.saltFile, "salt-file", "", "file with the secret of --salt; a line end after it does not count")
-	cmd.MarkFlagsMutuallyExclusive("salt", "salt-file")
+	f.BoolVar(&g.noSalt, "no-salt", false, "the namespace has no salt, also if its creator is a tenant")
+	cmd.MarkFlagsMutuallyExclusive("salt", "salt-file", "no-salt")
 	f.Var(sizeFlag{&g.quota}, "quota", "cap on the storage of this namespace, e.g. 500GiB; 0: none")
 	f.IntVar(&g.replicas, "replicas", 1, "nodes of a cluster that store each sequence; clients need --discover or its equivalent for more than one")
 	annotate(cmd, "replicas", ownRange)      // kv.Namespace.Validate checks it
@@ -87,7 +94,7 @@ The full group, if there is one, comes first.`,
 			return err
 		}
 		return c.admin(cmd, func(ctx context.Context, a admin) error {
-			ns, err := a.CreateNamespace(ctx, &pb.CreateNamespaceRequest{Namespace: api.NamespaceProto(def)})
+			ns, err := a.CreateNamespace(ctx, &pb.CreateNamespaceRequest{Namespace: api.NamespaceProto(def), Salting: g.salting()})
 			if err != nil {
 				return err
 			}
@@ -102,6 +109,14 @@ The full group, if there is one, comes first.`,
 		})
 	}
 	return cmd
+}
+
+// salting returns the rule for a definition without a salt.
+func (g *geometryFlags) salting() pb.Salting {
+	if g.noSalt {
+		return pb.Salting_SALTING_NONE
+	}
+	return pb.Salting_SALTING_RANDOM
 }
 
 // namespace makes the definition of the namespace from the flags and checks it. No node is

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 from ctypes import byref
+from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MakeNamespace, Run, in_threads, paused, value
+from conftest import TIMEOUT, MakeNamespace, Run, in_threads, paused, value
 
 from penstock import ClosedError, Namespace, Store, _abi, testing
 
@@ -27,6 +31,34 @@ def test_threads(make: MakeNamespace) -> None:
             assert into == data
 
     in_threads(8, work)
+
+
+def test_tenant_in_two_processes(tmp_path: Path) -> None:
+    """Two processes of a tenant open its namespace, which has a random salt, and find each other's blocks."""
+    roles, token = tmp_path / "roles.yaml", tmp_path / "token"
+    token.write_text("0123456789abcdef of a tenant")
+    digest = hashlib.sha256(token.read_bytes()).hexdigest()
+    grants = "[{roles: [read, write, admin], namespaces: [a/*]}]"
+    roles.write_text(f"principals: [{{name: a, tokens: [sha256:{digest}], grants: {grants}}}]")
+    script = """
+import sys
+from penstock import Store
+with Store(sys.argv[1], token_file=sys.argv[2]) as store:
+    for name, options in (("chained", {"ids": True}), ("flat", {"flat": True})):
+        ns = store.namespace("a/" + name, block_tokens=4, layers=2, token_bytes=64, **options)
+        keys = ns.chain(range(8)) if name == "chained" else [b"k", b"l"]
+        before = ns.match(keys).prefix if name == "chained" else ns.exists(keys).ok
+        ns.put(keys, [bytes([i]) * ns.value_bytes for i in range(2)])
+        print(before, keys[0].hex())
+"""
+    with testing.node(args=["--auth-roles-file", str(roles)]) as n:
+        run = [sys.executable, "-c", script, n.address, str(token)]
+        runs = [subprocess.run(run, capture_output=True, text=True, timeout=TIMEOUT) for _ in range(2)]
+    assert [r.returncode for r in runs] == [0, 0], runs[0].stderr + runs[1].stderr
+    first, second = (r.stdout.split() for r in runs)
+    assert [first[0], first[2]] == ["0", "0"]
+    assert [second[0], second[2]] == ["2", "2"]
+    assert first[1] == second[1]  # the ids of the chained namespace
 
 
 def test_other_threads_run_while_a_call_waits() -> None:

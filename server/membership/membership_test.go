@@ -806,3 +806,53 @@ func (r *rig) watches() int {
 	r.Fatal("etcd has no metric " + name)
 	return 0
 }
+
+// TestEnsureNamespace: members that create a namespace at once, each with a salt of its own, all get the
+// salt of the first transaction. A namespace that was deleted gets another salt.
+func TestEnsureNamespace(t *testing.T) {
+	r := newRig(t, 1)
+	nodes := []*node{r.join("a"), r.join("b"), r.join("c")}
+	for i := range 8 {
+		def := kv.Namespace{Name: fmt.Sprint("m", i), Geometry: geo, Index: kv.IndexTrie}
+		got, errs := make([]string, len(nodes)), make([]error, len(nodes))
+		var wg sync.WaitGroup
+		for j, n := range nodes {
+			wg.Go(func() {
+				ns, err := n.EnsureNamespace(r.ctx, def, func() ([]byte, error) { return []byte{'s', byte('0' + j)}, nil })
+				got[j], errs[j] = string(ns.Salt), err
+			})
+		}
+		wg.Wait()
+		r.must(errors.Join(errs...))
+		for _, n := range nodes {
+			ns, err := n.store.Namespace(def.Name)
+			r.must(err)
+			got = append(got, string(ns.Salt))
+		}
+		if got[0] == "" || len(slices.Compact(got)) != 1 {
+			t.Fatalf("salts %q", got)
+		}
+	}
+	a := nodes[0]
+	def := kv.Namespace{Name: "m0", Geometry: geo, Index: kv.IndexTrie}
+	_, err := a.DeleteNamespace(r.ctx, def.Name, false)
+	r.must(err)
+	ns, err := a.EnsureNamespace(r.ctx, def, func() ([]byte, error) { return []byte("new"), nil })
+	if err != nil || string(ns.Salt) != "new" || ns.Epoch != 2 {
+		t.Errorf("created again: %+v, %v", ns, err)
+	}
+	def.Name = "m1"
+	refused := errors.New("no salt")
+	fail := func() ([]byte, error) { return nil, refused }
+	if _, err := a.EnsureNamespace(r.ctx, def, fail); err != nil {
+		t.Errorf("an existing namespace needs a new salt: %v", err)
+	}
+	def.Name = "absent"
+	if _, err := a.EnsureNamespace(r.ctx, def, fail); !errors.Is(err, refused) {
+		t.Errorf("a new namespace without a salt: %v", err)
+	}
+	def.Name, def.Index = "m1", kv.IndexFlat
+	if _, err := a.EnsureNamespace(r.ctx, def, fail); !errors.Is(err, trie.ErrNamespaceExists) {
+		t.Errorf("another index kind: %v", err)
+	}
+}

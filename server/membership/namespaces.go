@@ -27,6 +27,25 @@ func (c *Cluster) CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Nam
 	return c.here(after, err)
 }
 
+// EnsureNamespace is storage.Node.EnsureNamespace for a cluster. Of several concurrent calls, the salt of
+// the first transaction is that of the namespace.
+func (c *Cluster) EnsureNamespace(ctx context.Context, def kv.Namespace, salt storage.NewSalt) (kv.Namespace, error) {
+	def.Epoch, def.Older, def.Keep = max(1, def.Epoch), nil, 0
+	if err := c.node.CheckNamespace(def); err != nil {
+		return kv.Namespace{}, err
+	}
+	after, err := c.change(ctx, def.Name, func(r *record) (_ record, err error) {
+		def := def
+		if r.known(def.Name) == nil {
+			def.Salt = r.Namespace.Salt
+		} else if def.Salt, err = salt(); err != nil {
+			return record{}, err
+		}
+		return r.created(def)
+	})
+	return c.here(after, err)
+}
+
 // here returns the namespace of a record as this node has it. The namespace's ID is local to the
 // node. If the node does not have the namespace yet, because it has lost its lease meanwhile, here
 // returns the record's definition with ID 0.

@@ -51,7 +51,7 @@ func (r *record) created(def kv.Namespace) (record, error) {
 		def.Epoch = max(def.Epoch, r.Namespace.Epoch+1)
 		return record{Version: recordVersion, Namespace: def, Revoked: r.Revoked}, nil
 	case !storage.SameDefinition(r.Namespace, def):
-		return record{}, fmt.Errorf("namespace %q has another definition in the cluster (%v, tenant %q, index %v): %w", def.Name, r.Namespace.Geometry, r.Namespace.Tenant, r.Namespace.Index, trie.ErrNamespaceExists)
+		return record{}, fmt.Errorf("namespace %q has another %s in the cluster (%v, tenant %q, index %v): %w", def.Name, storage.Difference(r.Namespace, def), r.Namespace.Geometry, r.Namespace.Tenant, r.Namespace.Index, trie.ErrNamespaceExists)
 	case def.QuotaBytes != 0 && def.QuotaBytes != r.Namespace.QuotaBytes:
 		return record{}, fmt.Errorf("namespace %q has a quota of %d bytes, not %d; change it with: penstock ns quota %s %d: %w", def.Name, r.Namespace.QuotaBytes, def.QuotaBytes, def.Name, def.QuotaBytes, trie.ErrNamespaceExists)
 	}

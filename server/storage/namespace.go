@@ -171,6 +171,32 @@ func (n *Node) CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Namesp
 	return n.create(ctx, def)
 }
 
+// NewSalt returns the salt of a new namespace, which may be empty.
+type NewSalt func() ([]byte, error)
+
+// EnsureNamespace is CreateNamespace for a definition without a salt. An existing namespace may have
+// any salt. A new one gets that of salt, which is called for a new namespace only.
+func (n *Node) EnsureNamespace(ctx context.Context, def kv.Namespace, salt NewSalt) (kv.Namespace, error) {
+	def.Epoch, def.Older, def.Keep = max(1, def.Epoch), nil, 0
+	if err := n.CheckNamespace(def); err != nil {
+		return kv.Namespace{}, err
+	}
+	n.nsMu.Lock()
+	defer n.nsMu.Unlock()
+	ns, err := n.Namespace(def.Name)
+	switch {
+	case err == nil:
+		def.Salt = ns.Salt
+	case !errors.Is(err, trie.ErrNamespaceUnknown):
+		return kv.Namespace{}, err
+	default:
+		if def.Salt, err = salt(); err != nil {
+			return kv.Namespace{}, err
+		}
+	}
+	return n.create(ctx, def)
+}
+
 // CheckNamespace returns an error, of type ErrRequest, if the node cannot serve a namespace of this
 // definition.
 func (n *Node) CheckNamespace(def kv.Namespace) error {
@@ -197,6 +223,15 @@ func SameDefinition(a, b kv.Namespace) bool {
 	return a.Geometry.Equal(b.Geometry) && a.Tenant == b.Tenant && string(a.Salt) == string(b.Salt) && a.Index == b.Index
 }
 
+// Difference names for an error what differs between two definitions. It does not contain a salt.
+func Difference(a, b kv.Namespace) string {
+	b.Salt = a.Salt
+	if SameDefinition(a, b) {
+		return "salt"
+	}
+	return "definition"
+}
+
 // create adds a checked namespace. The caller holds nsMu.
 func (n *Node) create(ctx context.Context, def kv.Namespace) (kv.Namespace, error) {
 	ns, err := n.index.Create(def)
@@ -208,7 +243,7 @@ func (n *Node) create(ctx context.Context, def kv.Namespace) (kv.Namespace, erro
 		case same:
 			return ns, nil
 		}
-		return ns, fmt.Errorf("namespace %q has another definition (%v, tenant %q, index %v): %w", ns.Name, ns.Geometry, ns.Tenant, ns.Index, trie.ErrNamespaceExists)
+		return ns, fmt.Errorf("namespace %q has another %s (%v, tenant %q, index %v): %w", ns.Name, Difference(ns, def), ns.Geometry, ns.Tenant, ns.Index, trie.ErrNamespaceExists)
 	}
 	if err != nil {
 		return kv.Namespace{}, err

@@ -445,6 +445,9 @@ class Store:
         ``dtype`` and ``layout``: engines with equal definitions must have equal bytes for equal keys. Keys are chained (see
         Calls), or independent with ``flat``. With ``ids`` keys are block ids, for example from ``Namespace.chain``.
 
+        Without ``salt`` an existing namespace may have any salt, on which the keys then depend. A new namespace of a tenant
+        gets a random salt (docs/access.md).
+
         Raises MismatchError if a node has a namespace of that name with another definition.
         """
         self._core.open_handle()
