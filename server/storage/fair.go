@@ -205,7 +205,7 @@ func (q *fairQueue) refuse(by reader) bool {
 	most /= by.share.weight()
 	victim, above := own, 0
 	for _, f := range q.list {
-		if n := float64(f.waiting) / f.share.weight(); f != own && n > most {
+		if n := float64(f.waiting) / f.share.weight(); n > most {
 			most, victim = n, f
 		}
 	}

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+
+	"github.com/penstock-kv/penstock/kv"
 )
 
 // principal is a principal of a test, with calls of up to callMax bytes.
@@ -199,8 +201,8 @@ func TestGreedyAtGate(t *testing.T) {
 			g.leave()
 			synctest.Wait()
 		}
-		if running, waiting, _ := g.stats(); running != 0 || waiting != 0 || entered.Load() != 2*places-1 {
-			t.Errorf("in the end %d run, %d wait, %d have entered", running, waiting, entered.Load())
+		if running, waiting, _ := g.stats(); running != 0 || waiting != 0 || entered.Load() != 2*places-1 || g.queue.virtual != 0 {
+			t.Errorf("in the end %d run, %d wait, %d have entered, the virtual time is %v", running, waiting, entered.Load(), g.queue.virtual)
 		}
 	})
 }
@@ -304,6 +306,22 @@ func TestForgetsPrincipals(t *testing.T) {
 	}
 	if f := q.flowOf(Share{Principal: "n0"}); f.start < 1<<20 {
 		t.Errorf("a forgotten principal begins again with the tag %v", f.start)
+	}
+}
+
+// TestReadBytes: a read counts the layers that it requests, and one that names no pieces counts the whole chain.
+func TestReadBytes(t *testing.T) {
+	g := kv.Geometry{BlockTokens: 16, Groups: []kv.Group{{Kind: kv.Full, Layers: 4, TokenBytes: 256}}}
+	layer, pieces := g.LayerBytes(0), []PieceRef{{}, {Block: 1}}
+	for want, req := range map[int64]LoadRequest{
+		8 * layer:  {Pieces: pieces},
+		6 * layer:  {Pieces: pieces, FirstLayer: 1},
+		4 * layer:  {Pieces: pieces, FirstLayer: 1, Layers: 2},
+		12 * layer: {IDs: make([]kv.BlockID, 3)},
+	} {
+		if got := req.bytes(g); got != want || layer == 0 {
+			t.Errorf("%+v: %d bytes; want %d", req, got, want)
+		}
 	}
 }
 
