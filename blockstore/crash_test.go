@@ -30,6 +30,8 @@ type crashRun struct {
 	possible []*block
 	// catalogue is the last catalogue that was set, next one that was being set.
 	catalogue, next []byte
+	// tune, if not nil, changes the options of each Open.
+	tune func(*Options)
 }
 
 func newCrashRun(seed uint64) *crashRun {
@@ -47,7 +49,7 @@ var storySizes = []struct {
 
 func (c *crashRun) open(t *testing.T) (*Store, error) {
 	opts := Options{CapacityBytes: 400_000, SegmentBytes: 32 << 10, CatalogueBytes: 4096, StripeBytes: 16 << 10}
-	return open(t, opts, c.devs...)
+	return openTuned(t, opts, c.tune, c.devs...)
 }
 
 // run runs the store until the power fails or the story ends. It returns the error that ended the

@@ -108,6 +108,25 @@
 // (CatalogueCertain). Otherwise a node may serve only an index that was not lost: an index rebuilt
 // from an uncertain catalogue could match blocks of an epoch that was bumped.
 //
+// # Encryption
+//
+// With Options.Keys the payload and its checksums are encrypted with AES-256-GCM (packages crypt and
+// ondisk). The encryption is in this package and not in a device, because a read of some layers must
+// authenticate these layers alone: each layer has a tag, in the slot's header. The unkeyed checksums of
+// the layers stay, encrypted, so that the writer's checksum is verified from end to end. AES-XTS with
+// the checksum inside would need no tags, but is an eleventh as fast in Go, and does not authenticate.
+//
+// The generation is no nonce by itself. Reserve assigns no generation twice on the same volumes, not
+// even after a crash, and TestNoncesAcrossCrashes tests that. But a slot whose write failed can be
+// written again with other bytes, an image of a disk can be restored, and two stores can have one
+// key. So each write has a random salt.
+//
+// The key of a slot follows from its generation: a new key begins with a new boot counter, and each
+// superblock has the list of its volume (KeyPeriod). The slot table thus has the number of blocks of each
+// key (KeyUse), without a read of a slot. The header of a slot must name that key: a plain slot in place
+// of an encrypted one is a miss. Write encrypts into a buffer of the volume's sealPool, because the
+// caller's buffer may have readers; Read decrypts in place.
+//
 // # Shared volumes
 //
 // A shared volume is on a file system that several hosts mount. Options.Owner, and not the device's

@@ -37,6 +37,8 @@ var (
 	ErrShared = errors.New("shared volume")
 	// ErrNotOwner: this process may not own the shared volume any more. Nothing was written.
 	ErrNotOwner = errors.New("this process does not own the volume")
+	// ErrKey: a key of an encrypted volume is missing, or is another key. Give the key.
+	ErrKey = errors.New("missing or wrong encryption key")
 	// ErrVersion: a volume has another format version. Use the binary of that version, or an empty
 	// directory.
 	ErrVersion = ondisk.ErrVersion

@@ -77,16 +77,27 @@ func (s *Store) raiseBoot(ctx context.Context, beyond uint32) (uint32, error) {
 	if s.boot > beyond {
 		return s.boot, nil
 	}
+	next, err := s.nextBoot(ctx, beyond)
+	if err != nil {
+		return 0, err
+	}
+	was := s.boot
+	s.boot = next
+	if err := s.writeSuperblocks(ctx); err != nil {
+		// The next call must not return a boot counter that is not durable.
+		s.boot = was
+		return 0, err
+	}
+	return next, nil
+}
+
+// nextBoot returns the boot counter to use after beyond.
+func (s *Store) nextBoot(ctx context.Context, beyond uint32) (uint32, error) {
 	if beyond == ondisk.MaxBoot {
 		return 0, fmt.Errorf("blockstore: all %d starts of this store are used up; begin with empty volumes: %w", ondisk.MaxBoot, ErrFloor)
 	}
-	next := beyond + 1
 	if s.opts.Owner != nil {
-		var err error
-		if next, err = s.fenceAbove(ctx, beyond); err != nil {
-			return 0, err
-		}
+		return s.fenceAbove(ctx, beyond)
 	}
-	s.boot = next
-	return s.boot, s.writeSuperblocks(ctx)
+	return beyond + 1, nil
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 
+	"github.com/penstock-kv/penstock/blockstore/crypt"
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/io/blockio"
 )
@@ -140,8 +141,8 @@ func InspectSegment(ctx context.Context, dev blockio.Device, number uint32, w io
 }
 
 // InspectSlot prints the header of a slot and whether the checksums of the header and of every
-// layer are right.
-func InspectSlot(ctx context.Context, dev blockio.Device, segment, slot uint32, w io.Writer) error {
+// layer are right. keys, which may be nil, decrypt an encrypted slot.
+func InspectSlot(ctx context.Context, dev blockio.Device, segment, slot uint32, keys *crypt.Keyring, w io.Writer) error {
 	f, h, err := openSegment(ctx, dev, segment)
 	if err != nil {
 		return err
@@ -161,7 +162,20 @@ func InspectSlot(ctx context.Context, dev blockio.Device, segment, slot uint32, 
 		return fmt.Errorf("blockstore: inspect: %w", err)
 	}
 	verdict := "every layer has its checksum"
-	if err := verifySlot(sh.Ref(), h.SlotBytes, b); err != nil {
+	open := func(sh *ondisk.SlotHeader, header []byte) (slotOpener, error) {
+		if sh.Key == (ondisk.KeyID{}) {
+			return slotOpener{}, nil
+		}
+		if keys == nil || keys.Find(sh.Key.String()) == nil {
+			return slotOpener{}, fmt.Errorf("encrypted with key %v: %w", sh.Key, errNoKey)
+		}
+		return openSealed(keys.Find(sh.Key.String()), h.Volume, sh, header)
+	}
+	err = verifySlot(sh.Ref(), h.SlotBytes, b, open)
+	switch {
+	case errors.Is(err, errNoKey):
+		verdict = fmt.Sprintf("not verified: the slot is encrypted with key %v, which is not given", sh.Key)
+	case err != nil:
 		verdict = err.Error()
 	}
 	fmt.Fprintf(w, "  verdict    %s\n", verdict)

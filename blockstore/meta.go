@@ -182,6 +182,7 @@ func (v *volume) writeSuperblockCopy(ctx context.Context) error {
 	sb := v.superblock
 	sb.Boot, sb.Count = v.store.boot, uint32(len(v.store.volumes))
 	v.store.members.put(&sb)
+	sb.Keys = v.keyPeriods().onDisk()
 	sb.Sequence++
 	copyOffset := int64(sb.Sequence%2) * ondisk.Page
 	if err := v.writePage(ctx, v.super, copyOffset, sb.Encode(), &v.metaPending); err != nil {
@@ -206,20 +207,29 @@ func (s *Store) SetCatalogue(ctx context.Context, blob []byte) error {
 	if room := s.catalogueRoom(); int64(len(blob)) > room {
 		return fmt.Errorf("blockstore: catalogue of %d bytes; the volumes have room for %d: %w", len(blob), room, ErrTooLarge)
 	}
-	// A sequence number is never used twice, not even after a failure: a failed attempt may have
-	// written an area, and a later attempt must have a higher number than that area.
-	s.mu.Lock()
-	s.catalogueSequence++
-	seq := s.catalogueSequence
-	s.mu.Unlock()
-	header := ondisk.NewCatalogueHeader(seq, blob)
-	if err := s.onQuorum("catalogue", func(v *volume) error { return v.writeCatalogue(context.WithoutCancel(ctx), header, blob) }); err != nil {
+	if err := s.writeCatalogues(ctx, blob); err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.catalogue = append([]byte(nil), blob...)
 	return nil
+}
+
+// writeCatalogues writes a catalogue to every volume that has not failed. Store.meta is held, or the
+// store is not open yet.
+func (s *Store) writeCatalogues(ctx context.Context, blob []byte) error {
+	// A sequence number is never used twice, not even after a failure: a failed attempt may have
+	// written an area, and a later attempt must have a higher number than that area.
+	s.mu.Lock()
+	s.catalogueSequence++
+	seq := s.catalogueSequence
+	s.mu.Unlock()
+	header, sealed, err := s.sealCatalogue(seq, blob)
+	if err != nil {
+		return err
+	}
+	return s.onQuorum("catalogue", func(v *volume) error { return v.writeCatalogue(context.WithoutCancel(ctx), header, sealed) })
 }
 
 // errProbeLate: a probe took longer than SlowAfter, and the store continued without its result.
@@ -265,8 +275,11 @@ func (v *volume) refresh(ctx context.Context) error {
 	v.store.catalogueSequence++
 	seq, blob := v.store.catalogueSequence, v.store.catalogue
 	v.store.mu.Unlock()
-	header := ondisk.NewCatalogueHeader(seq, blob)
-	if err := v.writeCatalogue(ctx, header, blob); err != nil {
+	header, sealed, err := v.store.sealCatalogue(seq, blob)
+	if err != nil {
+		return err
+	}
+	if err := v.writeCatalogue(ctx, header, sealed); err != nil {
 		return err
 	}
 	page, err := readPages(ctx, v.dev, v.catalogue, ondisk.CatalogueOffset(v.catArea, v.superblock.CatalogueBytes), ondisk.Page)
@@ -293,6 +306,9 @@ func (s *Store) catalogueRoom() int64 {
 	for _, v := range s.volumes {
 		room = min(room, v.superblock.CatalogueBytes)
 	}
+	if s.opts.Keys != nil {
+		room -= sealedCatalogueExtra
+	}
 	return room
 }
 
@@ -318,6 +334,8 @@ func (v *volume) writeCatalogue(ctx context.Context, h ondisk.CatalogueHeader, b
 
 // readCatalogue finds the newest valid catalogue of the volume and records its area.
 func (v *volume) readCatalogue(ctx context.Context) (h ondisk.CatalogueHeader, blob []byte, err error) {
+	var withoutKey error
+	var withoutKeySequence uint64
 	for area := range 2 {
 		ah, ab, err := readCatalogueArea(ctx, v.dev, v.catalogue, area, v.superblock.CatalogueBytes)
 		switch {
@@ -328,9 +346,21 @@ func (v *volume) readCatalogue(ctx context.Context) (h ondisk.CatalogueHeader, b
 		case err != nil:
 			return h, nil, err
 		}
-		if ah.Sequence > h.Sequence {
+		ab, err = v.store.openCatalogue(ah, ab)
+		switch {
+		case errors.Is(err, ErrKey):
+			if ah.Sequence > withoutKeySequence {
+				withoutKey, withoutKeySequence = err, ah.Sequence
+			}
+		case err != nil:
+			v.log.Warn("an area of the catalogue cannot be decrypted", "area", area, "err", err)
+		case ah.Sequence > h.Sequence:
 			h, blob, v.catArea = ah, ab, area
 		}
+	}
+	// An older catalogue may have the key of an earlier time.
+	if withoutKeySequence > h.Sequence {
+		return h, nil, fmt.Errorf("volume %s: %w", v.dev.Info().Path, withoutKey)
 	}
 	return h, blob, nil
 }

@@ -44,6 +44,11 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 		return nil, fmt.Errorf("blockstore: %s has become a volume of store %v during the start, not of %v: start again: %w", found[0].path(), found[0].superblock.Node, opts.node, ErrForeign)
 	}
 	s := newStore(opts, found, members)
+	for _, v := range s.present() {
+		if err := v.loadKeys(opts.Keys); err != nil {
+			return nil, err
+		}
+	}
 	if err := onVolumes(s.present(), func(v *volume) error { return v.load(ctx) }); err != nil {
 		return nil, err
 	}
@@ -61,6 +66,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 func newStore(opts Options, found []candidate, members membership) *Store {
 	life, stop := context.WithCancel(context.Background())
 	s := &Store{opts: opts, log: opts.Logger, node: found[0].superblock.Node, meta: make(chan struct{}, 1), closed: make(chan struct{}), life: life, stop: stop}
+	s.keys = opts.Keys
 	s.SetFreeFloor(opts.FreeFloorBytes)
 	if opts.CapacityOfPresent {
 		s.opts.CapacityBytes = opts.CapacityBytes / int64(present(found)) * int64(len(found))
@@ -76,6 +82,8 @@ func newStore(opts Options, found []candidate, members membership) *Store {
 			kick:  make(chan struct{}, 1),
 			names: c.names, local: c.local, superName: cmp.Or(c.superName, ondisk.SuperblockName),
 		}
+		v.periods.Store(new(periods))
+		v.sealing = newSealPool()
 		v.space.init(v)
 		v.dev = watchDevice(c.dev, opts.Health, v.log, s.background.Go)
 		if opts.Owner != nil {
@@ -605,7 +613,7 @@ func (s *Store) loadCatalogue(ctx context.Context) error {
 	for _, v := range s.present() {
 		h, blob, err := v.readCatalogue(ctx)
 		switch {
-		case errors.Is(err, ErrVersion) || ctx.Err() != nil:
+		case errors.Is(err, ErrVersion) || errors.Is(err, ErrKey) || ctx.Err() != nil:
 			return err
 		case err != nil:
 			v.dev.lost(fmt.Errorf("the volume's catalogue could not be read: %w", err))
@@ -653,10 +661,24 @@ func (s *Store) beginBoot(ctx context.Context) error {
 			return err
 		}
 	}
+	changed, key := false, newestKey(s.keys)
+	for _, v := range s.present() {
+		p := v.keyPeriods()
+		next, err := p.begin(key, s.boot)
+		if err != nil {
+			return fmt.Errorf("blockstore: volume %s: %w", v.dev.Info().Path, err)
+		}
+		changed = changed || len(next) != len(p)
+		v.periods.Store(&next)
+	}
 	if err := s.writeSuperblocks(ctx); err != nil {
 		return err
 	}
 	s.generations.start(s.boot)
 	s.removeOutlived()
-	return nil
+	if !changed {
+		return nil
+	}
+	s.log.Info("new blocks are encrypted with another key than at the last start", "key", key, "keys", periodNames(s.present()))
+	return s.resealCatalogue(ctx)
 }

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"slices"
 
+	"github.com/penstock-kv/penstock/blockstore/crypt"
 	"github.com/penstock-kv/penstock/blockstore/health"
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/io/blockio"
@@ -73,9 +74,15 @@ type Options struct {
 	Alloc func(ctx context.Context, sizeBytes int) (buf []byte, release func(), err error)
 	// Logger receives messages on which an operator should act. Default: none.
 	Logger *slog.Logger
+	// Keys encrypts the volumes: the newest key encrypts new blocks and the catalogue. Volumes may have
+	// blocks of the other keys and blocks that are not encrypted. nil: no encryption; encrypted volumes are
+	// then refused. An encrypted block has at most ondisk.MaxSealedLayers layers.
+	Keys *crypt.Keyring
 	// Rand is the source of the random bytes of uuids. Default: crypto/rand.
 	Rand io.Reader
 
+	// salts is the source of salts; nil: crypto/rand. Tests make it constant.
+	salts io.Reader
 	// node is the id that a new store gets; zero: a random one.
 	node ondisk.UUID
 }

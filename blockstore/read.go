@@ -156,7 +156,7 @@ func (s *Store) finishRead(r *Read, body, head *job, admission error) error {
 	case err != nil:
 		err = fmt.Errorf("blockstore: read %v: %w", r.Ref, err)
 	default:
-		err = r.verify(head.bufs[0])
+		err = r.verify(head.bufs[0], body.volume)
 	}
 	if h := head.bufs[0]; h != nil {
 		s.headers.put(h)
@@ -178,8 +178,8 @@ func (s *Store) finishRead(r *Read, body, head *job, admission error) error {
 }
 
 // verify compares the bytes with Want. header has the slot header, or is nil if the header is at
-// the start of Buf.
-func (r *Read) verify(header []byte) error {
+// the start of Buf. verify decrypts the bytes in place.
+func (r *Read) verify(header []byte, v *volume) error {
 	payload := r.Buf
 	if header == nil {
 		header = r.Buf
@@ -188,7 +188,6 @@ func (r *Read) verify(header []byte) error {
 	if err != nil {
 		return fmt.Errorf("blockstore: read %v: %w: %w", r.Ref, ErrCorrupt, err)
 	}
-	r.LayerSums = h.LayerSums
 	switch {
 	case h.Generation != r.Ref.Generation:
 		return fmt.Errorf("blockstore: read %v: slot holds generation %d: %w", r.Ref, h.Generation, ErrStale)
@@ -197,6 +196,11 @@ func (r *Read) verify(header []byte) error {
 	case h.SlotKey != r.Want:
 		return fmt.Errorf("blockstore: read %v: slot holds %+v, wanted %+v: %w", r.Ref, h.SlotKey, r.Want, ErrCorrupt)
 	}
+	opener, err := v.openHeader(&h, header)
+	if err != nil {
+		return fmt.Errorf("blockstore: read %v: %w: %w", r.Ref, ErrCorrupt, err)
+	}
+	r.LayerSums = h.LayerSums
 	r.Class, r.Parent, r.Depth, r.Origin = h.Class, h.Parent, h.Depth, h.Origin()
 	l, err := h.Layout()
 	if err != nil {
@@ -210,8 +214,8 @@ func (r *Read) verify(header []byte) error {
 	}
 	for i := range count {
 		layer := payload[skip+int64(i)*l.LayerBytes():][:l.LayerBytes()]
-		if sum := ondisk.LayerSum(layer); sum != r.LayerSums[i] {
-			return fmt.Errorf("blockstore: read %v: layer %d has checksum %016x, the writer's is %016x: %w", r.Ref, first+i, sum, r.LayerSums[i], ErrCorrupt)
+		if err := opener.openLayer(first+i, layer, r.LayerSums[i]); err != nil {
+			return fmt.Errorf("blockstore: read %v: %w: %w", r.Ref, err, ErrCorrupt)
 		}
 	}
 	return nil

@@ -312,7 +312,17 @@ func (w *segmentScan) look(slot uint32, b []byte) error {
 		w.stats.Blank++
 		return nil
 	}
-	if w.opts.Verify && verifyLayers(b, &h, l) >= 0 {
+	opener, err := w.segment.volume.openHeader(&h, b)
+	switch {
+	case errors.Is(err, errNoKey):
+		w.stats.Blank++ // no block of the store has that key
+		return nil
+	case err != nil:
+		w.stats.Damaged++
+		return nil
+	}
+	w.sums = h.LayerSums
+	if w.opts.Verify && opener.openLayers(b, &h, l) != nil {
 		w.stats.Damaged++
 		return nil
 	}
@@ -330,13 +340,12 @@ func (w *segmentScan) pass(h *ondisk.SlotHeader) error {
 	return w.fnErr
 }
 
-// verifyLayers returns the first layer of a whole slot whose checksum is wrong,
-// or -1.
-func verifyLayers(slot []byte, h *ondisk.SlotHeader, l ondisk.Layout) int {
-	for i, want := range h.LayerSums {
-		if ondisk.LayerSum(slot[l.HeaderBytes()+int64(i)*l.LayerBytes():][:l.LayerBytes()]) != want {
-			return i
+// openLayers decrypts the layers of a whole slot in place and compares their checksums.
+func (o *slotOpener) openLayers(slot []byte, h *ondisk.SlotHeader, l ondisk.Layout) error {
+	for i, sum := range h.LayerSums {
+		if err := o.openLayer(i, slot[l.HeaderBytes()+int64(i)*l.LayerBytes():][:l.LayerBytes()], sum); err != nil {
+			return err
 		}
 	}
-	return -1
+	return nil
 }

@@ -153,7 +153,7 @@ func (b *scrub) slot(ctx context.Context, ref kv.Ref, slotBytes int64) error {
 		return context.Cause(ctx)
 	}
 	if err == nil {
-		err = verifySlot(ref, slotBytes, buf)
+		err = verifySlot(ref, slotBytes, buf, g.volume.openHeader)
 	}
 	if e := g.unpin(ref); e != nil {
 		return e
@@ -201,8 +201,9 @@ func (b *scrub) account(ctx context.Context, c *counters, ref kv.Ref, slotBytes 
 	return nil
 }
 
-// verifySlot checks the checksums of a whole slot, and its header against the ref.
-func verifySlot(ref kv.Ref, slotBytes int64, slot []byte) error {
+// verifySlot checks the checksums of a whole slot, and its header against the ref. It decrypts the slot
+// in place with the result of open.
+func verifySlot(ref kv.Ref, slotBytes int64, slot []byte, open func(*ondisk.SlotHeader, []byte) (slotOpener, error)) error {
 	h, err := ondisk.DecodeSlotHeader(slot, nil)
 	if err != nil {
 		return fmt.Errorf("blockstore: %v: %w: %w", ref, ErrCorrupt, err)
@@ -216,8 +217,12 @@ func verifySlot(ref kv.Ref, slotBytes int64, slot []byte) error {
 	case l.SlotBytes() != slotBytes:
 		return fmt.Errorf("blockstore: %v: header describes a slot of %d bytes, not %d: %w", ref, l.SlotBytes(), slotBytes, ErrCorrupt)
 	}
-	if i := verifyLayers(slot, &h, l); i >= 0 {
-		return fmt.Errorf("blockstore: %v: layer %d has a wrong checksum: %w", ref, i, ErrCorrupt)
+	opener, err := open(&h, slot)
+	if err == nil {
+		err = opener.openLayers(slot, &h, l)
+	}
+	if err != nil {
+		return fmt.Errorf("blockstore: %v: %w: %w", ref, err, ErrCorrupt)
 	}
 	return nil
 }

@@ -135,7 +135,11 @@ func (v *volume) ownFiles(ctx context.Context) (created bool, err error) {
 	s.mu.Unlock()
 	old, oldArea := v.catalogue, v.catArea
 	v.useCatalogue(catalogue, 1)
-	if err = v.writeCatalogue(ctx, ondisk.NewCatalogueHeader(seq, blob), blob); err == nil {
+	header, sealed, err := s.sealCatalogue(seq, blob)
+	if err == nil {
+		err = v.writeCatalogue(ctx, header, sealed)
+	}
+	if err == nil {
 		var super blockio.File
 		if super, err = v.createAnew(name, ondisk.SuperblockFileBytes); err == nil {
 			err = errors.Join(v.super.Close(), old.Close())

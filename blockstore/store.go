@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/penstock-kv/penstock/blockstore/crypt"
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/io/blockio"
 	"github.com/penstock-kv/penstock/kv"
@@ -59,6 +60,8 @@ type Store struct {
 	catalogueCertain bool
 
 	mu sync.Mutex
+	// keys are the current keys, nil without encryption.
+	keys *crypt.Keyring
 	// catalogue is the newest acknowledged catalogue. catalogueSequence is the highest sequence
 	// number that a write of a catalogue has used, whether or not it succeeded.
 	catalogue         []byte
@@ -101,11 +104,15 @@ func (s *Store) segmentOf(ref kv.Ref) (*segment, error) {
 
 // SlotLayout returns the shape of the slot that holds a piece. The slot has Layout.SlotBytes bytes,
 // and the payload begins at Layout.HeaderBytes. SlotLayout fails with ondisk.ErrLayout for an
-// impossible piece, and with ErrTooLarge for a piece that no segment can hold.
+// impossible piece, and with ErrTooLarge for a piece that no segment can hold or that has too many layers
+// to be encrypted.
 func (s *Store) SlotLayout(pieceBytes int64, layers int) (ondisk.Layout, error) {
 	l, err := ondisk.NewLayout(pieceBytes, layers)
 	if err != nil {
 		return l, err
+	}
+	if s.opts.Keys != nil && layers > ondisk.MaxSealedLayers {
+		return l, fmt.Errorf("blockstore: block of %d layers; encrypted volumes hold blocks of at most %d: %w", layers, ondisk.MaxSealedLayers, ErrTooLarge)
 	}
 	if n := l.SlotBytes(); n > s.slotBytesMax {
 		return l, fmt.Errorf("blockstore: slot of %d bytes; segments of this store hold at most %d; format a store with larger segments (more capacity, or --segment): %w", n, s.slotBytesMax, ErrTooLarge)
@@ -135,12 +142,18 @@ func (s *Store) Adopt(ref kv.Ref, pieceBytes int64, layers int) error {
 	return g.adopt(ref, l.SlotBytes())
 }
 
-// Ready ends the phase of Adopt: every slot that was not adopted becomes free, and Reserve works.
+// Ready ends the phase of Adopt: every slot that was not adopted becomes free, and Reserve works. It
+// fails with ErrKey if an adopted slot is encrypted with a key that Options.Keys does not have.
 func (s *Store) Ready() error {
 	if err := s.enter(); err != nil {
 		return err
 	}
 	defer s.gate.Leave()
+	for _, v := range s.present() {
+		if err := v.dropUnused(); err != nil {
+			return err
+		}
+	}
 	if s.ready.Swap(true) {
 		return fmt.Errorf("blockstore: Ready twice: %w", ErrState)
 	}

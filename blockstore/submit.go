@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 
+	"github.com/penstock-kv/penstock/blockstore/crypt"
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
@@ -31,6 +32,8 @@ type job struct {
 	// entire is set if the job is for a whole slot. Such a job may be merged with that of the
 	// adjacent slot.
 	entire bool
+	// key encrypts the slot of a write; nil if the slot is plain.
+	key *crypt.Key
 }
 
 // submission turns jobs into one batch of requests for each volume. It is
@@ -118,6 +121,11 @@ func (m *submission) runOn(ctx context.Context, v *volume) error {
 			m.order = append(m.order, i)
 		}
 	}
+	return m.runOrder(ctx, v)
+}
+
+// runOrder performs the jobs in order.
+func (m *submission) runOrder(ctx context.Context, v *volume) error {
 	for start := 0; start < len(m.order); {
 		n := m.build(start)
 		if err := m.do(ctx, v); err != nil {

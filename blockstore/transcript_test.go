@@ -443,7 +443,7 @@ func (w *world) inspect() string {
 	case slot < 0:
 		err = InspectSegment(w.t.Context(), d, uint32(segment), &out)
 	default:
-		err = InspectSlot(w.t.Context(), d, uint32(segment), uint32(slot), &out)
+		err = InspectSlot(w.t.Context(), d, uint32(segment), uint32(slot), nil, &out)
 	}
 	if err != nil {
 		out.WriteString(outcome(err))

@@ -56,6 +56,11 @@ type volume struct {
 	catArea    int
 	// metaPending counts the writes of the superblock or the catalogue that have not completed.
 	metaPending atomic.Int32
+	// periods has the keys of the volume. It changes only under Store.meta, before Ready, or in Ready. A
+	// period begins before a slot with one of its generations is written, and the superblock that has it
+	// is durable before.
+	periods atomic.Pointer[periods]
+	sealing sealPool
 	// scrubsHung counts the reads in progress for which Scrub has stopped waiting.
 	scrubsHung atomic.Int32
 

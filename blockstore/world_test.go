@@ -158,6 +158,11 @@ func refs(blocks map[string]*block) []kv.Ref {
 
 // open opens a store over memory volumes, with uuids derived from a seed.
 func open(t testing.TB, opts Options, devs ...*memio.Device) (*Store, error) {
+	return openTuned(t, opts, nil, devs...)
+}
+
+// openTuned is open with a function, which may be nil, that changes the options.
+func openTuned(t testing.TB, opts Options, tune func(*Options), devs ...*memio.Device) (*Store, error) {
 	opts.Devices = nil
 	for _, d := range devs {
 		opts.Devices = append(opts.Devices, d)
@@ -167,6 +172,9 @@ func open(t testing.TB, opts Options, devs ...*memio.Device) (*Store, error) {
 	}
 	if opts.Rand == nil {
 		opts.Rand = rand.NewChaCha8([32]byte{1})
+	}
+	if tune != nil {
+		tune(&opts)
 	}
 	return Open(t.Context(), opts)
 }

@@ -21,7 +21,8 @@ type Write struct {
 	// verified them, or trust the writer.
 	Header ondisk.SlotHeader
 	// Buf is aligned memory of Layout.SlotBytes with the payload at Layout.HeaderBytes. Store.Write
-	// fills in the header and clears the padding. The store owns Buf until Write returns.
+	// fills in the header and clears the padding, unless the volume is encrypted: then it only reads
+	// Buf. The store owns Buf until Write returns.
 	Buf []byte
 	// Err is the outcome of this slot: nil means that the device completed the write.
 	Err error
@@ -41,7 +42,7 @@ func (s *Store) Write(ctx context.Context, batch []Write) error {
 		batch[i].Err = s.prepareWrite(&batch[i], &m.jobs[i])
 		m.jobs[i].skip = batch[i].Err != nil
 	}
-	err := m.run(ctx, s.volumes)
+	err := s.runWrites(ctx, m, batch)
 	var first error
 	for i := range batch {
 		if !m.jobs[i].skip {
@@ -52,6 +53,16 @@ func (s *Store) Write(ctx context.Context, batch []Write) error {
 		}
 	}
 	return first
+}
+
+// runWrites performs the writes of a batch.
+func (s *Store) runWrites(ctx context.Context, m *submission, batch []Write) error {
+	for i := range m.jobs {
+		if m.jobs[i].key != nil && !m.jobs[i].skip {
+			return m.runSealed(ctx, s.volumes, batch)
+		}
+	}
+	return m.run(ctx, s.volumes)
 }
 
 func failWrites(batch []Write, err error) error {
@@ -77,11 +88,17 @@ func (s *Store) prepareWrite(w *Write, j *job) error {
 	if !g.volume.dev.health().Syncs() {
 		return fmt.Errorf("blockstore: write %v: %w", w.Ref, g.volume.dev.failure(health.Write))
 	}
-	w.Header.Extent, w.Header.Generation = w.Ref.Extent, w.Ref.Generation
-	if err := w.Header.EncodeTo(w.Buf); err != nil {
+	w.Header.Extent, w.Header.Generation, w.Header.Key = w.Ref.Extent, w.Ref.Generation, ondisk.KeyID{}
+	key, err := s.writeKey(g.volume, w.Ref.Generation)
+	if err != nil {
 		return fmt.Errorf("blockstore: write %v: %w", w.Ref, err)
 	}
-	clear(w.Buf[l.HeaderBytes()+l.PayloadBytes:])
+	if key == nil {
+		if err := w.Header.EncodeTo(w.Buf); err != nil {
+			return fmt.Errorf("blockstore: write %v: %w", w.Ref, err)
+		}
+		clear(w.Buf[l.HeaderBytes()+l.PayloadBytes:])
+	}
 	if invariants.Enabled {
 		for i, sum := range ondisk.AppendLayerSums(nil, w.Buf[l.HeaderBytes():][:l.PayloadBytes], l.Layers) {
 			invariants.Assert(sum == w.Header.LayerSums[i], "write %v: layer %d has checksum %016x, the writer sent %016x", w.Ref, i, sum, w.Header.LayerSums[i])
@@ -91,7 +108,7 @@ func (s *Store) prepareWrite(w *Write, j *job) error {
 	if err != nil {
 		return err
 	}
-	*j = job{volume: g.volume, file: g.file, offset: offset, bufs: [2][]byte{w.Buf}, bytes: l.SlotBytes(), entire: true}
+	*j = job{volume: g.volume, file: g.file, offset: offset, bufs: [2][]byte{w.Buf}, bytes: l.SlotBytes(), entire: true, key: key}
 	return nil
 }
 

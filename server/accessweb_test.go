@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -108,5 +109,27 @@ func TestConsolePinsAreFiltered(t *testing.T) {
 				t.Errorf("the page of %s has no %q:\n%s", principal, text, body)
 			}
 		}
+	}
+}
+
+// TestConsolePrefixes: the page of the prefixes has the prefix that a match has found, and none of an epoch that
+// was retired.
+func TestConsolePrefixes(t *testing.T) {
+	h := newHost(t, func(o *server.Options) { o.ConsoleInterval = time.Nanosecond }, nil)
+	ns := h.namespace()
+	h.write(ns, 3)
+	ids := chain(ns, 3)
+	if resp, err := h.cache.Match(t.Context(), &pb.MatchRequest{Namespace: "m", BlockIds: ids}); err != nil || resp.GetMatchedBlocks() != 3 {
+		t.Fatal(resp, err)
+	}
+	row := fmt.Sprintf(`<code>%x</code></th><td>m</td><td class="number">1</td><td class="number">%d</td><td class="number">1</td><td class="number">3</td>`, ids[:16], 3*ns.Geometry.BlockTokens)
+	if code, page := get(t, h.web+"/prefixes"); code != http.StatusOK || !strings.Contains(page, row) {
+		t.Errorf("%d, the page has no %s:\n%s", code, row, page)
+	}
+	if _, err := h.admin.BumpEpoch(t.Context(), &pb.BumpEpochRequest{Name: "m"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, page := get(t, h.web+"/prefixes"); strings.Contains(page, fmt.Sprintf("%x", ids[:16])) {
+		t.Errorf("the page has a prefix of a retired epoch:\n%s", page)
 	}
 }

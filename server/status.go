@@ -46,6 +46,9 @@ func (s *Server) status() *pb.StatusResponse {
 		m.RssBytes = mem.RSSBytes
 	}
 	m.Volumes = s.volumes()
+	for _, k := range s.node.KeyUse() {
+		m.Keys = append(m.Keys, &pb.KeyStatus{Id: k.ID, Blocks: k.Slots, Bytes: k.Bytes, Newest: k.Newest})
+	}
 	m.Io, m.IoReason = common(m.Volumes)
 	info := s.data.Info()
 	m.DataProvider, m.DataDetail = info.Provider, info.Detail

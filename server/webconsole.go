@@ -123,7 +123,7 @@ func (s *consoleSource) Namespaces(context.Context) []console.Namespace {
 
 // Prefixes implements console.Source.
 func (s *consoleSource) Prefixes(context.Context) console.Prefixes {
-	p := console.Prefixes{Cuts: metrics.ByLabel(s.opts.Metrics.MatchCuts)}
+	p := console.Prefixes{At: s.opts.Now(), Cuts: metrics.ByLabel(s.opts.Metrics.MatchCuts)}
 	for _, ns := range s.node.Stats().Index.Namespaces {
 		for _, e := range ns.Live {
 			p.Epochs = append(p.Epochs, console.Epoch{
@@ -131,6 +131,20 @@ func (s *consoleSource) Prefixes(context.Context) console.Prefixes {
 				Blocks: e.Blocks, Bytes: e.Bytes, Leases: e.Leases, Pins: e.Pins,
 			})
 		}
+	}
+	defs := make(map[kv.NamespaceID]kv.Namespace)
+	for _, def := range s.node.Namespaces() {
+		defs[def.ID] = def
+	}
+	for _, h := range s.node.TopPrefixes() {
+		def, ok := defs[h.Namespace]
+		if !ok {
+			continue // it was deleted meanwhile
+		}
+		p.Top = append(p.Top, console.Prefix{
+			Namespace: def.Name, Epoch: uint64(h.Epoch), First: h.First.String(), Matches: h.Matches, Tokens: h.Tokens,
+			Blocks: int64(h.Blocks), Bytes: int64(h.Blocks) * def.Geometry.BlockBytes(), Last: h.Last, Cut: h.Cut.String(),
+		})
 	}
 	return p
 }

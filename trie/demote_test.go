@@ -93,3 +93,29 @@ func TestDemote(t *testing.T) {
 		}
 	}
 }
+
+// TestDemoteTransfer: a piece of class Transfer, which is evicted before the others in any case, keeps its place.
+func TestDemoteTransfer(t *testing.T) {
+	tr := openTest(t, Options{Policy: evict.LRU, SlotBytes: func(kv.Geometry, int) int64 { return 1 }})
+	defer closeTest(t, tr)
+	ns, err := tr.Create(kv.Namespace{Name: "m", Index: kv.IndexTrie, Geometry: kv.SingleGroup(2, 16, 128), Epoch: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	prefix, transfer := kv.BlockID{1}, kv.BlockID{2}
+	for i, e := range []Entry{{ID: prefix}, {ID: transfer, Class: Transfer}} {
+		e.Ref = kv.Ref{Extent: kv.Extent(i + 1), Generation: kv.Generation(i + 1)}
+		if _, err := tr.Put(nil, ns.ID, 1, []Entry{e}, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tr.Demote(ns.ID, 1, []kv.BlockID{transfer}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tr.Match(ns.ID, []kv.BlockID{transfer}, MatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if gone, err := tr.Evict(nil, 1, 0, epoch0); err != nil || len(gone) != 1 || gone[0].ID != transfer {
+		t.Errorf("evicted %v, %v; want the piece of class Transfer", gone, err)
+	}
+}

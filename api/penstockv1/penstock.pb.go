@@ -4844,8 +4844,11 @@ type StatusResponse struct {
 	RunningReadsLimit int64        `protobuf:"varint,35,opt,name=running_reads_limit,json=runningReadsLimit,proto3" json:"running_reads_limit,omitempty"`
 	Reservations      int64        `protobuf:"varint,36,opt,name=reservations,proto3" json:"reservations,omitempty"` // open reservations of writers
 	Roles             *RolesStatus `protobuf:"bytes,37,opt,name=roles,proto3" json:"roles,omitempty"`                // absent without auth.roles_etcd
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// keys are the keys that encrypt the volumes, and an entry without an id for blocks that are not
+	// encrypted, if there are any; empty: the node has no keys.
+	Keys          []*KeyStatus `protobuf:"bytes,38,rep,name=keys,proto3" json:"keys,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
@@ -5137,6 +5140,81 @@ func (x *StatusResponse) GetRoles() *RolesStatus {
 	return nil
 }
 
+func (x *StatusResponse) GetKeys() []*KeyStatus {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+type KeyStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Blocks        int64                  `protobuf:"varint,2,opt,name=blocks,proto3" json:"blocks,omitempty"` // blocks that are encrypted with the key; includes blocks that are being written
+	Bytes         int64                  `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Newest        bool                   `protobuf:"varint,4,opt,name=newest,proto3" json:"newest,omitempty"` // the key encrypts new blocks
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeyStatus) Reset() {
+	*x = KeyStatus{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeyStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeyStatus) ProtoMessage() {}
+
+func (x *KeyStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeyStatus.ProtoReflect.Descriptor instead.
+func (*KeyStatus) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *KeyStatus) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *KeyStatus) GetBlocks() int64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *KeyStatus) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *KeyStatus) GetNewest() bool {
+	if x != nil {
+		return x.Newest
+	}
+	return false
+}
+
 // RolesStatus is the roles document that a node has read from etcd.
 type RolesStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -5149,7 +5227,7 @@ type RolesStatus struct {
 
 func (x *RolesStatus) Reset() {
 	*x = RolesStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	mi := &file_penstockv1_penstock_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5161,7 +5239,7 @@ func (x *RolesStatus) String() string {
 func (*RolesStatus) ProtoMessage() {}
 
 func (x *RolesStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	mi := &file_penstockv1_penstock_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5174,7 +5252,7 @@ func (x *RolesStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolesStatus.ProtoReflect.Descriptor instead.
 func (*RolesStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{63}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *RolesStatus) GetPrincipals() int64 {
@@ -5208,7 +5286,7 @@ type MemoryPart struct {
 
 func (x *MemoryPart) Reset() {
 	*x = MemoryPart{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[64]
+	mi := &file_penstockv1_penstock_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5220,7 +5298,7 @@ func (x *MemoryPart) String() string {
 func (*MemoryPart) ProtoMessage() {}
 
 func (x *MemoryPart) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[64]
+	mi := &file_penstockv1_penstock_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5233,7 +5311,7 @@ func (x *MemoryPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryPart.ProtoReflect.Descriptor instead.
 func (*MemoryPart) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{64}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *MemoryPart) GetName() string {
@@ -5265,7 +5343,7 @@ type NICStatus struct {
 
 func (x *NICStatus) Reset() {
 	*x = NICStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[65]
+	mi := &file_penstockv1_penstock_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5277,7 +5355,7 @@ func (x *NICStatus) String() string {
 func (*NICStatus) ProtoMessage() {}
 
 func (x *NICStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[65]
+	mi := &file_penstockv1_penstock_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5290,7 +5368,7 @@ func (x *NICStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NICStatus.ProtoReflect.Descriptor instead.
 func (*NICStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{65}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *NICStatus) GetName() string {
@@ -5352,7 +5430,7 @@ type StatBlockRequest struct {
 
 func (x *StatBlockRequest) Reset() {
 	*x = StatBlockRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[66]
+	mi := &file_penstockv1_penstock_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5364,7 +5442,7 @@ func (x *StatBlockRequest) String() string {
 func (*StatBlockRequest) ProtoMessage() {}
 
 func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[66]
+	mi := &file_penstockv1_penstock_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5377,7 +5455,7 @@ func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatBlockRequest.ProtoReflect.Descriptor instead.
 func (*StatBlockRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{66}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *StatBlockRequest) GetNamespace() string {
@@ -5412,7 +5490,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[67]
+	mi := &file_penstockv1_penstock_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5424,7 +5502,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[67]
+	mi := &file_penstockv1_penstock_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5437,7 +5515,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{67}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Block) GetId() []byte {
@@ -5521,7 +5599,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[68]
+	mi := &file_penstockv1_penstock_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5533,7 +5611,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[68]
+	mi := &file_penstockv1_penstock_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5546,7 +5624,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{68}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListBlocksRequest) GetNamespace() string {
@@ -5580,7 +5658,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[69]
+	mi := &file_penstockv1_penstock_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5592,7 +5670,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[69]
+	mi := &file_penstockv1_penstock_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5605,7 +5683,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{69}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -5633,7 +5711,7 @@ type VerifyBlocksRequest struct {
 
 func (x *VerifyBlocksRequest) Reset() {
 	*x = VerifyBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[70]
+	mi := &file_penstockv1_penstock_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5645,7 +5723,7 @@ func (x *VerifyBlocksRequest) String() string {
 func (*VerifyBlocksRequest) ProtoMessage() {}
 
 func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[70]
+	mi := &file_penstockv1_penstock_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5658,7 +5736,7 @@ func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksRequest.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{70}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *VerifyBlocksRequest) GetNamespace() string {
@@ -5691,7 +5769,7 @@ type VerifyBlocksResponse struct {
 
 func (x *VerifyBlocksResponse) Reset() {
 	*x = VerifyBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[71]
+	mi := &file_penstockv1_penstock_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5703,7 +5781,7 @@ func (x *VerifyBlocksResponse) String() string {
 func (*VerifyBlocksResponse) ProtoMessage() {}
 
 func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[71]
+	mi := &file_penstockv1_penstock_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5716,7 +5794,7 @@ func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksResponse.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{71}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *VerifyBlocksResponse) GetPieces() []*PieceResult {
@@ -5734,7 +5812,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[72]
+	mi := &file_penstockv1_penstock_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5746,7 +5824,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[72]
+	mi := &file_penstockv1_penstock_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5759,7 +5837,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{72}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{73}
 }
 
 type ListVolumesResponse struct {
@@ -5772,7 +5850,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[73]
+	mi := &file_penstockv1_penstock_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5784,7 +5862,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[73]
+	mi := &file_penstockv1_penstock_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5797,7 +5875,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{73}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*VolumeStatus {
@@ -5832,7 +5910,7 @@ type AdoptedNode struct {
 
 func (x *AdoptedNode) Reset() {
 	*x = AdoptedNode{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[74]
+	mi := &file_penstockv1_penstock_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5844,7 +5922,7 @@ func (x *AdoptedNode) String() string {
 func (*AdoptedNode) ProtoMessage() {}
 
 func (x *AdoptedNode) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[74]
+	mi := &file_penstockv1_penstock_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5857,7 +5935,7 @@ func (x *AdoptedNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptedNode.ProtoReflect.Descriptor instead.
 func (*AdoptedNode) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{74}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *AdoptedNode) GetNode() string {
@@ -5933,7 +6011,7 @@ type AdoptVolumeRequest struct {
 
 func (x *AdoptVolumeRequest) Reset() {
 	*x = AdoptVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[75]
+	mi := &file_penstockv1_penstock_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5945,7 +6023,7 @@ func (x *AdoptVolumeRequest) String() string {
 func (*AdoptVolumeRequest) ProtoMessage() {}
 
 func (x *AdoptVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[75]
+	mi := &file_penstockv1_penstock_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5958,7 +6036,7 @@ func (x *AdoptVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptVolumeRequest.ProtoReflect.Descriptor instead.
 func (*AdoptVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{75}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *AdoptVolumeRequest) GetPath() string {
@@ -5993,7 +6071,7 @@ type AdoptVolumeResponse struct {
 
 func (x *AdoptVolumeResponse) Reset() {
 	*x = AdoptVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[76]
+	mi := &file_penstockv1_penstock_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6005,7 +6083,7 @@ func (x *AdoptVolumeResponse) String() string {
 func (*AdoptVolumeResponse) ProtoMessage() {}
 
 func (x *AdoptVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[76]
+	mi := &file_penstockv1_penstock_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6018,7 +6096,7 @@ func (x *AdoptVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptVolumeResponse.ProtoReflect.Descriptor instead.
 func (*AdoptVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{76}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *AdoptVolumeResponse) GetStore() string {
@@ -6102,7 +6180,7 @@ type DrainVolumeRequest struct {
 
 func (x *DrainVolumeRequest) Reset() {
 	*x = DrainVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[77]
+	mi := &file_penstockv1_penstock_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6114,7 +6192,7 @@ func (x *DrainVolumeRequest) String() string {
 func (*DrainVolumeRequest) ProtoMessage() {}
 
 func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[77]
+	mi := &file_penstockv1_penstock_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6127,7 +6205,7 @@ func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DrainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{77}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *DrainVolumeRequest) GetVolume() string {
@@ -6161,7 +6239,7 @@ type DrainVolumeResponse struct {
 
 func (x *DrainVolumeResponse) Reset() {
 	*x = DrainVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[78]
+	mi := &file_penstockv1_penstock_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6173,7 +6251,7 @@ func (x *DrainVolumeResponse) String() string {
 func (*DrainVolumeResponse) ProtoMessage() {}
 
 func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[78]
+	mi := &file_penstockv1_penstock_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6186,7 +6264,7 @@ func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DrainVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{78}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *DrainVolumeResponse) GetBlocks() int64 {
@@ -6214,7 +6292,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[79]
+	mi := &file_penstockv1_penstock_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6226,7 +6304,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[79]
+	mi := &file_penstockv1_penstock_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6239,7 +6317,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{79}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *RemoveVolumeRequest) GetVolume() string {
@@ -6273,7 +6351,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[80]
+	mi := &file_penstockv1_penstock_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6285,7 +6363,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[80]
+	mi := &file_penstockv1_penstock_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6298,7 +6376,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{80}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *RemoveVolumeResponse) GetBlocks() int64 {
@@ -6324,7 +6402,7 @@ type ScrubRequest struct {
 
 func (x *ScrubRequest) Reset() {
 	*x = ScrubRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[81]
+	mi := &file_penstockv1_penstock_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6336,7 +6414,7 @@ func (x *ScrubRequest) String() string {
 func (*ScrubRequest) ProtoMessage() {}
 
 func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[81]
+	mi := &file_penstockv1_penstock_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6349,7 +6427,7 @@ func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubRequest.ProtoReflect.Descriptor instead.
 func (*ScrubRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{81}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ScrubRequest) GetBytesPerSecond() int64 {
@@ -6371,7 +6449,7 @@ type ScrubProgress struct {
 
 func (x *ScrubProgress) Reset() {
 	*x = ScrubProgress{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[82]
+	mi := &file_penstockv1_penstock_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6383,7 +6461,7 @@ func (x *ScrubProgress) String() string {
 func (*ScrubProgress) ProtoMessage() {}
 
 func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[82]
+	mi := &file_penstockv1_penstock_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6396,7 +6474,7 @@ func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubProgress.ProtoReflect.Descriptor instead.
 func (*ScrubProgress) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{82}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ScrubProgress) GetVerifiedBlocks() int64 {
@@ -6441,7 +6519,7 @@ type ConfigChange struct {
 
 func (x *ConfigChange) Reset() {
 	*x = ConfigChange{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[83]
+	mi := &file_penstockv1_penstock_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6453,7 +6531,7 @@ func (x *ConfigChange) String() string {
 func (*ConfigChange) ProtoMessage() {}
 
 func (x *ConfigChange) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[83]
+	mi := &file_penstockv1_penstock_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6466,7 +6544,7 @@ func (x *ConfigChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigChange.ProtoReflect.Descriptor instead.
 func (*ConfigChange) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{83}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ConfigChange) GetKey() string {
@@ -6505,7 +6583,7 @@ type DiffConfigRequest struct {
 
 func (x *DiffConfigRequest) Reset() {
 	*x = DiffConfigRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[84]
+	mi := &file_penstockv1_penstock_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6517,7 +6595,7 @@ func (x *DiffConfigRequest) String() string {
 func (*DiffConfigRequest) ProtoMessage() {}
 
 func (x *DiffConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[84]
+	mi := &file_penstockv1_penstock_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6530,7 +6608,7 @@ func (x *DiffConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffConfigRequest.ProtoReflect.Descriptor instead.
 func (*DiffConfigRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{84}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{85}
 }
 
 type DiffConfigResponse struct {
@@ -6543,7 +6621,7 @@ type DiffConfigResponse struct {
 
 func (x *DiffConfigResponse) Reset() {
 	*x = DiffConfigResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[85]
+	mi := &file_penstockv1_penstock_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6555,7 +6633,7 @@ func (x *DiffConfigResponse) String() string {
 func (*DiffConfigResponse) ProtoMessage() {}
 
 func (x *DiffConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[85]
+	mi := &file_penstockv1_penstock_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6568,7 +6646,7 @@ func (x *DiffConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffConfigResponse.ProtoReflect.Descriptor instead.
 func (*DiffConfigResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{85}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *DiffConfigResponse) GetPath() string {
@@ -6593,7 +6671,7 @@ type ReloadConfigRequest struct {
 
 func (x *ReloadConfigRequest) Reset() {
 	*x = ReloadConfigRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[86]
+	mi := &file_penstockv1_penstock_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6605,7 +6683,7 @@ func (x *ReloadConfigRequest) String() string {
 func (*ReloadConfigRequest) ProtoMessage() {}
 
 func (x *ReloadConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[86]
+	mi := &file_penstockv1_penstock_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6618,7 +6696,7 @@ func (x *ReloadConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadConfigRequest.ProtoReflect.Descriptor instead.
 func (*ReloadConfigRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{86}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{87}
 }
 
 type ReloadConfigResponse struct {
@@ -6631,7 +6709,7 @@ type ReloadConfigResponse struct {
 
 func (x *ReloadConfigResponse) Reset() {
 	*x = ReloadConfigResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[87]
+	mi := &file_penstockv1_penstock_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6643,7 +6721,7 @@ func (x *ReloadConfigResponse) String() string {
 func (*ReloadConfigResponse) ProtoMessage() {}
 
 func (x *ReloadConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[87]
+	mi := &file_penstockv1_penstock_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6656,7 +6734,7 @@ func (x *ReloadConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadConfigResponse.ProtoReflect.Descriptor instead.
 func (*ReloadConfigResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{87}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ReloadConfigResponse) GetPath() string {
@@ -6692,7 +6770,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[88]
+	mi := &file_penstockv1_penstock_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6704,7 +6782,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[88]
+	mi := &file_penstockv1_penstock_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6717,7 +6795,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{88}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Member) GetName() string {
@@ -6815,7 +6893,7 @@ type MoveStatus struct {
 
 func (x *MoveStatus) Reset() {
 	*x = MoveStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[89]
+	mi := &file_penstockv1_penstock_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6827,7 +6905,7 @@ func (x *MoveStatus) String() string {
 func (*MoveStatus) ProtoMessage() {}
 
 func (x *MoveStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[89]
+	mi := &file_penstockv1_penstock_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6840,7 +6918,7 @@ func (x *MoveStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveStatus.ProtoReflect.Descriptor instead.
 func (*MoveStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{89}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *MoveStatus) GetPhase() string {
@@ -6917,7 +6995,7 @@ type DrainMemberRequest struct {
 
 func (x *DrainMemberRequest) Reset() {
 	*x = DrainMemberRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[90]
+	mi := &file_penstockv1_penstock_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6929,7 +7007,7 @@ func (x *DrainMemberRequest) String() string {
 func (*DrainMemberRequest) ProtoMessage() {}
 
 func (x *DrainMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[90]
+	mi := &file_penstockv1_penstock_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6942,7 +7020,7 @@ func (x *DrainMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainMemberRequest.ProtoReflect.Descriptor instead.
 func (*DrainMemberRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{90}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *DrainMemberRequest) GetName() string {
@@ -6974,7 +7052,7 @@ type DrainMemberResponse struct {
 
 func (x *DrainMemberResponse) Reset() {
 	*x = DrainMemberResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[91]
+	mi := &file_penstockv1_penstock_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6986,7 +7064,7 @@ func (x *DrainMemberResponse) String() string {
 func (*DrainMemberResponse) ProtoMessage() {}
 
 func (x *DrainMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[91]
+	mi := &file_penstockv1_penstock_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6999,7 +7077,7 @@ func (x *DrainMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainMemberResponse.ProtoReflect.Descriptor instead.
 func (*DrainMemberResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{91}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{92}
 }
 
 type ListMembersRequest struct {
@@ -7010,7 +7088,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[92]
+	mi := &file_penstockv1_penstock_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7022,7 +7100,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[92]
+	mi := &file_penstockv1_penstock_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7035,7 +7113,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{92}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{93}
 }
 
 type ListMembersResponse struct {
@@ -7050,7 +7128,7 @@ type ListMembersResponse struct {
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[93]
+	mi := &file_penstockv1_penstock_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7062,7 +7140,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[93]
+	mi := &file_penstockv1_penstock_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7075,7 +7153,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{93}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ListMembersResponse) GetMembers() []*Member {
@@ -7111,7 +7189,7 @@ type FillMembersRequest struct {
 
 func (x *FillMembersRequest) Reset() {
 	*x = FillMembersRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[94]
+	mi := &file_penstockv1_penstock_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7123,7 +7201,7 @@ func (x *FillMembersRequest) String() string {
 func (*FillMembersRequest) ProtoMessage() {}
 
 func (x *FillMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[94]
+	mi := &file_penstockv1_penstock_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7136,7 +7214,7 @@ func (x *FillMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FillMembersRequest.ProtoReflect.Descriptor instead.
 func (*FillMembersRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{94}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *FillMembersRequest) GetNames() []string {
@@ -7170,7 +7248,7 @@ type FillMembersResponse struct {
 
 func (x *FillMembersResponse) Reset() {
 	*x = FillMembersResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[95]
+	mi := &file_penstockv1_penstock_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7182,7 +7260,7 @@ func (x *FillMembersResponse) String() string {
 func (*FillMembersResponse) ProtoMessage() {}
 
 func (x *FillMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[95]
+	mi := &file_penstockv1_penstock_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7195,7 +7273,7 @@ func (x *FillMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FillMembersResponse.ProtoReflect.Descriptor instead.
 func (*FillMembersResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{95}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *FillMembersResponse) GetFills() []*Fill {
@@ -7224,7 +7302,7 @@ type FillEnd struct {
 
 func (x *FillEnd) Reset() {
 	*x = FillEnd{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[96]
+	mi := &file_penstockv1_penstock_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7236,7 +7314,7 @@ func (x *FillEnd) String() string {
 func (*FillEnd) ProtoMessage() {}
 
 func (x *FillEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[96]
+	mi := &file_penstockv1_penstock_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7249,7 +7327,7 @@ func (x *FillEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FillEnd.ProtoReflect.Descriptor instead.
 func (*FillEnd) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{96}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *FillEnd) GetRevision() int64 {
@@ -7285,7 +7363,7 @@ type Fill struct {
 
 func (x *Fill) Reset() {
 	*x = Fill{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[97]
+	mi := &file_penstockv1_penstock_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7297,7 +7375,7 @@ func (x *Fill) String() string {
 func (*Fill) ProtoMessage() {}
 
 func (x *Fill) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[97]
+	mi := &file_penstockv1_penstock_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7310,7 +7388,7 @@ func (x *Fill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fill.ProtoReflect.Descriptor instead.
 func (*Fill) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{97}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *Fill) GetName() string {
@@ -7346,7 +7424,7 @@ type RemoveMemberRequest struct {
 
 func (x *RemoveMemberRequest) Reset() {
 	*x = RemoveMemberRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[98]
+	mi := &file_penstockv1_penstock_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7358,7 +7436,7 @@ func (x *RemoveMemberRequest) String() string {
 func (*RemoveMemberRequest) ProtoMessage() {}
 
 func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[98]
+	mi := &file_penstockv1_penstock_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7371,7 +7449,7 @@ func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberRequest.ProtoReflect.Descriptor instead.
 func (*RemoveMemberRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{98}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *RemoveMemberRequest) GetName() string {
@@ -7416,7 +7494,7 @@ type RemoveMemberResponse struct {
 
 func (x *RemoveMemberResponse) Reset() {
 	*x = RemoveMemberResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[99]
+	mi := &file_penstockv1_penstock_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7428,7 +7506,7 @@ func (x *RemoveMemberResponse) String() string {
 func (*RemoveMemberResponse) ProtoMessage() {}
 
 func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[99]
+	mi := &file_penstockv1_penstock_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7441,7 +7519,7 @@ func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberResponse.ProtoReflect.Descriptor instead.
 func (*RemoveMemberResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{99}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *RemoveMemberResponse) GetUp() bool {
@@ -7480,7 +7558,7 @@ type GetRolesRequest struct {
 
 func (x *GetRolesRequest) Reset() {
 	*x = GetRolesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[100]
+	mi := &file_penstockv1_penstock_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7492,7 +7570,7 @@ func (x *GetRolesRequest) String() string {
 func (*GetRolesRequest) ProtoMessage() {}
 
 func (x *GetRolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[100]
+	mi := &file_penstockv1_penstock_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7505,7 +7583,7 @@ func (x *GetRolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRolesRequest.ProtoReflect.Descriptor instead.
 func (*GetRolesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{100}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{101}
 }
 
 type GetRolesResponse struct {
@@ -7518,7 +7596,7 @@ type GetRolesResponse struct {
 
 func (x *GetRolesResponse) Reset() {
 	*x = GetRolesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[101]
+	mi := &file_penstockv1_penstock_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7530,7 +7608,7 @@ func (x *GetRolesResponse) String() string {
 func (*GetRolesResponse) ProtoMessage() {}
 
 func (x *GetRolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[101]
+	mi := &file_penstockv1_penstock_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7543,7 +7621,7 @@ func (x *GetRolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRolesResponse.ProtoReflect.Descriptor instead.
 func (*GetRolesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{101}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *GetRolesResponse) GetDocument() []byte {
@@ -7571,7 +7649,7 @@ type SetRolesRequest struct {
 
 func (x *SetRolesRequest) Reset() {
 	*x = SetRolesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[102]
+	mi := &file_penstockv1_penstock_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7583,7 +7661,7 @@ func (x *SetRolesRequest) String() string {
 func (*SetRolesRequest) ProtoMessage() {}
 
 func (x *SetRolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[102]
+	mi := &file_penstockv1_penstock_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7596,7 +7674,7 @@ func (x *SetRolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRolesRequest.ProtoReflect.Descriptor instead.
 func (*SetRolesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{102}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *SetRolesRequest) GetDocument() []byte {
@@ -7630,7 +7708,7 @@ type SetRolesResponse struct {
 
 func (x *SetRolesResponse) Reset() {
 	*x = SetRolesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[103]
+	mi := &file_penstockv1_penstock_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7642,7 +7720,7 @@ func (x *SetRolesResponse) String() string {
 func (*SetRolesResponse) ProtoMessage() {}
 
 func (x *SetRolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[103]
+	mi := &file_penstockv1_penstock_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7655,7 +7733,7 @@ func (x *SetRolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRolesResponse.ProtoReflect.Descriptor instead.
 func (*SetRolesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{103}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *SetRolesResponse) GetChanges() []string {
@@ -8054,7 +8132,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\rmove_failures\x18\x17 \x01(\x03R\fmoveFailures\x121\n" +
 	"\x15move_bytes_per_second\x18\x18 \x01(\x03R\x12moveBytesPerSecond\x12!\n" +
 	"\fmove_stalled\x18\x19 \x01(\tR\vmoveStalled\x12\x14\n" +
-	"\x05fence\x18\x1a \x01(\rR\x05fence\"\xc6\n" +
+	"\x05fence\x18\x1a \x01(\rR\x05fence\"\xf2\n" +
 	"\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
@@ -8104,7 +8182,13 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\rwaiting_reads\x18\" \x01(\x03R\fwaitingReads\x12.\n" +
 	"\x13running_reads_limit\x18# \x01(\x03R\x11runningReadsLimit\x12\"\n" +
 	"\freservations\x18$ \x01(\x03R\freservations\x12.\n" +
-	"\x05roles\x18% \x01(\v2\x18.penstock.v1.RolesStatusR\x05roles\"c\n" +
+	"\x05roles\x18% \x01(\v2\x18.penstock.v1.RolesStatusR\x05roles\x12*\n" +
+	"\x04keys\x18& \x03(\v2\x16.penstock.v1.KeyStatusR\x04keys\"a\n" +
+	"\tKeyStatus\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
+	"\x06blocks\x18\x02 \x01(\x03R\x06blocks\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\x12\x16\n" +
+	"\x06newest\x18\x04 \x01(\bR\x06newest\"c\n" +
 	"\vRolesStatus\x12\x1e\n" +
 	"\n" +
 	"principals\x18\x01 \x01(\x03R\n" +
@@ -8373,7 +8457,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 104)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 105)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -8444,47 +8528,48 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*StatusRequest)(nil),           // 66: penstock.v1.StatusRequest
 	(*VolumeStatus)(nil),            // 67: penstock.v1.VolumeStatus
 	(*StatusResponse)(nil),          // 68: penstock.v1.StatusResponse
-	(*RolesStatus)(nil),             // 69: penstock.v1.RolesStatus
-	(*MemoryPart)(nil),              // 70: penstock.v1.MemoryPart
-	(*NICStatus)(nil),               // 71: penstock.v1.NICStatus
-	(*StatBlockRequest)(nil),        // 72: penstock.v1.StatBlockRequest
-	(*Block)(nil),                   // 73: penstock.v1.Block
-	(*ListBlocksRequest)(nil),       // 74: penstock.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),      // 75: penstock.v1.ListBlocksResponse
-	(*VerifyBlocksRequest)(nil),     // 76: penstock.v1.VerifyBlocksRequest
-	(*VerifyBlocksResponse)(nil),    // 77: penstock.v1.VerifyBlocksResponse
-	(*ListVolumesRequest)(nil),      // 78: penstock.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),     // 79: penstock.v1.ListVolumesResponse
-	(*AdoptedNode)(nil),             // 80: penstock.v1.AdoptedNode
-	(*AdoptVolumeRequest)(nil),      // 81: penstock.v1.AdoptVolumeRequest
-	(*AdoptVolumeResponse)(nil),     // 82: penstock.v1.AdoptVolumeResponse
-	(*DrainVolumeRequest)(nil),      // 83: penstock.v1.DrainVolumeRequest
-	(*DrainVolumeResponse)(nil),     // 84: penstock.v1.DrainVolumeResponse
-	(*RemoveVolumeRequest)(nil),     // 85: penstock.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),    // 86: penstock.v1.RemoveVolumeResponse
-	(*ScrubRequest)(nil),            // 87: penstock.v1.ScrubRequest
-	(*ScrubProgress)(nil),           // 88: penstock.v1.ScrubProgress
-	(*ConfigChange)(nil),            // 89: penstock.v1.ConfigChange
-	(*DiffConfigRequest)(nil),       // 90: penstock.v1.DiffConfigRequest
-	(*DiffConfigResponse)(nil),      // 91: penstock.v1.DiffConfigResponse
-	(*ReloadConfigRequest)(nil),     // 92: penstock.v1.ReloadConfigRequest
-	(*ReloadConfigResponse)(nil),    // 93: penstock.v1.ReloadConfigResponse
-	(*Member)(nil),                  // 94: penstock.v1.Member
-	(*MoveStatus)(nil),              // 95: penstock.v1.MoveStatus
-	(*DrainMemberRequest)(nil),      // 96: penstock.v1.DrainMemberRequest
-	(*DrainMemberResponse)(nil),     // 97: penstock.v1.DrainMemberResponse
-	(*ListMembersRequest)(nil),      // 98: penstock.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),     // 99: penstock.v1.ListMembersResponse
-	(*FillMembersRequest)(nil),      // 100: penstock.v1.FillMembersRequest
-	(*FillMembersResponse)(nil),     // 101: penstock.v1.FillMembersResponse
-	(*FillEnd)(nil),                 // 102: penstock.v1.FillEnd
-	(*Fill)(nil),                    // 103: penstock.v1.Fill
-	(*RemoveMemberRequest)(nil),     // 104: penstock.v1.RemoveMemberRequest
-	(*RemoveMemberResponse)(nil),    // 105: penstock.v1.RemoveMemberResponse
-	(*GetRolesRequest)(nil),         // 106: penstock.v1.GetRolesRequest
-	(*GetRolesResponse)(nil),        // 107: penstock.v1.GetRolesResponse
-	(*SetRolesRequest)(nil),         // 108: penstock.v1.SetRolesRequest
-	(*SetRolesResponse)(nil),        // 109: penstock.v1.SetRolesResponse
+	(*KeyStatus)(nil),               // 69: penstock.v1.KeyStatus
+	(*RolesStatus)(nil),             // 70: penstock.v1.RolesStatus
+	(*MemoryPart)(nil),              // 71: penstock.v1.MemoryPart
+	(*NICStatus)(nil),               // 72: penstock.v1.NICStatus
+	(*StatBlockRequest)(nil),        // 73: penstock.v1.StatBlockRequest
+	(*Block)(nil),                   // 74: penstock.v1.Block
+	(*ListBlocksRequest)(nil),       // 75: penstock.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),      // 76: penstock.v1.ListBlocksResponse
+	(*VerifyBlocksRequest)(nil),     // 77: penstock.v1.VerifyBlocksRequest
+	(*VerifyBlocksResponse)(nil),    // 78: penstock.v1.VerifyBlocksResponse
+	(*ListVolumesRequest)(nil),      // 79: penstock.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),     // 80: penstock.v1.ListVolumesResponse
+	(*AdoptedNode)(nil),             // 81: penstock.v1.AdoptedNode
+	(*AdoptVolumeRequest)(nil),      // 82: penstock.v1.AdoptVolumeRequest
+	(*AdoptVolumeResponse)(nil),     // 83: penstock.v1.AdoptVolumeResponse
+	(*DrainVolumeRequest)(nil),      // 84: penstock.v1.DrainVolumeRequest
+	(*DrainVolumeResponse)(nil),     // 85: penstock.v1.DrainVolumeResponse
+	(*RemoveVolumeRequest)(nil),     // 86: penstock.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),    // 87: penstock.v1.RemoveVolumeResponse
+	(*ScrubRequest)(nil),            // 88: penstock.v1.ScrubRequest
+	(*ScrubProgress)(nil),           // 89: penstock.v1.ScrubProgress
+	(*ConfigChange)(nil),            // 90: penstock.v1.ConfigChange
+	(*DiffConfigRequest)(nil),       // 91: penstock.v1.DiffConfigRequest
+	(*DiffConfigResponse)(nil),      // 92: penstock.v1.DiffConfigResponse
+	(*ReloadConfigRequest)(nil),     // 93: penstock.v1.ReloadConfigRequest
+	(*ReloadConfigResponse)(nil),    // 94: penstock.v1.ReloadConfigResponse
+	(*Member)(nil),                  // 95: penstock.v1.Member
+	(*MoveStatus)(nil),              // 96: penstock.v1.MoveStatus
+	(*DrainMemberRequest)(nil),      // 97: penstock.v1.DrainMemberRequest
+	(*DrainMemberResponse)(nil),     // 98: penstock.v1.DrainMemberResponse
+	(*ListMembersRequest)(nil),      // 99: penstock.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),     // 100: penstock.v1.ListMembersResponse
+	(*FillMembersRequest)(nil),      // 101: penstock.v1.FillMembersRequest
+	(*FillMembersResponse)(nil),     // 102: penstock.v1.FillMembersResponse
+	(*FillEnd)(nil),                 // 103: penstock.v1.FillEnd
+	(*Fill)(nil),                    // 104: penstock.v1.Fill
+	(*RemoveMemberRequest)(nil),     // 105: penstock.v1.RemoveMemberRequest
+	(*RemoveMemberResponse)(nil),    // 106: penstock.v1.RemoveMemberResponse
+	(*GetRolesRequest)(nil),         // 107: penstock.v1.GetRolesRequest
+	(*GetRolesResponse)(nil),        // 108: penstock.v1.GetRolesResponse
+	(*SetRolesRequest)(nil),         // 109: penstock.v1.SetRolesRequest
+	(*SetRolesResponse)(nil),        // 110: penstock.v1.SetRolesResponse
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,   // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
@@ -8517,111 +8602,112 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	8,   // 27: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
 	65,  // 28: penstock.v1.ListPinsResponse.pins:type_name -> penstock.v1.Pin
 	67,  // 29: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	71,  // 30: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
-	70,  // 31: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
+	72,  // 30: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
+	71,  // 31: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
 	9,   // 32: penstock.v1.StatusResponse.counters:type_name -> penstock.v1.Counters
-	69,  // 33: penstock.v1.StatusResponse.roles:type_name -> penstock.v1.RolesStatus
-	3,   // 34: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
-	73,  // 35: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
-	25,  // 36: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
-	67,  // 37: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	80,  // 38: penstock.v1.ListVolumesResponse.adopted:type_name -> penstock.v1.AdoptedNode
-	80,  // 39: penstock.v1.AdoptVolumeResponse.adopted:type_name -> penstock.v1.AdoptedNode
-	89,  // 40: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	89,  // 41: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	95,  // 42: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
-	94,  // 43: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
-	102, // 44: penstock.v1.ListMembersResponse.last_fill:type_name -> penstock.v1.FillEnd
-	103, // 45: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
-	11,  // 46: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	13,  // 47: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	18,  // 48: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	20,  // 49: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	24,  // 50: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	27,  // 51: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	29,  // 52: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	32,  // 53: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	36,  // 54: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	15,  // 55: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
-	38,  // 56: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	40,  // 57: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
-	42,  // 58: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
-	44,  // 59: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	47,  // 60: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	48,  // 61: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	49,  // 62: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	51,  // 63: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	53,  // 64: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	55,  // 65: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
-	57,  // 66: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	58,  // 67: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
-	59,  // 68: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	61,  // 69: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	66,  // 70: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	72,  // 71: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	74,  // 72: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	76,  // 73: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	63,  // 74: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	87,  // 75: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	78,  // 76: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
-	83,  // 77: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
-	85,  // 78: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
-	81,  // 79: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
-	90,  // 80: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
-	92,  // 81: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
-	98,  // 82: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
-	96,  // 83: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
-	100, // 84: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
-	104, // 85: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
-	106, // 86: penstock.v1.Admin.GetRoles:input_type -> penstock.v1.GetRolesRequest
-	108, // 87: penstock.v1.Admin.SetRoles:input_type -> penstock.v1.SetRolesRequest
-	12,  // 88: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	17,  // 89: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	19,  // 90: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	21,  // 91: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	26,  // 92: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	28,  // 93: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	30,  // 94: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	33,  // 95: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	37,  // 96: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	16,  // 97: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
-	39,  // 98: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	41,  // 99: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
-	43,  // 100: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
-	46,  // 101: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	8,   // 102: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	8,   // 103: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	50,  // 104: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	52,  // 105: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	54,  // 106: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	56,  // 107: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
-	8,   // 108: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	8,   // 109: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
-	60,  // 110: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	62,  // 111: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	68,  // 112: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	73,  // 113: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	75,  // 114: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	77,  // 115: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	64,  // 116: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	88,  // 117: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	79,  // 118: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
-	84,  // 119: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
-	86,  // 120: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
-	82,  // 121: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
-	91,  // 122: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
-	93,  // 123: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
-	99,  // 124: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
-	97,  // 125: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
-	101, // 126: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
-	105, // 127: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
-	107, // 128: penstock.v1.Admin.GetRoles:output_type -> penstock.v1.GetRolesResponse
-	109, // 129: penstock.v1.Admin.SetRoles:output_type -> penstock.v1.SetRolesResponse
-	88,  // [88:130] is the sub-list for method output_type
-	46,  // [46:88] is the sub-list for method input_type
-	46,  // [46:46] is the sub-list for extension type_name
-	46,  // [46:46] is the sub-list for extension extendee
-	0,   // [0:46] is the sub-list for field type_name
+	70,  // 33: penstock.v1.StatusResponse.roles:type_name -> penstock.v1.RolesStatus
+	69,  // 34: penstock.v1.StatusResponse.keys:type_name -> penstock.v1.KeyStatus
+	3,   // 35: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
+	74,  // 36: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
+	25,  // 37: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
+	67,  // 38: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	81,  // 39: penstock.v1.ListVolumesResponse.adopted:type_name -> penstock.v1.AdoptedNode
+	81,  // 40: penstock.v1.AdoptVolumeResponse.adopted:type_name -> penstock.v1.AdoptedNode
+	90,  // 41: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	90,  // 42: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	96,  // 43: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
+	95,  // 44: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
+	103, // 45: penstock.v1.ListMembersResponse.last_fill:type_name -> penstock.v1.FillEnd
+	104, // 46: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
+	11,  // 47: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	13,  // 48: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	18,  // 49: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	20,  // 50: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	24,  // 51: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	27,  // 52: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	29,  // 53: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	32,  // 54: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	36,  // 55: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	15,  // 56: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
+	38,  // 57: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	40,  // 58: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
+	42,  // 59: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
+	44,  // 60: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	47,  // 61: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	48,  // 62: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	49,  // 63: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	51,  // 64: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	53,  // 65: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	55,  // 66: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
+	57,  // 67: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	58,  // 68: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
+	59,  // 69: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	61,  // 70: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	66,  // 71: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	73,  // 72: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	75,  // 73: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	77,  // 74: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	63,  // 75: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	88,  // 76: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	79,  // 77: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
+	84,  // 78: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
+	86,  // 79: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
+	82,  // 80: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
+	91,  // 81: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
+	93,  // 82: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
+	99,  // 83: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
+	97,  // 84: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
+	101, // 85: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
+	105, // 86: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
+	107, // 87: penstock.v1.Admin.GetRoles:input_type -> penstock.v1.GetRolesRequest
+	109, // 88: penstock.v1.Admin.SetRoles:input_type -> penstock.v1.SetRolesRequest
+	12,  // 89: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	17,  // 90: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	19,  // 91: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	21,  // 92: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	26,  // 93: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	28,  // 94: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	30,  // 95: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	33,  // 96: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	37,  // 97: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	16,  // 98: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
+	39,  // 99: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	41,  // 100: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
+	43,  // 101: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
+	46,  // 102: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	8,   // 103: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	8,   // 104: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	50,  // 105: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	52,  // 106: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	54,  // 107: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	56,  // 108: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
+	8,   // 109: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	8,   // 110: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
+	60,  // 111: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	62,  // 112: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	68,  // 113: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	74,  // 114: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	76,  // 115: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	78,  // 116: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	64,  // 117: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	89,  // 118: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	80,  // 119: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
+	85,  // 120: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
+	87,  // 121: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
+	83,  // 122: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
+	92,  // 123: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
+	94,  // 124: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
+	100, // 125: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
+	98,  // 126: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
+	102, // 127: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
+	106, // 128: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
+	108, // 129: penstock.v1.Admin.GetRoles:output_type -> penstock.v1.GetRolesResponse
+	110, // 130: penstock.v1.Admin.SetRoles:output_type -> penstock.v1.SetRolesResponse
+	89,  // [89:131] is the sub-list for method output_type
+	47,  // [47:89] is the sub-list for method input_type
+	47,  // [47:47] is the sub-list for extension type_name
+	47,  // [47:47] is the sub-list for extension extendee
+	0,   // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -8635,7 +8721,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   104,
+			NumMessages:   105,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

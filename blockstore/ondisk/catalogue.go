@@ -29,6 +29,8 @@ type CatalogueHeader struct {
 	// BlobBytes is the length of the blob in bytes, and BlobSum its XXH3-64.
 	BlobBytes int64
 	BlobSum   uint64
+	// Sealed: the blob is encrypted.
+	Sealed bool
 }
 
 // NewCatalogueHeader describes blob.
@@ -43,6 +45,10 @@ func (h CatalogueHeader) Encode() []byte {
 	le.PutUint64(b[24:], h.Sequence)
 	le.PutUint64(b[32:], uint64(h.BlobBytes))
 	le.PutUint64(b[40:], h.BlobSum)
+	if h.Sealed {
+		sealAs(b, magicCatalogue, Version)
+		return b
+	}
 	seal(b, magicCatalogue)
 	return b
 }
@@ -55,7 +61,7 @@ func DecodeCatalogueHeader(b []byte) (CatalogueHeader, error) {
 		return CatalogueHeader{}, err
 	}
 	le := binary.LittleEndian
-	h := CatalogueHeader{Sequence: le.Uint64(b[24:]), BlobBytes: int64(le.Uint64(b[32:])), BlobSum: le.Uint64(b[40:])}
+	h := CatalogueHeader{Sequence: le.Uint64(b[24:]), BlobBytes: int64(le.Uint64(b[32:])), BlobSum: le.Uint64(b[40:]), Sealed: versionOf(b) == Version}
 	if h.BlobBytes < 0 || h.BlobBytes > MaxCatalogueBytes || !allZero(b[48:]) {
 		return CatalogueHeader{}, fmt.Errorf("ondisk: catalogue blob of %d bytes, at most %d, or bytes in reserved space: %w", h.BlobBytes, MaxCatalogueBytes, ErrDamaged)
 	}
@@ -75,5 +81,9 @@ func (h CatalogueHeader) VerifyBlob(blob []byte) error {
 
 // String prints the header on one line.
 func (h CatalogueHeader) String() string {
-	return fmt.Sprintf("catalogue sequence %d, %d bytes, checksum %016x\n", h.Sequence, h.BlobBytes, h.BlobSum)
+	sealed := ""
+	if h.Sealed {
+		sealed = ", encrypted"
+	}
+	return fmt.Sprintf("catalogue sequence %d, %d bytes, checksum %016x%s\n", h.Sequence, h.BlobBytes, h.BlobSum, sealed)
 }

@@ -26,7 +26,9 @@
 //	     0     8  magic       which record this is: PNSTKSUP, PNSTKCAT, PNSTKSEG, PNSTKSLT
 //	     8     8  checksum    XXH3-64 of the record from offset 16 on: a record that is torn or
 //	                          has a flipped bit is refused as a whole
-//	    16     4  version     of the format: 1; 2 for the superblock of a shared volume
+//	    16     4  version     of the format: 1; 2 for the superblock of a shared volume; 3 for the
+//	                          superblock of an encrypted volume, an encrypted catalogue and an
+//	                          encrypted slot
 //	    20     4  bytes       length of the record, a multiple of 4096; that of a slot header
 //	                          grows with the number of layers
 //
@@ -50,8 +52,12 @@
 //	100    4  zero
 //	104   32  draining    a bit for each volume that is being drained
 //	136   32  removed     a bit for each volume that was removed: its directory is refused
-//	168     4  shared      1 in version 2, 0 in version 1
-//	172       zero to the end
+//	168     4  shared      1 in version 2, 0 in version 1, either in version 3
+//	172     4  keys        number K of periods below, 1 to 64 in version 3, otherwise 0
+//	176  56×K  periods     oldest first; each: 4 first boot counter whose generations the key
+//	                       encrypts, 4 cipher (1: AES-256-GCM), 32 id of the key, 16 check value.
+//	                       Slots of lower boot counters than the first are plain
+//	          zero to the end
 //
 // A shared volume has the files superblock-FENCE and catalogue-FENCE, in the same formats, for
 // each fencing number FENCE (8 hexadecimal digits) whose files were not removed yet. The valid
@@ -64,6 +70,8 @@
 //	32     8  blob        length of the blob
 //	40     8  blob sum    XXH3-64 of the blob: if it does not match, the area is not valid
 //	48        zero to the end
+//
+// In version 3 the blob is encrypted: 32 id of the key, 32 salt, the encrypted blob, 16 tag.
 //
 // # Segment header (4096 B)
 //
@@ -96,4 +104,16 @@
 //	128  8×L   layer sums  XXH3-64 of each layer, made by the writer: a range of layers is
 //	                       verified without reading the other layers
 //	           zero to the end
+//
+// The header of an encrypted slot (version 3, at most 162 layers) has the same fields up to 128, in
+// the clear, and then:
+//
+//	128    32  key         id of the key
+//	160    32  salt        random; with the fields before 128 it determines the slot's own key
+//	192  8×L   layer sums  encrypted
+//	      16   tag         of the layer sums
+//	     16×L  tags        of each layer: a range of layers is authenticated without the others
+//	           zero to the end
+//
+// The payload is encrypted layer by layer and has the same length and place as a plain one.
 package ondisk

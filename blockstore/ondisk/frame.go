@@ -9,10 +9,12 @@ import (
 )
 
 const (
-	// Version is the newest format version. Only the superblock of a shared volume has it; all other
-	// records have version plainVersion. This package reads both.
-	Version      = 2
-	plainVersion = 1
+	// Version is the newest format version. Records with encrypted content have it, and the superblock
+	// of a volume with such records. The superblock of another shared volume has sharedVersion. All
+	// other records have plainVersion. This package reads all three.
+	Version       = 3
+	sharedVersion = 2
+	plainVersion  = 1
 	// Page is the unit of every record and slot, in bytes.
 	Page = 4096
 
@@ -75,15 +77,23 @@ func unseal(b []byte, m magic, maxBytes int) ([]byte, error) {
 	}
 	// The version is compared after the checksum: a flipped bit in the version field is damage, and
 	// not another version.
-	newest := uint32(plainVersion)
-	if m == magicSuperblock {
-		newest = Version
-	}
-	if v := binary.LittleEndian.Uint32(b[versionOff:]); v < plainVersion || v > newest {
-		return nil, fmt.Errorf("ondisk: %s of format version %d, this binary reads up to version %d; take the binary that wrote it, or begin with an empty directory: %w", m, v, newest, ErrVersion)
+	v := binary.LittleEndian.Uint32(b[versionOff:])
+	if v < plainVersion || v > Version || v == sharedVersion && m != magicSuperblock || v == Version && m == magicSegment {
+		return nil, fmt.Errorf("ondisk: %s of format version %d, this binary reads up to version %d; take the binary that wrote it, or begin with an empty directory: %w", m, v, newestOf(m), ErrVersion)
 	}
 	return b, nil
 }
+
+// newestOf returns the newest version of a kind of record.
+func newestOf(m magic) int {
+	if m == magicSegment {
+		return plainVersion
+	}
+	return Version
+}
+
+// versionOf returns the version of a record that unseal has returned.
+func versionOf(b []byte) uint32 { return binary.LittleEndian.Uint32(b[versionOff:]) }
 
 // checksum is the XXH3-64 of all bytes after the checksum field. The magic before the field is
 // compared byte by byte.

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -33,6 +34,55 @@ var (
 		Parent: kv.BlockID(uuid(0x40)), Depth: 6, LayerSums: []uint64{0xa, 0xb, 0xc},
 	}
 )
+
+// The examples of encrypted records.
+var (
+	exampleEncrypted  = withKeys(exampleSuperblock)
+	exampleSealedSlot = sealedOf(exampleSlot)
+)
+
+func withKeys(s Superblock) Superblock {
+	s.Keys = []KeyPeriod{{From: 1, ID: MakeKeyID("2026-01"), Check: uuid(0x60)}, {From: 2, ID: MakeKeyID("2026-02"), Check: uuid(0x70)}}
+	return s
+}
+
+func sealedOf(h SlotHeader) SlotHeader {
+	h.Key = MakeKeyID("2026-02")
+	return h
+}
+
+// encodeSealedSlot encodes an encrypted slot. The encrypted parts are those of the header parts, or
+// numbers if parts is nil.
+func encodeSealedSlot(t testing.TB, h SlotHeader, parts []byte) []byte {
+	t.Helper()
+	l, err := h.Layout()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, l.HeaderBytes())
+	if len(h.LayerSums) == 0 {
+		h.LayerSums = make([]uint64, h.Layers)
+	}
+	err = h.EncodeSealed(b, func(p Sealed) error {
+		if parts != nil {
+			o := SealedParts(parts, h.Layers)
+			copy(p.Salt, o.Salt)
+			copy(p.Sums, o.Sums)
+			copy(p.Tags, o.Tags)
+			return nil
+		}
+		for i, part := range [][]byte{p.Salt, p.Sums, p.Tags} {
+			for j := range part {
+				part[j] = byte(0x80 + 0x20*i + j%16)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
 
 func uuid(first byte) (u UUID) {
 	for i := range u {
@@ -63,7 +113,7 @@ func TestRecords(t *testing.T) {
 		case "superblock":
 			b = exampleSuperblock.Encode()
 			v, err := DecodeSuperblock(b)
-			if err != nil || v != exampleSuperblock {
+			if err != nil || !reflect.DeepEqual(v, exampleSuperblock) {
 				t.Fatalf("decoded %+v, %v; want %+v", v, err, exampleSuperblock)
 			}
 			s = v
@@ -74,6 +124,22 @@ func TestRecords(t *testing.T) {
 				t.Fatalf("decoded %+v, %v; want %+v", v, err, exampleCatalogue)
 			}
 			s = v
+		case "encrypted-superblock":
+			b = exampleEncrypted.Encode()
+			v, err := DecodeSuperblock(b)
+			if err != nil || !reflect.DeepEqual(v, exampleEncrypted) {
+				t.Fatalf("decoded %+v, %v; want %+v", v, err, exampleEncrypted)
+			}
+			s = v
+		case "encrypted-slot":
+			b = encodeSealedSlot(t, exampleSealedSlot, nil)
+			v, err := DecodeSlotHeader(b, nil)
+			want := exampleSealedSlot
+			want.LayerSums = nil
+			if err != nil || !equalSlots(v, want) {
+				t.Fatalf("decoded %+v, %v; want %+v", v, err, want)
+			}
+			s = &v
 		case "segment":
 			b = exampleSegment.Encode()
 			v, err := DecodeSegmentHeader(b)
@@ -160,7 +226,7 @@ func TestSharedSuperblock(t *testing.T) {
 	shared.Shared = true
 	for _, want := range []Superblock{plain, shared} {
 		b := want.Encode()
-		if got, err := DecodeSuperblock(b); err != nil || got != want {
+		if got, err := DecodeSuperblock(b); err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("decoded %+v, %v; want %+v", got, err, want)
 		}
 		if v := le.Uint32(b[versionOff:]); (v == 2) != want.Shared || (v == 1) == want.Shared {
@@ -234,6 +300,45 @@ func TestSealedNonsense(t *testing.T) {
 			h := exampleCatalogue
 			h.BlobBytes = -1
 			_, err := DecodeCatalogueHeader(h.Encode())
+			return err
+		},
+		"superblock cipher": func() error {
+			b := exampleEncrypted.Encode()
+			b[periodOffset+4] = 2
+			putChecksum(b)
+			_, err := DecodeSuperblock(b)
+			return err
+		},
+		"superblock keys": func() error {
+			s := exampleSuperblock
+			s.Keys = make([]KeyPeriod, MaxKeyPeriods)
+			for i := range s.Keys {
+				s.Keys[i] = KeyPeriod{From: uint32(i), ID: MakeKeyID("k")}
+			}
+			b := s.Encode()
+			if _, err := DecodeSuperblock(b); err != nil {
+				return nil
+			}
+			le.PutUint32(b[keysOffset:], MaxKeyPeriods+1)
+			putChecksum(b)
+			_, err := DecodeSuperblock(b)
+			return err
+		},
+		"superblock key order": func() error {
+			s := withKeys(exampleSuperblock)
+			s.Keys[1].From = s.Keys[0].From
+			_, err := DecodeSuperblock(s.Encode())
+			return err
+		},
+		"superblock key id": func() error {
+			s := withKeys(exampleSuperblock)
+			s.Keys[0].ID = KeyID{}
+			_, err := DecodeSuperblock(s.Encode())
+			return err
+		},
+		"encrypted slot without a key": func() error {
+			h := exampleSlot
+			_, err := DecodeSlotHeader(encodeSealedSlot(t, h, nil), nil)
 			return err
 		},
 		"catalogue blob":  func() error { return exampleCatalogue.VerifyBlob([]byte("namespaceS")) },
@@ -359,13 +464,15 @@ func FuzzDecode(f *testing.F) {
 	f.Add(exampleCatalogue.Encode(), false)
 	f.Add(exampleSegment.Encode(), true)
 	f.Add(encodeSlot(f, exampleSlot), true)
+	f.Add(exampleEncrypted.Encode(), true)
+	f.Add(encodeSealedSlot(f, exampleSealedSlot, nil), true)
 	f.Add([]byte("PNSTKSLT"), true)
 	f.Fuzz(func(t *testing.T, b []byte, reseal bool) {
 		if n := len(b) % Page; n != 0 || len(b) == 0 {
 			b = append(b, make([]byte, Page-n)...)
 		}
 		if reseal { // lets the fuzzer pass the checksum
-			le.PutUint32(b[versionOff:], Version)
+			le.PutUint32(b[versionOff:], le.Uint32(b[versionOff:])%(Version+1))
 			le.PutUint32(b[lengthOff:], uint32(len(b)))
 			putChecksum(b)
 		}
@@ -388,7 +495,12 @@ func FuzzDecode(f *testing.F) {
 		sg, err := DecodeSegmentHeader(b)
 		check(err, sg.Encode)
 		sl, err := DecodeSlotHeader(b, nil)
-		check(err, func() []byte { return encodeSlot(t, sl) })
+		check(err, func() []byte {
+			if sl.Key == (KeyID{}) {
+				return encodeSlot(t, sl)
+			}
+			return encodeSealedSlot(t, sl, b)
+		})
 	})
 }
 

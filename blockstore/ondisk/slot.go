@@ -58,8 +58,57 @@ type SlotHeader struct {
 	// number of blocks before this one.
 	Parent kv.BlockID
 	Depth  uint32
-	// LayerSums is the XXH3-64 of each layer, as computed by the writer.
+	// LayerSums is the XXH3-64 of each layer, as computed by the writer. DecodeSlotHeader leaves them
+	// empty if the slot is encrypted.
 	LayerSums []uint64
+	// Key is the id of the key that encrypts the slot, zero if the slot is plain.
+	Key KeyID
+}
+
+// Sealed has the parts of an encrypted slot's header, as slices of the header.
+type Sealed struct {
+	// Context has every field that describes the block, in plain.
+	Context []byte
+	// Salt is random.
+	Salt []byte
+	// Sums has the checksums of the layers, in 8 bytes each, and a tag of 16 bytes.
+	Sums []byte
+	// Tags has a tag of 16 bytes for each layer.
+	Tags []byte
+}
+
+// Tag returns the tag of a layer.
+func (s *Sealed) Tag(layer int) []byte { return s.Tags[layer*tagBytes:][:tagBytes] }
+
+const (
+	tagBytes  = 16
+	saltBytes = 32
+	// sealedFixedBytes is the part of an encrypted slot's header before the checksums.
+	sealedFixedBytes = slotFixedBytes + len(KeyID{}) + saltBytes
+
+	// MaxSealedLayers is the maximum number of layers of an encrypted slot: more tags and checksums
+	// do not fit the header's page.
+	MaxSealedLayers = (Page - sealedFixedBytes - tagBytes) / (8 + tagBytes)
+)
+
+// SealedParts returns the parts of the header of an encrypted slot with a number of layers. b begins
+// with the header.
+func SealedParts(b []byte, layers int) Sealed {
+	sums := sealedFixedBytes + 8*layers + tagBytes
+	return Sealed{
+		Context: b[frameBytes:slotFixedBytes],
+		Salt:    b[sealedFixedBytes-saltBytes : sealedFixedBytes],
+		Sums:    b[sealedFixedBytes:sums],
+		Tags:    b[sums:][:tagBytes*layers],
+	}
+}
+
+// DecodeSums reads the checksums from Sums, when these are decrypted, and appends them to dst.
+func (s *Sealed) DecodeSums(dst []uint64) []uint64 {
+	for b := s.Sums[:len(s.Sums)-tagBytes]; len(b) > 0; b = b[8:] {
+		dst = append(dst, binary.LittleEndian.Uint64(b))
+	}
+	return dst
 }
 
 // Ref returns the slot and the generation that the header claims.
@@ -82,16 +131,57 @@ func (k SlotKey) Layout() (Layout, error) { return NewLayout(k.PayloadBytes, k.L
 // clears the rest of the header's last page. If DecodeSlotHeader would refuse the header, EncodeTo
 // fails and does not change b.
 func (h *SlotHeader) EncodeTo(b []byte) error {
-	l, err := h.Layout()
+	b, err := h.encodeFixed(b)
 	if err != nil {
 		return err
 	}
-	if err := h.validate(); err != nil {
+	putSums(b[slotFixedBytes:], h.LayerSums)
+	seal(b, magicSlot)
+	return nil
+}
+
+// EncodeSealed is EncodeTo for an encrypted slot; Key is not zero. It calls encrypt with the parts.
+// Sums has the plain checksums at that time; encrypt sets Salt, encrypts Sums, and sets Tags.
+func (h *SlotHeader) EncodeSealed(b []byte, encrypt func(Sealed) error) error {
+	if h.Layers > MaxSealedLayers {
+		return fmt.Errorf("ondisk: encrypted slot of %d layers; at most %d: %w", h.Layers, MaxSealedLayers, ErrLayout)
+	}
+	b, err := h.encodeFixed(b)
+	if err != nil {
 		return err
+	}
+	copy(b[slotFixedBytes:], h.Key[:])
+	parts := SealedParts(b, h.Layers)
+	putSums(parts.Sums, h.LayerSums)
+	if err := encrypt(parts); err != nil {
+		return err
+	}
+	sealAs(b, magicSlot, Version)
+	return nil
+}
+
+func putSums(b []byte, sums []uint64) {
+	for i, sum := range sums {
+		binary.LittleEndian.PutUint64(b[8*i:], sum)
+	}
+}
+
+// encodeFixed clears the header's pages and writes the fields before the checksums. It returns the
+// header's bytes.
+func (h *SlotHeader) encodeFixed(b []byte) ([]byte, error) {
+	l, err := h.Layout()
+	if err != nil {
+		return nil, err
+	}
+	if err := h.validate(); err != nil {
+		return nil, err
+	}
+	if len(h.LayerSums) != h.Layers {
+		return nil, fmt.Errorf("ondisk: slot header with %d checksums for %d layers: %w", len(h.LayerSums), h.Layers, ErrLayout)
 	}
 	n := l.HeaderBytes()
 	if int64(len(b)) < n {
-		return fmt.Errorf("ondisk: slot header of %d bytes into %d: %w", n, len(b), ErrLayout)
+		return nil, fmt.Errorf("ondisk: slot header of %d bytes into %d: %w", n, len(b), ErrLayout)
 	}
 	b = b[:n]
 	clear(b)
@@ -108,11 +198,7 @@ func (h *SlotHeader) EncodeTo(b []byte) error {
 	le.PutUint32(b[112:], uint32(h.Layers))
 	le.PutUint32(b[116:], h.Depth)
 	le.PutUint64(b[120:], uint64(h.Born))
-	for i, sum := range h.LayerSums {
-		le.PutUint64(b[slotFixedBytes+8*i:], sum)
-	}
-	seal(b, magicSlot)
-	return nil
+	return b, nil
 }
 
 // SlotHeaderBytes returns the length that the header at the start of page claims, or 0 if page does
@@ -152,12 +238,21 @@ func DecodeSlotHeader(b []byte, sums []uint64) (SlotHeader, error) {
 		return SlotHeader{}, fmt.Errorf("ondisk: slot header of %d bytes for %d layers; want %d: %w", len(b), h.Layers, l.HeaderBytes(), ErrDamaged)
 	}
 	end := slotFixedBytes + 8*h.Layers
+	sealed := versionOf(b) == Version
+	if sealed {
+		if h.Key = KeyID(b[slotFixedBytes:]); h.Key == (KeyID{}) || h.Layers > MaxSealedLayers {
+			return SlotHeader{}, fmt.Errorf("ondisk: encrypted slot of %d layers with key %q: %w", h.Layers, h.Key, ErrDamaged)
+		}
+		end = sealedFixedBytes + tagBytes + (8+tagBytes)*h.Layers
+	}
 	if !allZero(b[46:48]) || !allZero(b[end:]) {
 		return SlotHeader{}, fmt.Errorf("ondisk: slot header with bytes in reserved space: %w", ErrDamaged)
 	}
 	h.LayerSums = sums[:0]
-	for i := range h.Layers {
-		h.LayerSums = append(h.LayerSums, le.Uint64(b[slotFixedBytes+8*i:]))
+	if !sealed {
+		for i := range h.Layers {
+			h.LayerSums = append(h.LayerSums, le.Uint64(b[slotFixedBytes+8*i:]))
+		}
 	}
 	if err := h.validate(); err != nil {
 		return SlotHeader{}, fmt.Errorf("%w: %w", err, ErrDamaged)
@@ -178,8 +273,6 @@ func (h *SlotHeader) validate() error {
 		return fmt.Errorf("ondisk: slot header without a namespace: %w", ErrLayout)
 	case int(h.Group) >= kv.MaxGroups:
 		return fmt.Errorf("ondisk: slot header with layer group %d; at most %d: %w", h.Group, kv.MaxGroups-1, ErrLayout)
-	case len(h.LayerSums) != h.Layers:
-		return fmt.Errorf("ondisk: slot header with %d checksums for %d layers: %w", len(h.LayerSums), h.Layers, ErrLayout)
 	}
 	return nil
 }
@@ -196,6 +289,9 @@ func (h *SlotHeader) String() string {
 	fmt.Fprintf(&w, "  parent     %v\n", h.Parent)
 	fmt.Fprintf(&w, "  geometry   %v\n", h.Geometry)
 	fmt.Fprintf(&w, "  payload    %d bytes in %d layers\n", h.PayloadBytes, h.Layers)
+	if h.Key != (KeyID{}) {
+		fmt.Fprintf(&w, "  key        %v\n", h.Key)
+	}
 	for i, sum := range h.LayerSums {
 		fmt.Fprintf(&w, "  layer %-4d %016x\n", i, sum)
 	}

@@ -63,7 +63,33 @@ type Superblock struct {
 	// Shared: the volume is on a file system that several hosts mount, and a lease decides which
 	// process owns it. A shared volume has a superblock and a catalogue for each owner (SharedName).
 	Shared bool
+	// Keys are the periods in which the volume was encrypted, oldest first; at most MaxKeyPeriods.
+	Keys []KeyPeriod
 }
+
+// KeyID is the id of a key, padded with zeroes. The zero KeyID means that content is not encrypted.
+type KeyID [32]byte
+
+// MakeKeyID returns the KeyID of an id of at most 32 bytes.
+func MakeKeyID(id string) (k KeyID) {
+	copy(k[:], id)
+	return k
+}
+
+// String returns the id without padding.
+func (k KeyID) String() string { return strings.TrimRight(string(k[:]), "\x00") }
+
+// KeyPeriod states which key encrypts the slots whose generations have a boot counter of From or
+// more, up to the next period. Slots with a lower boot counter than the first period are plain.
+type KeyPeriod struct {
+	From uint32
+	ID   KeyID
+	// Check is the key check value. It shows that a key with the right id is another key.
+	Check [16]byte
+}
+
+// MaxKeyPeriods is the maximum number of periods in a superblock.
+const MaxKeyPeriods = 64
 
 // VolumeSetBytes is the size of a set of volumes, one bit each.
 const VolumeSetBytes = kv.MaxVolumes / 8
@@ -73,8 +99,13 @@ const (
 	drainingOffset = 104
 	removedOffset  = drainingOffset + VolumeSetBytes
 	sharedOffset   = removedOffset + VolumeSetBytes
-	superblockEnd  = sharedOffset + 4
+	keysOffset     = sharedOffset + 4
+	periodOffset   = keysOffset + 4
+	periodBytes    = 56
 )
+
+// cipherAES256GCM is the number of the only cipher of a KeyPeriod.
+const cipherAES256GCM = 1
 
 // SharedName returns the name of the superblock or catalogue that the owner with a fencing number
 // writes in a shared volume. base is SuperblockName or CatalogueName.
@@ -107,11 +138,49 @@ func (s Superblock) Encode() []byte {
 	copy(b[removedOffset:], s.Removed[:])
 	if s.Shared {
 		le.PutUint32(b[sharedOffset:], 1)
-		sealAs(b, magicSuperblock, Version)
-		return b
 	}
-	seal(b, magicSuperblock)
+	le.PutUint32(b[keysOffset:], uint32(len(s.Keys)))
+	for i, k := range s.Keys {
+		p := b[periodOffset+i*periodBytes:][:periodBytes]
+		le.PutUint32(p, k.From)
+		le.PutUint32(p[4:], cipherAES256GCM)
+		copy(p[8:], k.ID[:])
+		copy(p[40:], k.Check[:])
+	}
+	sealAs(b, magicSuperblock, s.version())
 	return b
+}
+
+// version returns the lowest version that has the fields of s.
+func (s Superblock) version() uint32 {
+	switch {
+	case len(s.Keys) > 0:
+		return Version
+	case s.Shared:
+		return sharedVersion
+	}
+	return plainVersion
+}
+
+// decodeKeys reads the periods of a superblock.
+func (s *Superblock) decodeKeys(b []byte) error {
+	le := binary.LittleEndian
+	n := le.Uint32(b[keysOffset:])
+	if n > MaxKeyPeriods {
+		return fmt.Errorf("ondisk: superblock with %d keys; at most %d: %w", n, MaxKeyPeriods, ErrDamaged)
+	}
+	for i := range int(n) {
+		p := b[periodOffset+i*periodBytes:][:periodBytes]
+		k := KeyPeriod{From: le.Uint32(p), ID: KeyID(p[8:40]), Check: [16]byte(p[40:])}
+		if le.Uint32(p[4:]) != cipherAES256GCM || k.ID == (KeyID{}) || k.From > MaxBoot || i > 0 && k.From <= s.Keys[i-1].From {
+			return fmt.Errorf("ondisk: superblock with a key %q of cipher %d from start %d on: %w", k.ID, le.Uint32(p[4:]), k.From, ErrDamaged)
+		}
+		s.Keys = append(s.Keys, k)
+	}
+	if !allZero(b[periodOffset+int(n)*periodBytes:]) {
+		return fmt.Errorf("ondisk: superblock with bytes in reserved space: %w", ErrDamaged)
+	}
+	return nil
 }
 
 // DecodeSuperblock is the inverse of Encode. It fails with ErrBlank, ErrVersion
@@ -137,14 +206,12 @@ func DecodeSuperblock(b []byte) (Superblock, error) {
 		Removed:           [VolumeSetBytes]byte(b[removedOffset:]),
 		Shared:            le.Uint32(b[sharedOffset:]) == 1,
 	}
-	// Version 1 has no shared volumes.
-	sharedBytes := uint32(0)
-	if le.Uint32(b[versionOff:]) == Version {
-		sharedBytes = 1
+	if err := s.decodeKeys(b); err != nil {
+		return Superblock{}, err
 	}
 	switch {
-	case le.Uint32(b[sharedOffset:]) != sharedBytes:
-		return Superblock{}, fmt.Errorf("ondisk: superblock of version %d with %d in the field shared: %w", le.Uint32(b[versionOff:]), le.Uint32(b[sharedOffset:]), ErrDamaged)
+	case le.Uint32(b[sharedOffset:]) > 1 || versionOf(b) != s.version():
+		return Superblock{}, fmt.Errorf("ondisk: superblock of version %d with %d in the field shared and %d keys: %w", versionOf(b), le.Uint32(b[sharedOffset:]), len(s.Keys), ErrDamaged)
 	case s.Count < 1 || s.Count > kv.MaxVolumes || s.Index >= s.Count:
 		return Superblock{}, fmt.Errorf("ondisk: superblock of volume %d of %d: %w", s.Index, s.Count, ErrDamaged)
 	case s.Boot > MaxBoot:
@@ -153,7 +220,7 @@ func DecodeSuperblock(b []byte) (Superblock, error) {
 		return Superblock{}, fmt.Errorf("ondisk: superblock with segments of %d bytes: %w", s.SegmentBytes, ErrDamaged)
 	case s.CatalogueBytes < Page || s.CatalogueBytes%Page != 0 || s.CatalogueBytes > MaxCatalogueBytes:
 		return Superblock{}, fmt.Errorf("ondisk: superblock with %d bytes of catalogue: %w", s.CatalogueBytes, ErrDamaged)
-	case !allZero(b[76:80]) || !allZero(b[100:drainingOffset]) || !allZero(b[superblockEnd:]):
+	case !allZero(b[76:80]) || !allZero(b[100:drainingOffset]):
 		return Superblock{}, fmt.Errorf("ondisk: superblock with bytes in reserved space: %w", ErrDamaged)
 	}
 	return s, nil
@@ -162,11 +229,7 @@ func DecodeSuperblock(b []byte) (Superblock, error) {
 // String prints one field per line, as `penstock store inspect` does.
 func (s Superblock) String() string {
 	var w strings.Builder
-	version := plainVersion
-	if s.Shared {
-		version = Version
-	}
-	fmt.Fprintf(&w, "superblock version %d sequence %d\n", version, s.Sequence)
+	fmt.Fprintf(&w, "superblock version %d sequence %d\n", s.version(), s.Sequence)
 	fmt.Fprintf(&w, "  node       %v\n", s.Node)
 	fmt.Fprintf(&w, "  volume     %v, %d of %d\n", s.Volume, s.Index, s.Count)
 	if s.Shared {
@@ -176,5 +239,8 @@ func (s Superblock) String() string {
 	}
 	fmt.Fprintf(&w, "  segment    %d bytes\n", s.SegmentBytes)
 	fmt.Fprintf(&w, "  catalogue  %d bytes\n", s.CatalogueBytes)
+	for _, k := range s.Keys {
+		fmt.Fprintf(&w, "  key        %v from start %d on\n", k.ID, k.From)
+	}
 	return w.String()
 }

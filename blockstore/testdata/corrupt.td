@@ -57,7 +57,7 @@ volume 0 a: capacity 1048576, files 90112, 1 segments (0 blank, 0 bad, 0 retirin
 
 scrub
 ----
-blockstore: v0/s0/0@4294967298: layer 1 has a wrong checksum: slot is corrupt
+blockstore: v0/s0/0@4294967298: layer 1 has checksum 7554669299acd6c2, the writer's is adf979f48d1bedfd: slot is corrupt
 blockstore: v0/s0/1@4294967299: slot is corrupt: ondisk: PNSTKSLT has checksum fbd12e059f342a32, its bytes give 1a9b598ff8d808aa: damaged record
 {Next:v0/s0/0 Done:true Slots:3 Bytes:49152 Corrupt:2 Unreadable:0} in 0s
 
@@ -81,7 +81,7 @@ v0/s0/2@4294967300 z
 
 scrub free=1
 ----
-blockstore: v0/s0/0@4294967298: layer 1 has a wrong checksum: slot is corrupt
+blockstore: v0/s0/0@4294967298: layer 1 has checksum 7554669299acd6c2, the writer's is adf979f48d1bedfd: slot is corrupt
 free: ok
 blockstore: v0/s0/1@4294967299: slot is corrupt: ondisk: PNSTKSLT has checksum fbd12e059f342a32, its bytes give 1a9b598ff8d808aa: damaged record
 free: ok

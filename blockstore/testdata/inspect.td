@@ -86,7 +86,7 @@ slot v0/s0/0@4294967298 prefix
   layer 0    09442581e893c87a
   layer 1    adf979f48d1bedfd
   layer 2    2aa7d82920f18f10
-  verdict    blockstore: v0/s0/0@4294967298: layer 0 has a wrong checksum: slot is corrupt
+  verdict    blockstore: v0/s0/0@4294967298: layer 0 has checksum 7a302161a2f4b1a0, the writer's is 09442581e893c87a: slot is corrupt
 
 flip x byte=60
 ----

@@ -78,6 +78,16 @@ int32_t penstock_register(penstock_store store, void *addr, uint64_t n, penstock
 	return goRegister(store, (uint64_t)(uintptr_t)addr, n, memory, error);
 }
 
+int32_t penstock_register_device(penstock_store store, const penstock_device_options *options, uint64_t address, uint64_t n, penstock_memory *memory, penstock_error *error) {
+	IN_OWNER(error);
+	return goRegisterDevice(store, (penstock_device_options *)options, address, n, memory, error);
+}
+
+int32_t penstock_copy_device(uint32_t device, uint64_t address, void *host, uint64_t n, uint32_t to_device, penstock_error *error) {
+	IN_OWNER(error);
+	return goCopyDevice(device, address, (uint64_t)(uintptr_t)host, n, to_device, error);
+}
+
 int32_t penstock_unregister(penstock_memory memory, penstock_error *error) {
 	IN_OWNER(error);
 	return goUnregister(memory, error);

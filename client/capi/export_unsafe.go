@@ -13,6 +13,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"log/slog"
+	"math"
 	"time"
 	"unicode/utf8"
 	"unsafe"
@@ -21,6 +22,7 @@ import (
 	"github.com/penstock-kv/penstock/client/capi/binding"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/copier"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 
@@ -288,6 +290,36 @@ func goRegister(store, addr, n C.uint64_t, memory *handle, to *C.penstock_error)
 	})
 }
 
+//export goRegisterDevice
+func goRegisterDevice(store C.uint64_t, o *C.penstock_device_options, address, n C.uint64_t, memory *handle, to *C.penstock_error) C.int32_t {
+	return inStore(store, to, func(s *binding.Store) error {
+		if o == nil || memory == nil {
+			return invalid("penstock_register_device: options or memory is NULL")
+		}
+		if err := sized("penstock_device_options", o.size, unsafe.Sizeof(*o)); err != nil {
+			return err
+		}
+		device := uint32(o.device)
+		h, err := s.RegisterDevice(binding.DeviceOptions{Device: int(device), StagingBytes: uint64(o.staging_bytes), Open: openCUDA(device)}, uint64(address), uint64(n))
+		if err == nil {
+			*memory = handle(h)
+		}
+		return err
+	})
+}
+
+// openCUDA returns a function that opens a device of the CUDA driver.
+func openCUDA(device uint32) func() (copier.DeviceCopier, error) {
+	return func() (copier.DeviceCopier, error) {
+		return copier.NewCUDA(copier.CUDAOptions{Device: int(min(device, math.MaxInt32))})
+	}
+}
+
+//export goCopyDevice
+func goCopyDevice(device C.uint32_t, address, host, n C.uint64_t, toDevice C.uint32_t, to *C.penstock_error) C.int32_t {
+	return report(to, binding.CopyDevice(openCUDA(uint32(device)), uint64(address), uint64(host), uint64(n), toDevice != 0))
+}
+
 //export goUnregister
 func goUnregister(memory C.uint64_t, to *C.penstock_error) C.int32_t {
 	m, err := library.Memory(binding.Handle(memory))
@@ -303,16 +335,17 @@ func batch(op binding.Op, b *C.penstock_batch, results *C.uint8_t) (*binding.Bat
 		return nil, invalid("the batch is NULL")
 	}
 	// The structure of version 1.0 ends before oldest_epoch, that of version 1.1 before key_epochs,
-	// and that of version 1.2 before first_layer.
+	// that of version 1.2 before first_layer, and that of version 1.3 before stream.
 	hasOldest := uint64(b.size) != uint64(unsafe.Offsetof(b.oldest_epoch))
 	hasEpochs := hasOldest && uint64(b.size) != uint64(unsafe.Offsetof(b.key_epochs))
 	hasLayers := hasEpochs && uint64(b.size) != uint64(unsafe.Offsetof(b.first_layer))
-	if hasLayers {
+	hasStream := hasLayers && uint64(b.size) != uint64(unsafe.Offsetof(b.stream))
+	if hasStream {
 		if err := sized("penstock_batch", b.size, unsafe.Sizeof(*b)); err != nil {
 			return nil, err
 		}
 	}
-	if b.n_keys == 0 || b.n_keys > C.PENSTOCK_BATCH_MAX || b.key_offsets == nil || b.flags > C.PENSTOCK_ANY_MEMORY|C.PENSTOCK_NEWEST|C.PENSTOCK_MIX {
+	if b.n_keys == 0 || b.n_keys > C.PENSTOCK_BATCH_MAX || b.key_offsets == nil || b.flags >= 2*C.PENSTOCK_ON_STREAM {
 		return nil, invalid("penstock_batch: %d keys (1 to %d), key_offsets %p, flags %#x", uint32(b.n_keys), C.PENSTOCK_BATCH_MAX, b.key_offsets, uint32(b.flags))
 	}
 	out := &binding.Batch{
@@ -327,6 +360,12 @@ func batch(op binding.Op, b *C.penstock_batch, results *C.uint8_t) (*binding.Bat
 	}
 	if hasLayers {
 		out.FirstLayer, out.Layers = int(b.first_layer), int(b.layers)
+	}
+	if b.flags&C.PENSTOCK_ON_STREAM != 0 {
+		if !hasStream {
+			return nil, invalid("penstock_batch: the flag PENSTOCK_ON_STREAM is set, and the structure has no stream")
+		}
+		out.OnStream, out.Stream = true, uint64(b.stream)
 	}
 	if total := out.KeyOffsets[b.n_keys]; total > C.PENSTOCK_BATCH_MAX*C.PENSTOCK_KEY_MAX || total > 0 && b.keys == nil {
 		return nil, invalid("penstock_batch: %d bytes of keys at %p", total, b.keys)

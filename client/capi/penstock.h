@@ -63,7 +63,7 @@ extern "C" {
 #endif
 
 /* The version of this interface: the major version in the upper 16 bits, the minor version in the lower. */
-#define PENSTOCK_ABI_VERSION 0x00010008u
+#define PENSTOCK_ABI_VERSION 0x00010009u
 
 /* The length of the longest key, in bytes. */
 #define PENSTOCK_KEY_MAX 256
@@ -301,6 +301,43 @@ int32_t penstock_retire(penstock_namespace ns, uint64_t epoch, uint32_t force, p
  */
 int32_t penstock_register(penstock_store store, void *addr, uint64_t n, penstock_memory *memory, penstock_error *error);
 
+/* Options of device memory. */
+typedef struct penstock_device_options {
+	uint64_t size;          /* sizeof(penstock_device_options) */
+	uint64_t staging_bytes; /* pinned host memory of the store for the device; default 256 MiB. The first registration of the device decides it */
+	uint32_t device;        /* number of the device in the CUDA driver */
+	uint32_t reserved;      /* 0 */
+} penstock_device_options;
+
+/*
+ * Registers the n bytes at address, memory of a CUDA device, as memory for values. It is as
+ * penstock_register, with these differences:
+ *
+ *  - Values are copied by the device's copy engine, in the device's primary context, to and from pinned
+ *    host memory, where their checksums are verified and made. The library makes that memory and two
+ *    streams of its own at the first registration of the device, and frees them in penstock_close.
+ *    A key's values in one batch must have at most staging_bytes / 16 bytes.
+ *  - The values of a batch are all on one device. PENSTOCK_ANY_MEMORY does not apply to them.
+ *  - With PENSTOCK_ON_STREAM the copies wait, on the device, for the caller's stream. No function
+ *    waits for the stream but a batch that is waited for. When a get is complete, its values are on the
+ *    device, and work that is then put into any stream finds them.
+ *  - A copy that was started is not cancelled. So a batch, and penstock_close, may end after the time
+ *    limit, as long as the stream for which the copy waits has work.
+ *  - The functions do not change the current context of the calling thread.
+ *
+ * Errors: INVALID (also: the CUDA driver cannot be loaded, there is no such device, the memory cannot be
+ * pinned, the library was built without CUDA), CLOSED, FORKED. Since version 1.9.
+ */
+int32_t penstock_register_device(penstock_store store, const penstock_device_options *options, uint64_t address, uint64_t n, penstock_memory *memory, penstock_error *error);
+
+/*
+ * Copies n bytes at address, memory of a CUDA device, to host memory, or from there if to_device is 1. It
+ * opens the device, waits until the bytes are there, and closes the device: it is for checks when an engine
+ * starts. It does not wait for any stream. Errors: INVALID (as penstock_register_device), INTERNAL (the copy
+ * failed), FORKED. Since version 1.9.
+ */
+int32_t penstock_copy_device(uint32_t device, uint64_t address, void *host, uint64_t n, uint32_t to_device, penstock_error *error);
+
 /* Ends a registration. Errors: BUSY (calls or jobs use the memory), CLOSED, FORKED. */
 int32_t penstock_unregister(penstock_memory memory, penstock_error *error);
 
@@ -315,7 +352,12 @@ enum {
 	 * from oldest_epoch to epoch that has all pieces of the key that the match needs. Without
 	 * this flag all keys of a match are of one epoch. Since version 1.2.
 	 */
-	PENSTOCK_MIX = 4
+	PENSTOCK_MIX = 4,
+	/*
+	 * get, put of device memory: the copies begin when the work is done that stream has when the
+	 * batch is started. Since version 1.9.
+	 */
+	PENSTOCK_ON_STREAM = 8
 };
 
 /*
@@ -339,7 +381,7 @@ enum {
 typedef struct penstock_batch {
 	uint64_t size;                /* sizeof(penstock_batch) */
 	uint64_t epoch;               /* 0: the epoch of the handle */
-	uint32_t flags;               /* PENSTOCK_ANY_MEMORY, PENSTOCK_NEWEST, PENSTOCK_MIX */
+	uint32_t flags;               /* PENSTOCK_ANY_MEMORY, PENSTOCK_NEWEST, PENSTOCK_MIX, PENSTOCK_ON_STREAM */
 	uint32_t timeout_ms;          /* time limit; 0: penstock_options.timeout_ms */
 	uint32_t lease_ms;            /* match: duration of a lease on the matched prefix, which is not evicted meanwhile; 0: no lease */
 	uint32_t n_keys;
@@ -365,6 +407,7 @@ typedef struct penstock_batch {
 	uint64_t *key_epochs;
 	uint32_t first_layer;         /* get: the first layer of each piece that is loaded; 0 if layers is 0. Since version 1.3 */
 	uint32_t layers;              /* get: the number of these layers; 0: whole pieces. Since version 1.3 */
+	uint64_t stream;              /* with PENSTOCK_ON_STREAM: a CUstream of the device's primary context; 0: the default stream. Since version 1.9 */
 } penstock_batch;
 
 /* Reasons why a prefix is not longer. */

@@ -16,7 +16,6 @@ import (
 	"github.com/penstock-kv/penstock/client/traffic"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
-	"github.com/penstock-kv/penstock/rdma/copier"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 
@@ -105,8 +104,7 @@ func trafficOptions(from *C.penstock_traffic_options) (out binding.TrafficOption
 		Verify: traffic.Verify(o.verify), CAFile: text(o.ca_file), CertFile: text(o.cert_file), KeyFile: text(o.key_file),
 	}
 	if o.cuda > 0 {
-		device := int(o.cuda) - 1
-		out.Copier = func() (copier.DeviceCopier, error) { return copier.NewCUDA(copier.CUDAOptions{Device: device}) }
+		out.Copier = openCUDA(uint32(o.cuda) - 1)
 	}
 	return out, nil
 }

@@ -38,7 +38,8 @@ a node that is restarted meanwhile continues, and so does a repeated drain. The 
 keeps its blocks. The draining ends with penstock cluster undrain.
 
 With --wait, show the progress and return when the other nodes have all blocks. Ctrl-C
-then ends the command and not the draining. The exit code is 5 if another command ends the draining.`,
+then ends the command and not the draining. The exit code is 5 if another command ends
+the draining.`,
 		Args:              args(cobra.ExactArgs(1)),
 		ValidArgsFunction: c.completeMembers,
 	}

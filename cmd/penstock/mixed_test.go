@@ -134,6 +134,22 @@ func TestMixedVolumes(t *testing.T) {
 	b.stop()
 }
 
+// TestLocalVolumesNeedTheSharedOnes: a node does not start with the local volumes of a node that has shared
+// ones too, also not with degraded.
+func TestLocalVolumesNeedTheSharedOnes(t *testing.T) {
+	testkit.VerifyNone(t)
+	etcd, dir := testetcd.Start(t, 1), t.TempDir()
+	local := dir + "/local"
+	s := startServed(t, local, sharedOf(etcd, "a", dir+"/shared")...)
+	awaitTrue(t, "the node serves", serving(t, s))
+	s.stop()
+	for _, more := range [][]string{nil, {"--degraded"}} {
+		if r := penstock(t, "", nil, append(small(local), more...)...); r.code == exitOK || !strings.Contains(r.err, "list them in shared_data") {
+			t.Errorf("with %q: exit %d: %s", more, r.code, r.err)
+		}
+	}
+}
+
 // TestAdoptionNeedsTheMount: an adopter without the mount of the volumes reports which setting or mount
 // is missing.
 func TestAdoptionNeedsTheMount(t *testing.T) {

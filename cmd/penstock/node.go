@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/penstock-kv/penstock/blockstore/crypt"
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/server"
@@ -46,6 +47,9 @@ type node struct {
 	adopter *adopter
 	// storeID identifies the store on its volumes.
 	storeID string
+	// keys encrypt the volumes, with the settings keysFrom; nil: no encryption. A reload replaces both.
+	keys     *crypt.Keyring
+	keysFrom config.Encryption
 	// present are the directories of data that hold volumes.
 	present []string
 	// fence is the fencing number of shared volumes, otherwise 0.
@@ -124,6 +128,10 @@ func startNodeIn(ctx context.Context, host *node, from source[config.Config], le
 	if err := n.openOwner(); err != nil {
 		return nil, err
 	}
+	if n.keys, err = readVolumeKeys(ctx, cfg.Encryption, log); err != nil {
+		return nil, err
+	}
+	n.keysFrom = cfg.Encryption
 	store, index, err := n.openStore(ctx, memory)
 	if err != nil {
 		return nil, err
@@ -203,7 +211,26 @@ func (n *node) candidate() (reload.Candidate, error) {
 	if err := n.storage.CheckLimits(limits); err != nil {
 		return reload.Candidate{}, fmt.Errorf("config: limits: %w: %w", err, config.ErrConfig)
 	}
-	return reload.Candidate{Keys: cfg.Keys(), Auth: cfg.Auth, Apply: func() {
+	ring, err := readVolumeKeys(context.Background(), cfg.Encryption, n.log)
+	if err != nil {
+		return reload.Candidate{}, err
+	}
+	prepare := func() error {
+		if ring == nil || n.keys == nil || ring.Equal(n.keys) {
+			return nil
+		}
+		// The time limit is longer than the time after which a volume that hangs has failed.
+		ctx, cancel := context.WithTimeout(context.Background(), 3*cfg.Limits.HungAfter.Std())
+		defer cancel()
+		if err := n.storage.SetKeys(ctx, ring); err != nil {
+			return err
+		}
+		n.keys = ring
+		return nil
+	}
+	files := keyChanges(n.keysFrom, cfg.Encryption, n.keys, ring)
+	return reload.Candidate{Keys: cfg.Keys(), Auth: cfg.Auth, Files: files, Prepare: prepare, Apply: func() {
+		n.keysFrom = cfg.Encryption
 		n.live.apply(cfg.Log, cfg.DrainWithin)
 		n.storage.SetLimits(limits)
 		n.server.SetLandWithin(cfg.Limits.QueueWait.Std())

@@ -42,6 +42,9 @@ func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstor
 		n.present = append(n.present, dirs[i])
 		n.volumes = append(n.volumes, server.Volume{Device: d.Device, Reason: d.reason})
 	}
+	if err := n.checkShared(); err != nil {
+		return nil, nil, errors.Join(err, closeDevices(devices))
+	}
 	if n.share, err = splitCapacity(n.cfg, devices); err != nil {
 		return nil, nil, errors.Join(err, closeDevices(devices))
 	}
@@ -58,6 +61,7 @@ func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstor
 		FreeFloorBytes:    int64(n.cfg.FreeFloor),
 		Prewrite:          n.cfg.Prewrite,
 		Health:            health.Options{HungAfter: n.cfg.Limits.HungAfter.Std()},
+		Keys:              n.keys,
 		Alloc:             scratchFrom(memory),
 		Logger:            n.log,
 	}

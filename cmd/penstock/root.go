@@ -208,8 +208,8 @@ prefix out, every byte verified.
 
 Exit codes: 0 success; 1 failure; 2 the command line or the configuration is
 invalid; 3 the requested object does not exist, or not all of it; 4 the node is busy, try
-again; 5 another command has ended the work that this one waited for; 130 interrupted (Ctrl-C). With --format json an error is one line of
-JSON on standard error.`,
+again; 5 another command has ended the work that this one waited for; 130 interrupted
+(Ctrl-C). With --format json an error is one line of JSON on standard error.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}

@@ -65,6 +65,22 @@ func (n *node) openOwner() error {
 	return nil
 }
 
+// checkShared refuses the local volumes of a node with shared volumes if the latter are not configured:
+// another process may own them, and with degraded the local ones would open.
+func (n *node) checkShared() error {
+	if n.owner != nil || len(n.present) == 0 {
+		return nil
+	}
+	dir, err := indexDir(n.present)
+	if err != nil {
+		return err
+	}
+	if fence, _ := parseIndexName(filepath.Base(dir)); fence != 0 {
+		return fmt.Errorf("%s is the index of a node with shared volumes: list them in shared_data, and set cluster.etcd", dir)
+	}
+	return nil
+}
+
 // whileOwner returns a context that ends with ctx, or when another process has taken the shared
 // volumes over. ended returns the error of the second case, and must be called.
 func (n *node) whileOwner(ctx context.Context) (_ context.Context, ended func() error) {

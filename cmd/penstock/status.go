@@ -118,6 +118,7 @@ func printStatus(t *table, s *pb.StatusResponse) {
 			t.row("  " + v.GetPath() + ": " + d)
 		}
 	}
+	printKeys(t, s.GetKeys())
 	t.row()
 	t.row("NIC", "ADDRESS", "STATE", "SENT", "RECEIVED")
 	for _, n := range s.GetNics() {
@@ -126,6 +127,31 @@ func printStatus(t *table, s *pb.StatusResponse) {
 			state = "down: " + n.GetReason()
 		}
 		t.row(n.GetName(), n.GetAddress(), state, size(int64(n.GetSentBytes())), size(int64(n.GetReceivedBytes())))
+	}
+}
+
+// printKeys prints a line for each key of encrypted volumes.
+func printKeys(t *table, keys []*pb.KeyStatus) {
+	if len(keys) == 0 {
+		return
+	}
+	t.row()
+	t.row("KEY", "BLOCKS", "BYTES", "STATE")
+	for _, k := range keys {
+		state := "in use"
+		switch {
+		case k.GetId() == "":
+			state = "not encrypted"
+		case k.GetNewest():
+			state = "encrypts new blocks"
+		case k.GetBlocks() == 0:
+			state = "can be removed"
+		}
+		id := k.GetId()
+		if id == "" {
+			id = "-"
+		}
+		t.row(id, count(k.GetBlocks()), size(k.GetBytes()), state)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/blockstore/crypt"
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/io/blockio"
@@ -34,8 +35,9 @@ func newStoreCommand(w world) *cobra.Command {
 
 // offlineFlags are the flags that name the volumes of an offline command.
 type offlineFlags struct {
-	data []string
-	io   string
+	data       []string
+	io         string
+	encryption config.Encryption
 }
 
 func addOfflineFlags(cmd *cobra.Command) *offlineFlags {
@@ -50,6 +52,7 @@ func (f *offlineFlags) addData(cmd *cobra.Command) {
 	cmd.Flags().StringSliceVar(&f.data, "data", nil, "directories of the volumes, as given to serve")
 	_ = cmd.MarkFlagRequired("data") // the flag was defined above
 	_ = cmd.MarkFlagDirname("data")
+	keyFlags(cmd, &f.encryption)
 }
 
 // exist returns an error if a directory does not exist. An offline command must not make
@@ -76,6 +79,11 @@ func (f *offlineFlags) open(ctx context.Context, w world, memory *arena.Arena) (
 	if err := f.exist(); err != nil {
 		return nil, cfg, err
 	}
+	cfg.Encryption = f.encryption
+	keys, err := readVolumeKeys(ctx, cfg.Encryption, offlineLogger(w))
+	if err != nil {
+		return nil, cfg, err
+	}
 	devices, err := openDevices(f.data, f.io, memory.Bytes())
 	if err != nil {
 		return nil, cfg, err
@@ -92,6 +100,7 @@ func (f *offlineFlags) open(ctx context.Context, w world, memory *arena.Arena) (
 		Devices:       plainDevices(devices),
 		Identity:      blockio.Identity(time.Now()),
 		CapacityBytes: total,
+		Keys:          keys,
 		Alloc:         scratchFrom(memory),
 		Logger:        offlineLogger(w),
 	})
@@ -337,8 +346,12 @@ so that the file system may be mounted read-only.`,
 		if slot >= 0 && segment < 0 {
 			return usagef("--slot needs --segment")
 		}
+		keys, err := readVolumeKeys(cmd.Context(), f.encryption, offlineLogger(w))
+		if err != nil {
+			return err
+		}
 		for _, dir := range f.data {
-			if err := f.inspect(cmd, dir, segment, slot); err != nil {
+			if err := f.inspect(cmd, dir, segment, slot, keys); err != nil {
 				return err
 			}
 		}
@@ -347,7 +360,7 @@ so that the file system may be mounted read-only.`,
 	return cmd
 }
 
-func (f *offlineFlags) inspect(cmd *cobra.Command, dir string, segment, slot int64) (err error) {
+func (f *offlineFlags) inspect(cmd *cobra.Command, dir string, segment, slot int64, keys *crypt.Keyring) (err error) {
 	dev, err := posixio.Open(dir, posixio.Options{ReadOnly: true})
 	if err != nil {
 		return fmt.Errorf("--data: %w", err)
@@ -357,7 +370,7 @@ func (f *offlineFlags) inspect(cmd *cobra.Command, dir string, segment, slot int
 	ctx := cmd.Context()
 	switch {
 	case slot >= 0:
-		err = blockstore.InspectSlot(ctx, dev, uint32(segment), uint32(slot), &text)
+		err = blockstore.InspectSlot(ctx, dev, uint32(segment), uint32(slot), keys, &text)
 	case segment >= 0:
 		err = blockstore.InspectSegment(ctx, dev, uint32(segment), &text)
 	default:

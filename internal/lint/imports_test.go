@@ -34,7 +34,8 @@ var edges = []struct {
 	{"trie", []string{"kv", "trie/evict"}, "trie uses Pebble but no block device: the caller frees the blocks that it evicts"},
 	{"trie/evict", nil, "a policy orders numbers, independent of their meaning"},
 
-	{"blockstore", []string{"kv", "io/blockio", "blockstore/health", "blockstore/ondisk", "internal/arena", "internal/runs"}, "blockstore has no prefixes, and gets its devices from the composition root"},
+	{"blockstore", []string{"kv", "io/blockio", "blockstore/crypt", "blockstore/health", "blockstore/ondisk", "internal/arena", "internal/runs"}, "blockstore has no prefixes, and gets its devices from the composition root"},
+	{"blockstore/crypt", nil, "it encrypts bytes; the place of keys and tags in a slot is that of ondisk"},
 	{"blockstore/health", nil, "pure: the state of a volume depends only on events"},
 	{"blockstore/ondisk", []string{"kv"}, "encoding and decoding only: no I/O, so it can be fuzzed alone"},
 

@@ -1,4 +1,4 @@
-"""Traffic managers of device memory, over the CUDA driver of the tests (rdma/copier/copiertest)."""
+"""Values and traffic managers in device memory, over the CUDA driver of the tests (rdma/copier/copiertest)."""
 
 from __future__ import annotations
 
@@ -80,13 +80,163 @@ prefill.traffic.close(); decode.traffic.close(); store.close()
 """
 
 
-def test_two_turns_on_a_device(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Computed and cached KV passes through host memory, and no other part of the library touches the device."""
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the tests' driver the CUDA driver of scripts."""
     compiler = shutil.which("cc")
     assert compiler, "no C compiler (cc) in PATH"
     subprocess.run([compiler, "-shared", "-fPIC", "-pthread", "-o", tmp_path / "libcuda.so.1", DRIVER], check=True)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+
+
+@pytest.mark.usefixtures("driver")
+def test_two_turns_on_a_device(run: Run) -> None:
+    """Computed and cached KV passes through host memory, and no other part of the library touches the device."""
     assert run(SCRIPT) == "6\n"
+
+
+DEVICE = """
+import ctypes, os
+from types import SimpleNamespace
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+driver = ctypes.CDLL("libcuda.so.1")
+driver.cuMemcpyAsync.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
+driver.fakeGate.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+
+class Device:
+    # The same pages twice: at address the driver copies, and no CPU may touch them; memory is for the script.
+    def __init__(self, size):
+        fd = os.memfd_create("device")
+        os.ftruncate(fd, size)
+        self.address, self.size = libc.mmap(None, size, 0, 1, fd, 0), size
+        self.memory = (ctypes.c_char * size).from_address(libc.mmap(None, size, 3, 1, fd, 0))
+        os.environ["FAKE_CUDA_DEVICE"] = ",".join(filter(None, [os.environ.get("FAKE_CUDA_DEVICE"), f"{self.address:x}:{size:x}"]))
+
+class Stream:
+    # A stream of the engine, which computes bytes by copying them.
+    def __init__(self):
+        self.handle, self.gate = ctypes.c_void_p(), ctypes.c_int()
+        driver.cuCtxPushCurrent_v2(ctypes.byref(self.gate))
+        assert driver.cuStreamCreate(ctypes.byref(self.handle), 0) == 0
+    def close_gate(self):
+        self.gate.value = 0
+        driver.fakeGate(self.handle, ctypes.addressof(self.gate))
+    def open_gate(self):
+        driver.fakeOpen(ctypes.byref(self.gate))
+    def copy(self, to, source, n):
+        assert driver.cuMemcpyAsync(to, source, n, self.handle) == 0
+"""
+
+VALUES = """
+class Tensor:
+    device = SimpleNamespace(type="cuda", index=0)
+    def __init__(self, address, size): self.address, self.size = address, size
+    def data_ptr(self): return self.address
+    def numel(self): return self.size
+    def element_size(self): return 1
+    def is_contiguous(self): return True
+
+store = penstock.Store(NODE)
+ns = store.namespace("values", block_tokens=4, layers=2, token_bytes=64, flat=True)
+n = ns.value_bytes
+device, computed, stream = Device(1 << 16), Device(1 << 16), Stream()
+def page(i): return Tensor(device.address + i * n, n)
+def refused(error, match, call):
+    try:
+        call()
+    except error as e:
+        assert match in str(e), e
+    else:
+        raise AssertionError(match)
+refused(penstock.UnregisteredError, "not registered", lambda: ns.put(["a"], [page(0)], stream=0))
+store.register(Tensor(device.address, device.size), staging_bytes=1 << 25)
+refused(penstock.InvalidError, "torch is not imported", lambda: ns.put(["a"], [page(0)]))
+refused(penstock.InvalidError, "for values on a CUDA device", lambda: ns.put(["a"], [bytes(n)], stream=0))
+host = bytearray(n)
+with store.register(host):
+    refused(penstock.InvalidError, "all on one device", lambda: ns.put(["a", "b"], [page(0), host], stream=0))
+
+computed.memory[:n] = bytes(i % 251 for i in range(n))
+stream.close_gate()
+stream.copy(device.address, computed.address, n)
+job = ns.jobs.put(["a"], [page(0)], stream=stream.handle.value)  # does not wait for the stream
+stream.open_gate()
+assert job.wait().ok == 1
+assert ns.get(["a"], [page(1)], stream=0).ok == 1
+assert device.memory[n : 2 * n] == computed.memory[:n]
+into = bytearray(n)
+assert ns.get(["a"], [into]).ok == 1 and into == computed.memory[:n]  # with memory of the host, the same bytes
+store.close()
+print("end")
+"""
+
+
+@pytest.mark.usefixtures("driver")
+def test_values_on_a_device(run: Run) -> None:
+    """A put from a device stores the bytes that the engine's stream computes, and a get brings them back."""
+    assert run(DEVICE + VALUES) == "end\n"
+
+
+WORKER = """
+import penstock._store
+from penstock import Group, GroupKind, _adapter
+from penstock.vllm._layout import Layer, LayerGroup, Layout
+from penstock.vllm._plan import Load, Options, Plan, Save
+from penstock.vllm import _worker
+LAYERS, BLOCKS, PAGE, TOKENS = 3, 32, 4096, 4
+device, computed, stream = Device(LAYERS * BLOCKS * PAGE), Device(LAYERS * BLOCKS * PAGE), Stream()
+penstock._store.current_stream = lambda number: stream.handle.value
+layers = [Layer(f"model.layers.{i}", device.address + i * BLOCKS * PAGE, PAGE, PAGE, 0) for i in range(LAYERS)]
+layout = Layout([LayerGroup(0, layers)], 1, BLOCKS, TOKENS, [(device.address, device.size, device)],
+                {"layers": [[layer.name, 0, [PAGE], [1], "torch.uint8"] for layer in layers], "specs": ["FullAttentionSpec"]}, 0)
+_worker.read_layout = lambda tensors, config: layout
+def at(layer, block): return slice((layer * BLOCKS + block) * PAGE, (layer * BLOCKS + block + 1) * PAGE)
+
+for load in ("async", "layers"):
+    limits = {"connect_timeout": 60, "load_timeout": 60, "save_timeout": 60}
+    worker = _worker.Worker(Options(servers=NODE, load=load, layers_per_read=2, namespace=load, **limits), _adapter.Counters(load))
+    worker.register({}, None, {"model": "m"}, 0, 1)
+    epoch = worker._link.value.ns.epoch
+    ids = bytes(range(1, 1 + 5 * _adapter.Chain.SIZE))
+    blocks = [7, 3, 9, 1, 20]
+    # The engine has put the computation of the blocks into its stream, and has not waited for it.
+    computed.memory[:] = bytes((i * 13 + i // PAGE + len(load)) % 251 for i in range(len(computed.memory)))
+    stream.close_gate()
+    stream.copy(device.address, computed.address, device.size)
+    worker.save(Plan(saves=[Save(1, ids, 0, [blocks])], epochs=[epoch]))
+    stream.open_gate()
+    while (report := worker.take_report()) is None:
+        worker.poll()
+    assert report.saves == {1: (1, 5)}, report
+    ctypes.memset(device.memory, 0, device.size)
+    other = [2, 4, 6, 8, 10]
+    worker.load(Plan(loads=[Load(2, "r", ids, 0, [other])], epochs=[epoch]))
+    if load == "layers":
+        for layer in range(LAYERS):
+            worker.wait_for_layer(f"model.layers.{layer}")
+            for there, here in zip(blocks, other):
+                assert device.memory[at(layer, here)] == computed.memory[at(layer, there)], (layer, here)
+        worker.end_loads()
+        assert worker.take_report().loads == {2: 1}
+    else:
+        while not (loaded := worker.take_loaded())[0]:
+            worker.poll()
+        assert loaded == ({"r"}, set()), loaded
+    assert worker.take_failed() == set()
+    for layer in range(LAYERS):
+        for there, here in zip(blocks, other):
+            assert device.memory[at(layer, here)] == computed.memory[at(layer, there)], (layer, here)
+    worker.close()
+print("end")
+"""
+
+
+@pytest.mark.usefixtures("driver")
+def test_the_connector_for_vllm_on_a_device(run: Run) -> None:
+    """The connector's worker saves blocks that the engine's stream has still to compute, and loads them, whole and by layers."""
+    assert run(DEVICE + WORKER) == "end\n"
 
 
 def test_bad_devices(make: MakeNamespace) -> None:
@@ -116,3 +266,6 @@ def test_bad_devices(make: MakeNamespace) -> None:
     refused(bytearray(1 << 20), "bytearray with cuda=0", cuda=0)
     refused(Tensor(), "CUDA driver|GPU 98")
     refused(Pointers([4096], [1 << 20]), "CUDA driver|GPU 97", cuda=97)
+    refused(Pointers([4096], [1 << 20], cuda=97), "CUDA driver|GPU 97")
+    with pytest.raises(InvalidError, match=r"CUDA driver|GPU 97"):
+        ns._store.register_address(4096, 1 << 20, cuda=97)

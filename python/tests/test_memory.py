@@ -68,7 +68,7 @@ def test_tensors_without_torch(store: Store, ns: Namespace) -> None:
         assert ns.get(["a"], [into]).ok == 1
     assert into.data == source.data
     with pytest.raises(InvalidError, match="device"):
-        ns.get(["a"], [HostTensor(bytes(ns.value_bytes), device="cuda")])
+        ns.get(["a"], [HostTensor(bytes(ns.value_bytes), device="xpu")])
     with pytest.raises(InvalidError, match="contiguous"):
         ns.get(["a"], [HostTensor(bytes(ns.value_bytes), contiguous=False)])
 

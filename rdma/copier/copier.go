@@ -51,6 +51,9 @@ type Batch struct {
 	// whose spans have different lengths may then also end with ErrBusy after a part of it was
 	// copied.
 	NoWait bool
+	// After, if set, is a mark of the same DeviceCopier, not closed before Submit has returned. The
+	// copies begin when the work before the mark is done. Submit does not wait for that.
+	After Mark
 }
 
 // MaxSpans is the largest number of spans in one batch.

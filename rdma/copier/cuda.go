@@ -48,4 +48,15 @@ type DeviceCopier interface {
 	Import(address, sizeBytes uint64) (Memory, error)
 	// Alloc allocates sizeBytes of device memory. Close of the Memory frees it.
 	Alloc(sizeBytes uint64) (Memory, error)
+	// Mark records an event in a stream that another library of the process has created in the
+	// device's primary context, and returns at once. Stream 0 is the default stream. A Batch with
+	// the Mark waits on the device until the work is done that the stream had at the call.
+	Mark(stream uint64) (Mark, error)
+}
+
+// Mark is a point in the stream of another library.
+type Mark interface {
+	// Close frees the mark. The batches that were submitted with it wait for it nevertheless. It
+	// may be called twice. Close of the copier closes open marks.
+	Close() error
 }

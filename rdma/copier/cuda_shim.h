@@ -13,13 +13,15 @@ typedef struct {
 	int (*device_name)(char *, int, int);
 	int (*context_retain)(void **, int);
 	int (*context_release)(int);
-	int (*context_set)(void *);
+	int (*context_push)(void *);
+	int (*context_pop)(void **);
 	int (*stream_create)(void **, unsigned);
 	int (*stream_destroy)(void *);
 	int (*event_create)(void **, unsigned);
 	int (*event_destroy)(void *);
 	int (*event_record)(void *, void *);
 	int (*event_wait)(void *);
+	int (*stream_wait)(void *, void *, unsigned);
 	int (*mem_alloc)(uint64_t *, size_t);
 	int (*mem_free)(uint64_t);
 	int (*host_register)(void *, size_t, unsigned);
@@ -41,10 +43,14 @@ int copier_cuda_open(copier_cuda *, int device, void **context, void **stream, i
 int copier_cuda_close(copier_cuda *, int cu_device, void *context, void *stream);
 void copier_cuda_unload(copier_cuda *);
 
-// Starts count copies and records event after them. *started is the number of copies
-// that were started. The event is recorded even if a copy could not be started.
-int copier_cuda_submit(copier_cuda *, void *context, void *stream, void *event, uint64_t src, uint64_t dst,
+// Starts count copies and records event after them. The copies wait, on the device, for the event
+// after, unless it is NULL. *started is the number of copies that were started. The event is
+// recorded even if a copy could not be started.
+int copier_cuda_submit(copier_cuda *, void *context, void *stream, void *after, void *event, uint64_t src, uint64_t dst,
 	const copier_span *spans, size_t count, size_t *started);
+
+// Creates an event and records it in a stream of another library.
+int copier_cuda_mark(copier_cuda *, void *context, uint64_t stream, void **event);
 
 int copier_cuda_event(copier_cuda *, void *context, void **event);
 int copier_cuda_event_free(copier_cuda *, void *context, void *event);

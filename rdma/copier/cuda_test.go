@@ -118,9 +118,12 @@ func TestCUDAFaults(t *testing.T) {
 		"cuMemHostRegister_v2 1":     "pin 4096 bytes",
 		"cuMemAlloc_v2 1":            "allocate 4096 bytes of fake GPU 0",
 		"cuMemcpyAsync 2":            "copy span 1 of 3",
-		"cuEventRecord 1":            "copy span 3 of 3",
+		"cuEventRecord 1":            "record an event in stream 0x0",
+		"cuEventRecord 2":            "copy span 3 of 3",
 		"cuEventSynchronize 1":       "wait for a batch",
 		"cuMemFree_v2 1":             "free device memory",
+		"cuStreamWaitEvent 1":        "copy span 0 of 3",
+		"cuEventCreate 5":            "record an event in stream 0x0",
 	} {
 		t.Run(fault, func(t *testing.T) {
 			t.Setenv("FAKE_CUDA_FAIL", fault)
@@ -156,7 +159,12 @@ func session(t *testing.T, library string) (first error) {
 	if err != nil {
 		return err
 	}
-	b := Batch{Src: h, Dst: d, Spans: []Span{{0, 0, 1}, {1, 1, 1}, {2, 2, 1}}}
+	after, err := c.Mark(0)
+	if err != nil {
+		return err
+	}
+	defer func() { note(after.Close()) }()
+	b := Batch{Src: h, Dst: d, Spans: []Span{{0, 0, 1}, {1, 1, 1}, {2, 2, 1}}, After: after}
 	note(do(t, c, b))
 	if err := do(t, c, b); err != nil {
 		t.Errorf("the batch after the fault: %v", err)
@@ -302,5 +310,74 @@ func TestCUDAImport(t *testing.T) {
 		if _, err := c.Import(bad[0], bad[1]); !errors.Is(err, rdma.ErrRange) {
 			t.Errorf("%d bytes at %#x: %v", bad[1], bad[0], err)
 		}
+	}
+}
+
+// TestCUDAAfter: Submit returns while an engine's stream has work, and the copies begin after the
+// work that the stream had at Mark. Batches without a mark do not wait for it.
+func TestCUDAAfter(t *testing.T) {
+	const n = 1 << 10
+	library := copiertest.Driver(t)
+	page, computed := copiertest.Device(t, n), copiertest.Device(t, n)
+	for i := range computed.Bytes {
+		computed.Bytes[i] = byte(i*5 + 1)
+	}
+	engine := copiertest.NewStream(t, library)
+	open := engine.Gate(t)
+	engine.Copy(page, computed)
+	saves, loads := openCUDA(t, CUDAOptions{Library: library}), openCUDA(t, CUDAOptions{Library: library})
+	mark, err := saves.Mark(engine.Handle())
+	if err != nil {
+		t.Fatal(err)
+	}
+	saved, other := make([]byte, n), make([]byte, n)
+	from := func(c DeviceCopier, host []byte) Batch {
+		t.Helper()
+		d, err := c.Import(page.Address, n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return Batch{Src: d, Dst: register(t, c, host), Spans: []Span{{0, 0, n}}}
+	}
+	after := from(saves, saved)
+	if err := do(t, loads, from(loads, other)); err != nil || other[0] != 0 {
+		t.Errorf("%v; a copy without a mark waited for the stream: %d", err, other[0])
+	}
+	f := rdma.NewFlag()
+	after.Done, after.After = f.Set, mark
+	if err := saves.Submit(t.Context(), after); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := mark.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	open()
+	if err := f.Wait(t.Context()); err != nil || !bytes.Equal(saved, computed.Bytes) {
+		t.Errorf("%v; the copy has other bytes than the stream computed", err)
+	}
+	wrong := from(loads, make([]byte, n))
+	wrong.After = mark
+	if err := loads.Submit(t.Context(), wrong); !errors.Is(err, rdma.ErrForeign) {
+		t.Errorf("a mark of another copier: %v", err)
+	}
+}
+
+// TestCUDAClosesMarks: Close of a copier frees the marks that are open.
+func TestCUDAClosesMarks(t *testing.T) {
+	c := newTestCUDA(t)
+	m, err := c.Mark(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := m.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.Mark(0); !errors.Is(err, rdma.ErrClosed) {
+		t.Errorf("a mark of a closed copier: %v", err)
 	}
 }

@@ -43,6 +43,7 @@ type cuda struct {
 	gone     bool
 	mu       sync.Mutex
 	memories map[*cudaMemory]struct{} // not freed yet
+	marks    map[*cudaMark]struct{}   // not closed yet
 	once     sync.Once
 	closeErr error
 }
@@ -65,7 +66,7 @@ func NewCUDA(o CUDAOptions) (DeviceCopier, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	c := &cuda{memories: make(map[*cudaMemory]struct{}), api: (*C.copier_cuda)(C.calloc(1, C.sizeof_copier_cuda))}
+	c := &cuda{memories: make(map[*cudaMemory]struct{}), marks: make(map[*cudaMark]struct{}), api: (*C.copier_cuda)(C.calloc(1, C.sizeof_copier_cuda))}
 	if err := c.open(o); err != nil {
 		C.free(unsafe.Pointer(c.api))
 		return nil, err
@@ -228,6 +229,48 @@ func (m *cudaMemory) freeDevice() error {
 	return nil
 }
 
+// cudaMark is an event that was recorded in a stream of another library.
+type cudaMark struct {
+	cuda  *cuda
+	event unsafe.Pointer
+}
+
+// Mark implements DeviceCopier.
+func (c *cuda) Mark(stream uint64) (Mark, error) {
+	c.driver.RLock()
+	defer c.driver.RUnlock()
+	if c.gone {
+		return nil, fmt.Errorf("copier: %w", rdma.ErrClosed)
+	}
+	m := &cudaMark{cuda: c}
+	if r := C.copier_cuda_mark(c.api, c.context, C.uint64_t(stream), &m.event); r != 0 {
+		return nil, c.failure(fmt.Sprintf("record an event in stream %#x", stream), r)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.marks[m] = struct{}{}
+	return m, nil
+}
+
+// Close implements Mark.
+func (m *cudaMark) Close() error {
+	c := m.cuda
+	c.driver.RLock() // if this call does not destroy the event, shut does
+	defer c.driver.RUnlock()
+	c.mu.Lock()
+	_, open := c.marks[m]
+	delete(c.marks, m)
+	c.mu.Unlock()
+	if !open {
+		return nil
+	}
+	// The driver keeps what the waits of a stream need of a destroyed event.
+	if r := C.copier_cuda_event_free(c.api, c.context, m.event); r != 0 {
+		return c.failure("destroy an event", r)
+	}
+	return nil
+}
+
 // Submit implements Copier.
 func (c *cuda) Submit(ctx context.Context, b Batch) error {
 	src, ok := b.Src.(*cudaMemory)
@@ -241,6 +284,14 @@ func (c *cuda) Submit(ctx context.Context, b Batch) error {
 	if err := b.check(); err != nil {
 		return err
 	}
+	var after unsafe.Pointer
+	if b.After != nil {
+		m, ok := b.After.(*cudaMark)
+		if !ok || m.cuda != c {
+			return foreign("mark")
+		}
+		after = m.event
+	}
 	p, err := c.take(ctx, b.NoWait)
 	if err != nil {
 		return err
@@ -249,7 +300,7 @@ func (c *cuda) Submit(ctx context.Context, b Batch) error {
 		c.free <- p
 		return err
 	}
-	if err := c.start(p, src, dst, b); err != nil {
+	if err := c.start(p, src, dst, after, b); err != nil {
 		src.users.done()
 		dst.users.done()
 		c.free <- p
@@ -260,7 +311,7 @@ func (c *cuda) Submit(ctx context.Context, b Batch) error {
 
 // start puts the batch into the stream. If the driver refuses a copy of the batch, the earlier
 // copies complete, and then the batch ends with the driver's error.
-func (c *cuda) start(p *cudaBatch, src, dst *cudaMemory, b Batch) error {
+func (c *cuda) start(p *cudaBatch, src, dst *cudaMemory, after unsafe.Pointer, b Batch) error {
 	c.submit.Lock()
 	defer c.submit.Unlock()
 	if c.closed {
@@ -270,7 +321,7 @@ func (c *cuda) start(p *cudaBatch, src, dst *cudaMemory, b Batch) error {
 	var started C.size_t
 	// Safety: C reads the spans during the call and keeps no pointer to them.
 	spans := (*C.copier_span)(unsafe.Pointer(unsafe.SliceData(b.Spans)))
-	if r := C.copier_cuda_submit(c.api, c.context, c.stream, p.event, src.address, dst.address, spans, C.size_t(len(b.Spans)), &started); r != 0 {
+	if r := C.copier_cuda_submit(c.api, c.context, c.stream, after, p.event, src.address, dst.address, spans, C.size_t(len(b.Spans)), &started); r != 0 {
 		p.err = c.failure(fmt.Sprintf("copy span %d of %d", int(started), len(b.Spans)), r)
 	}
 	c.started <- p // does not block: started has room for every batch
@@ -338,6 +389,10 @@ func (c *cuda) shut() error {
 		m.give.Do(func() { m.giveErr = m.freeDevice() })
 		errs = append(errs, m.giveErr)
 	}
+	for m := range c.marks {
+		c.events = append(c.events, m.event)
+	}
+	clear(c.marks)
 	c.mu.Unlock()
 	// The events are freed from this list, because a late Submit may still hold a batch.
 	for _, event := range c.events {

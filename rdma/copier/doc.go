@@ -19,8 +19,8 @@
 // Choose CUDA if the GPU has no such NIC, and Plain if source and destination are host memory.
 //
 // Users: client/traffic makes a Plain if its caller passes no copier. libpenstock makes a CUDA for
-// an engine whose KV is on a CUDA device (penstock_traffic_options.cuda). No code in this
-// repository makes a NIC: it is for a process that embeds client/traffic and has a GPU with its
+// an engine whose KV is on a CUDA device (penstock_traffic_options.cuda), and two for the values on
+// such a device (penstock_register_device). No code in this repository makes a NIC: it is for a process that embeds client/traffic and has a GPU with its
 // own NIC (Options.Copier). CUDA is tested with the driver of copiertest, NIC over rdma/shm and,
 // in the guest of lab/rdmalab, over rdma/verbs.
 //
@@ -41,6 +41,9 @@
 //     of two spans overlap, the bytes are those of one of the two spans.
 //   - Copy returns when the batch has ended, whatever becomes of its context.
 //   - Memory.Close waits for the batches that use it; Close ends all.
+//
+// A Batch with a Mark of a DeviceCopier is ordered after the work of an engine's stream. The device
+// waits for that, and no thread does.
 //
 // Lock order: in CUDA, driver → mu → a memory's lock. In NIC and Plain, a memory's lock and a
 // copier's lock are never held together. No lock is held while Done runs.

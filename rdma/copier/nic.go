@@ -115,6 +115,9 @@ func (n *NIC) Submit(ctx context.Context, b Batch) error {
 	if !ok || dst.nic != n {
 		return foreign("destination")
 	}
+	if b.After != nil {
+		return foreign("mark")
+	}
 	if err := b.check(); err != nil {
 		return err
 	}

@@ -112,6 +112,9 @@ func (p *Plain) memories(b *Batch) (src, dst *plainMemory, err error) {
 	if !ok || dst.plain != p {
 		return nil, nil, foreign("destination")
 	}
+	if b.After != nil {
+		return nil, nil, foreign("mark")
+	}
 	return src, dst, b.check()
 }
 

@@ -40,6 +40,8 @@ type Config struct {
 	ScrubRate   Size     `yaml:"scrub_rate" doc:"bytes per second that the background scrubber reads; 0 turns it off" reload:"live"`
 	DrainWithin Duration `yaml:"drain_timeout" doc:"maximum wait of SIGTERM for requests in flight" reload:"live"`
 
+	Encryption Encryption `yaml:"encryption"`
+
 	DataPlane DataPlane `yaml:"data_plane" restart:"the transfer engine is opened with it"`
 	Auth      Auth      `yaml:"auth"`
 	Cluster   Cluster   `yaml:"cluster" restart:"the node has joined the cluster with it"`
@@ -47,6 +49,28 @@ type Config struct {
 	Log       Log       `yaml:"log"`
 	Trace     Trace     `yaml:"trace" restart:"the exporter of spans is connected"`
 	Insecure  bool      `yaml:"insecure" doc:"allow listening beyond loopback without a token or clients' certificates: anyone who reaches the port can read and overwrite the cache" reload:"live"`
+}
+
+// Encryption encrypts the blocks and the catalogue on the volumes. Without keys nothing is encrypted.
+type Encryption struct {
+	KeysFile    string   `yaml:"keys_file" doc:"file with the keys that encrypt the volumes (AES-256-GCM), one a line: an id, a space, 32 random bytes in base64. The last key encrypts new blocks; the others are needed as long as penstock status shows blocks of them. Without it, volumes that are encrypted are refused (docs/encryption.md)" reload:"live" toggle:"volumes are encrypted from a start on"`
+	KeysCommand []string `yaml:"keys_command" doc:"command and arguments that print these keys, in place of encryption.keys_file; it runs at the start and at each reload, without a shell" reload:"live" toggle:"volumes are encrypted from a start on"`
+	KeysTimeout Duration `yaml:"keys_timeout" doc:"longest run of encryption.keys_command" reload:"live"`
+}
+
+// Enabled reports whether keys are configured.
+func (e Encryption) Enabled() bool { return e.KeysFile != "" || len(e.KeysCommand) > 0 }
+
+func (e Encryption) check(bad complaint) {
+	if e.KeysFile != "" && len(e.KeysCommand) > 0 {
+		bad("encryption.keys_file, encryption.keys_command", "give only one of them")
+	}
+	if len(e.KeysCommand) > 0 && e.KeysCommand[0] == "" {
+		bad("encryption.keys_command", "the name of the program is empty")
+	}
+	if e.KeysTimeout <= 0 {
+		bad("encryption.keys_timeout", "must be positive, is %v", e.KeysTimeout)
+	}
 }
 
 // DataPlane selects and configures the transfer engine.
@@ -201,6 +225,7 @@ func Default() Config {
 		Eviction:    "s3fifo",
 		ScrubRate:   16 << 20,
 		DrainWithin: Duration(15 * time.Second),
+		Encryption:  Encryption{KeysTimeout: Duration(30 * time.Second)},
 		DataPlane:   DataPlane{Provider: "tcp", QoS: "off", Libfabric: "auto", Congestion: "cubic", TLS: "auto", CutThrough: 8 << 20},
 		Limits: Limits{
 			Reads:        256,
@@ -320,6 +345,7 @@ func (c *Config) Validate() error {
 	}
 	within("cluster.adopt_arena", c.Cluster.AdoptArena, 8<<20, 1<<40)
 	c.Auth.check(bad)
+	c.Encryption.check(bad)
 	c.Auth.checkRolesEtcd(bad, c.Cluster)
 	if !c.Insecure {
 		c.Auth.checkExposure(bad, c.exposed())

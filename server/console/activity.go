@@ -5,6 +5,7 @@ import (
 	"context"
 	"net/url"
 	"slices"
+	"time"
 
 	"github.com/penstock-kv/penstock/internal/top"
 )
@@ -43,9 +44,12 @@ type prefixesView struct {
 	Cuts    []cutView
 	Epochs  []epochView
 	Total   int
+	At      time.Time
+	Top     []Prefix
 }
 
-// viewPrefixes shows the reasons of cuts, and the epochs in which most blocks were found.
+// viewPrefixes shows the reasons of cuts, the prefixes with the most tokens found, and the epochs in which most
+// blocks were found.
 func (c *Console) viewPrefixes(ctx context.Context, _ url.Values) (any, string) {
 	p := c.prefixes.get(ctx, c.opts.Now(), c.opts.Interval)
 	v := prefixesView{Cuts: cutMeanings()}
@@ -60,6 +64,12 @@ func (c *Console) viewPrefixes(ctx context.Context, _ url.Values) (any, string) 
 	for _, e := range p.Epochs {
 		if c.opts.Access.SeesNamespace(ctx, e.Namespace) {
 			v.Epochs = append(v.Epochs, epochView{e, top.Known(float64(e.Hits)).Over(top.Known(float64(e.Matches)))})
+		}
+	}
+	v.At = p.At
+	for _, t := range p.Top {
+		if len(v.Top) < rowsPerPage && c.opts.Access.SeesNamespace(ctx, t.Namespace) {
+			v.Top = append(v.Top, t)
 		}
 	}
 	v.Total = len(v.Epochs)

@@ -412,9 +412,12 @@ func TestHiddenNamespaces(t *testing.T) {
 // activity returns the state of the pages of prefixes, pins and actions.
 func activity() *source {
 	return &source{
-		prefixes: console.Prefixes{Cuts: map[string]uint64{"complete": 30, "absent": 10}, Epochs: []console.Epoch{
+		prefixes: console.Prefixes{At: start, Cuts: map[string]uint64{"complete": 30, "absent": 10}, Epochs: []console.Epoch{
 			{Namespace: "team-a/m", Epoch: 3, Newest: true, Matches: 2, Hits: 5, Blocks: 8, Bytes: 4096, Leases: 1, Pins: 2},
 			{Namespace: "team-b/m", Epoch: 9, Matches: 4, Hits: 40},
+		}, Top: []console.Prefix{
+			{Namespace: "team-b/m", Epoch: 9, First: "bb01", Matches: 4, Tokens: 2560, Blocks: 12, Bytes: 12 << 20, Last: start.Add(-time.Minute), Cut: "absent"},
+			{Namespace: "team-a/m", Epoch: 3, First: "aa01", Matches: 2, Tokens: 320, Blocks: 3, Bytes: 3 << 20, Last: start.Add(-time.Hour), Cut: "complete"},
 		}},
 		pins: []console.Pin{
 			{Lease: 7, Namespace: "team-a/m", Epoch: 3, Owner: "10.0.0.7:1", Since: start.Add(-time.Hour), Blocks: 8, Bytes: 4096},
@@ -435,6 +438,7 @@ func TestActivity(t *testing.T) {
 	_, url := serve(t, console.Options{Source: src})
 	_, page := get(t, url+"/prefixes")
 	wants(t, text(page), "40 Match calls", "complete the whole chain was found 30 75.0 %", "absent the next block is not stored 10 25.0 %", "too_long the prefix has the length that the index permits 0 0.0 %",
+		"most tokens were found: 2.", "bb01 team-b/m 9 2,560 4 12 12 MiB 60 s ago absent aa01 team-a/m 3 320 2 3 3.0 MiB 60 min ago complete",
 		"team-b/m 9 no 4 40 10.0 0 0 B 0 0 team-a/m 3 yes 2 5 2.5 8 4.0 KiB 1 2")
 	_, page = get(t, url+"/actions")
 	wants(t, text(page), "The last action is BumpEpoch, OK.", "2026-11-26 20:00:00 UTC BumpEpoch sre 10.0.0.7:2 OK name=m none", "Evict sre 10.0.0.7:3 Internal namespace=m bytes=1073741824 &lt;b&gt;")
@@ -442,9 +446,11 @@ func TestActivity(t *testing.T) {
 	wants(t, text(page), "3 pins.", "hold 9 blocks with 4.5 KiB.",
 		"8 team-a/m 2 the epoch trainer 2026-11-24 18:00:00 UTC 2 days ago 2026-11-26 20:01:00 UTC 0 B 7 team-a/m 3 8 blocks 10.0.0.7:1 2026-11-26 19:00:00 UTC 60 min ago by an administrator 4.0 KiB 5 team-b/m")
 	_, url = serve(t, console.Options{Source: src, Access: &caller{prefix: "team-a/"}})
-	_, page = get(t, url+"/pins")
-	wants(t, text(page), "2 pins.", "hold 8 blocks with 4.0 KiB.")
-	if strings.Contains(page, "team-b") {
-		t.Errorf("the page shows a pin of another tenant:\n%s", page)
+	for path, want := range map[string]string{"/pins": "hold 8 blocks with 4.0 KiB.", "/prefixes": "most tokens were found: 1."} {
+		_, page = get(t, url+path)
+		wants(t, text(page), want)
+		if strings.Contains(page, "team-b") || strings.Contains(page, "bb01") {
+			t.Errorf("the page %s shows the namespace of another tenant:\n%s", path, page)
+		}
 	}
 }

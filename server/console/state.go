@@ -95,11 +95,29 @@ type Namespace struct {
 
 // Prefixes has the counters of the Match calls.
 type Prefixes struct {
+	At time.Time
 	// Cuts counts the Match calls since the start of the node by the reason for the length of the
 	// match: the label of penstock_match_cuts_total.
 	Cuts map[string]uint64
 	// Epochs are the live epochs of all namespaces.
 	Epochs []Epoch
+	// Top are the prefixes with the most tokens found, the first one with the most.
+	Top []Prefix
+}
+
+// Prefix has the hits of the matches whose chains begin with one block.
+type Prefix struct {
+	Namespace string
+	Epoch     uint64
+	// First is the id of that block.
+	First string
+	// Matches and Tokens count the Match calls that found blocks, and the tokens that they found.
+	Matches, Tokens int64
+	// Blocks and Bytes are the size of the longest match.
+	Blocks, Bytes int64
+	// Last is the time of the last match, and Cut the reason why that match was not longer.
+	Last time.Time
+	Cut  string
 }
 
 // Epoch is a live epoch of a namespace.

@@ -24,7 +24,8 @@ type fillRecord struct {
 	From []string `json:"from,omitempty"`
 }
 
-// FillEnd is the end of the last order to fill members that has ended, other than by another order.
+// FillEnd is the end of the last order to fill members that has ended. An order that another one replaces has no
+// FillEnd.
 type FillEnd struct {
 	// Names are the members of the order.
 	Names []string `json:"names"`

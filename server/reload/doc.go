@@ -10,6 +10,7 @@
 //	compare  ── restart ────► error                            │
 //	read tokens and certificates ── damaged ──► error, logged once ◄──┤
 //	             │                                             │
+//	Candidate.Prepare ── failed ──► error                      │
 //	             ▼ nothing below can fail                      ▼
 //	exchange tokens and certificates ◄─────────────────────────┘
 //	apply the settings, then report changed credentials (Options.Changed)
@@ -20,22 +21,26 @@
 //	auth.tls_cert auth.tls_key auth.client_ca                    the paths, and the content of the files
 //	limits.reads limits.writes limits.leases limits.lease_ttl limits.reservation_ttl
 //	limits.loan_bytes limits.queue_wait limits.read_wait         calls that begin afterwards have the new limits
+//	encryption.keys_file encryption.keys_command
+//	encryption.keys_timeout                                      slots that are reserved afterwards (Candidate.Prepare)
 //	free_floor scrub_rate                                        the next write, the next step of the scrubber
 //	log.level drain_timeout insecure
 //
 // A planner and a gateway apply auth (a gateway has no auth.roles_file), log.level, drain_timeout and
 // insecure. The quota of a namespace is no setting: penstock ns quota changes it at once. Every other
 // setting needs a restart. Package config has the reason for each one in the tag restart of its
-// field, and the error of a refused reload contains the reason. The reasons are of four kinds:
+// field, and the error of a refused reload contains the reason. The reasons are of five kinds:
 //
 //   - a part was opened or sized with the setting: listeners, volumes, arena, index, queues
 //   - clients have the value from the node and rely on it: limits of calls, durability, name, address
 //   - the setting has an effect only at a start: add_volumes, degraded
+//   - volumes are encrypted from a start on: encryption from or to empty
 //   - a listener that is open cannot change between plain text and TLS: auth.tls_cert from or to empty
 //
 // Atomic: the whole new configuration is read and validated before anything changes. If a value is
 // bad, a file cannot be read, or a setting that needs a restart differs, nothing is applied. The
-// error names each such setting with its old value, its new value and the reason. Then the parts
+// error names each such setting with its old value, its new value and the reason. Then
+// Candidate.Prepare makes the one change that can fail, of the keys of encrypted volumes. Then the parts
 // change one after another, each by one assignment that cannot fail. A call that runs meanwhile
 // uses the old or the new value of each setting.
 //

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,6 +24,12 @@ type Candidate struct {
 	// Keys are the settings, and Auth the part of them that names the files of credentials.
 	Keys []config.Key
 	Auth config.Auth
+	// Files are the changes of the content of other files than those of Auth, and of the output of
+	// commands.
+	Files []config.Change
+	// Prepare, if not nil, makes the changes that can fail. It is called before any other change. If it
+	// fails, it has changed nothing.
+	Prepare func() error
 	// Apply makes the process use the settings except Auth. It cannot fail.
 	Apply func()
 }
@@ -99,6 +106,11 @@ func (r *Reloader) Reload() (changes []config.Change, err error) {
 	if err := refusal(changes); err != nil {
 		return nil, r.failed(err)
 	}
+	if candidate.Prepare != nil {
+		if err := candidate.Prepare(); err != nil {
+			return nil, r.failed(fmt.Errorf("nothing was applied: %w", err))
+		}
+	}
 	r.opts.Credentials.current.Store(files)
 	candidate.Apply()
 	r.keys = candidate.Keys
@@ -117,7 +129,7 @@ func (r *Reloader) readLocked() (Candidate, *contents, []config.Change, error) {
 	if err != nil {
 		return Candidate{}, nil, nil, err
 	}
-	changes := append(config.Changes(r.keys, candidate.Keys), r.opts.Credentials.current.Load().changes(files)...)
+	changes := slices.Concat(config.Changes(r.keys, candidate.Keys), r.opts.Credentials.current.Load().changes(files), candidate.Files)
 	return candidate, files, changes, nil
 }
 

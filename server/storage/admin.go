@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/blockstore/crypt"
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/trie"
@@ -310,3 +311,12 @@ func (n *Node) Stats() Stats {
 	n.mu.Unlock()
 	return s
 }
+
+// SetKeys replaces the keys of encrypted volumes. It fails, and changes nothing, if blocks need a key
+// that is missing.
+func (n *Node) SetKeys(ctx context.Context, keys *crypt.Keyring) error {
+	return n.store.SetKeys(ctx, keys)
+}
+
+// KeyUse returns the keys of encrypted volumes with the blocks of each.
+func (n *Node) KeyUse() []blockstore.KeyUse { return n.store.KeyUse() }

@@ -70,6 +70,8 @@ type Node struct {
 	// epochStarts has the moment at which the newest epoch of a namespace began: an EpochStart by
 	// kv.NamespaceID. A namespace whose epoch began before the node started is not in it.
 	epochStarts sync.Map
+	// prefixes counts the hits of prefixes.
+	prefixes *prefixHits
 
 	nextReserve atomic.Uint64
 	commits     atomic.Uint64
@@ -103,6 +105,7 @@ func Open(ctx context.Context, opts Options) (*Node, error) {
 		index:        opts.Index,
 		store:        opts.Store,
 		events:       NewEventLog(opts.EventHistory),
+		prefixes:     newPrefixHits(prefixesMax),
 		hot:          newHotSet(opts.HotBytes),
 		detached:     semaphore.NewWeighted(math.MaxInt64),
 		writeBytes:   semaphore.NewWeighted(int64(len(opts.Arena.Bytes())) / 2),

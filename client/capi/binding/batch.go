@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma/copier"
 )
 
 // Op is the operation of a batch, one of PENSTOCK_OP_*.
@@ -70,6 +71,11 @@ type Batch struct {
 	Addresses, Lengths []uint64
 	// FirstLayer and Layers choose the layers of each piece of a get. Layers 0 means all.
 	FirstLayer, Layers int
+	// OnStream makes the copies from and to device memory wait until the work is done that the
+	// stream Stream of the device's primary context has when the batch begins. Stream 0 is the
+	// default stream.
+	OnStream bool
+	Stream   uint64
 	// Results, if not nil, receives a KeyState for each piece or key.
 	Results []byte
 	// KeyEpochs, if not nil, has an entry for each key. A match with Mix sets the entry to the
@@ -115,6 +121,12 @@ type call struct {
 	// pieces' offsets. Otherwise fragments is set.
 	memory    *client.Memory
 	fragments [][]client.Fragment
+	// If the values are in device memory, device, spans and chunks are set instead: spans has the
+	// places of each piece. after, if set, is the mark for which the copies wait.
+	device *device
+	spans  [][]span
+	chunks []chunk
+	after  copier.Mark
 	// used are the registered memories of the call. Each counts the call as a user until the method
 	// end is called. transient are the memories that are registered only for this call.
 	used, transient []*Memory
@@ -154,6 +166,12 @@ func (n *Namespace) plan(op Op, b *Batch) (*call, error) {
 			return nil, err
 		}
 		if err := c.place(b); err != nil {
+			c.end()
+			return nil, err
+		}
+	}
+	if b.OnStream {
+		if err := c.mark(b.Stream); err != nil {
 			c.end()
 			return nil, err
 		}
@@ -302,19 +320,22 @@ func (c *call) place(b *Batch) error {
 		}
 		p := &c.pieces[i]
 		layerBytes := c.def.Geometry.LayerBytes(p.Group)
-		if have := c.def.Geometry.Groups[p.Group].Layers; c.layers > have || c.firstLayer > have-c.layers {
-			return invalid("piece %d: %d layers from layer %d; group %d has %d", i, c.layers, c.firstLayer, p.Group, have)
-		}
 		var total int64
 		first := len(fragments)
 		for f := from; f < to; f++ {
 			addr, n := b.Addresses[f], b.Lengths[f]
-			if addr == 0 || n == 0 || n > kv.MaxPieceBytes || n%uint64(layerBytes) != 0 {
-				return invalid("piece %d, fragment %d: %d bytes at address %#x; want a multiple of the layer size, %d bytes", i, f-from, n, addr, layerBytes)
+			if err := c.checkFragment(i, f-from, addr, n); err != nil {
+				return err
 			}
 			m, err := c.find(last, addr, n, b.AnyMemory)
 			if err != nil {
 				return fmt.Errorf("piece %d, fragment %d: %w", i, f-from, err)
+			}
+			if m.device != nil {
+				if i == 0 && f == from {
+					return c.placeOnDevice(b, m.device)
+				}
+				return errMixed(i, f-from)
 			}
 			if last != nil && m != last {
 				one = false
@@ -328,11 +349,8 @@ func (c *call) place(b *Batch) error {
 			}
 			total += int64(n)
 		}
-		if want := int64(c.layers) * layerBytes; c.layers > 0 && total != want {
-			return invalid("piece %d has %d bytes; %d layers have %d", i, total, c.layers, want)
-		}
-		if want := c.def.Geometry.PieceBytes(p.Group); c.layers == 0 && total != want {
-			return invalid("piece %d has %d bytes; a value of namespace %q has %d (group %d of %v)", i, total, c.def.Name, want, p.Group, c.def.Geometry)
+		if err := c.checkPiece(i, total); err != nil {
+			return err
 		}
 		c.fragments[i] = fragments[first:len(fragments):len(fragments)]
 		p.Offset = fragments[first].Offset
@@ -340,6 +358,30 @@ func (c *call) place(b *Batch) error {
 	}
 	if one && last != nil {
 		c.memory, c.fragments = last.client, nil
+	}
+	return nil
+}
+
+// checkFragment checks one fragment of a piece.
+func (c *call) checkFragment(piece, fragment int, addr, n uint64) error {
+	layerBytes := c.def.Geometry.LayerBytes(c.pieces[piece].Group)
+	if addr == 0 || n == 0 || n > kv.MaxPieceBytes || n%uint64(layerBytes) != 0 {
+		return invalid("piece %d, fragment %d: %d bytes at address %#x; want a multiple of the layer size, %d bytes", piece, fragment, n, addr, layerBytes)
+	}
+	return nil
+}
+
+// checkPiece checks the layers and the size of a piece.
+func (c *call) checkPiece(i int, total int64) error {
+	g := c.pieces[i].Group
+	if have := c.def.Geometry.Groups[g].Layers; c.layers > have || c.firstLayer > have-c.layers {
+		return invalid("piece %d: %d layers from layer %d; group %d has %d", i, c.layers, c.firstLayer, g, have)
+	}
+	if want := int64(c.layers) * c.def.Geometry.LayerBytes(g); c.layers > 0 && total != want {
+		return invalid("piece %d has %d bytes; %d layers have %d", i, total, c.layers, want)
+	}
+	if want := c.def.Geometry.PieceBytes(g); c.layers == 0 && total != want {
+		return invalid("piece %d has %d bytes; a value of namespace %q has %d (group %d of %v)", i, total, c.def.Name, want, g, c.def.Geometry)
 	}
 	return nil
 }
@@ -375,10 +417,15 @@ func (c *call) end() {
 			s.logs.logger().Error("the memory of a batch could not be unregistered", "err", err)
 		}
 	}
+	if c.after != nil {
+		if err := c.after.Close(); err != nil {
+			s.logs.logger().Error("the event of a batch could not be freed", "err", err)
+		}
+	}
 	if len(c.used) > 0 {
 		s.unuse(c.used)
 	}
-	c.transient, c.used = nil, nil
+	c.transient, c.used, c.after = nil, nil, nil
 }
 
 // KeyIDs writes the ids of keys to dst.

@@ -20,6 +20,10 @@
 // returned. Values are not copied: package client transfers them from and to the caller's
 // addresses.
 //
+// Values in memory of a CUDA device pass through slots of pinned host memory (device.go), a chunk of
+// the batch at a time. package client moves a chunk between a slot and the nodes, and a copier
+// moves the chunk before it, or the one after it, between another slot and the device.
+//
 //	leader.Leader ─► engine.Start ─► Attempt, a handle ─┐
 //	              ─► Read, Cut, Recompute ──────────────┼─► queue.events ─► eventfd readable ─► Drain
 //	              ─► the end of the request's context ──┘
@@ -39,8 +43,8 @@
 // handles, cancels its jobs, waits for all running calls, closes leaders, gateways and traffic
 // managers, and then memories, connections and the eventfd.
 //
-// Lock order: Transfer.mu, then the locks of package traffic. Otherwise no lock is taken while
-// another is held. Library.mu guards the table of handles, Store.mu the fields of a store, and
-// queue.mu the fields of a leader, a gateway or a traffic manager. logQueue.mu guards the closing
-// of the log queue.
+// Lock order: Transfer.mu, then the locks of package traffic; devices.mu, while a device is opened, then
+// the locks of packages client and copier. Otherwise no lock is taken while another is held.
+// Library.mu guards the table of handles, Store.mu the fields of a store, and queue.mu the fields of
+// a leader, a gateway or a traffic manager. logQueue.mu guards the closing of the log queue.
 package binding

@@ -10,13 +10,17 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/rdma/copier"
 )
 
 // Memory is registered memory of the caller.
 type Memory struct {
 	store  *Store
 	handle Handle
-	client *client.Memory
+	// client is the memory as package client has it. Memory of a device has loads and saves instead.
+	client       *client.Memory
+	device       *device
+	loads, saves copier.Memory
 	// The memory is [addr, end).
 	addr, end uint64
 	// users counts the batches that use the memory. It is -1 while the memory is being
@@ -26,10 +30,31 @@ type Memory struct {
 
 func (m *Memory) of() *Store { return m.store }
 
+func checkMemory(addr, n uint64) error {
+	if addr == 0 || n == 0 || n > math.MaxInt64 || addr > math.MaxUint64-n {
+		return fmt.Errorf("%w: memory of %d bytes at address %#x", ErrInvalid, n, addr)
+	}
+	return nil
+}
+
+// close ends the registration. No batch uses the memory.
+func (m *Memory) close(ctx context.Context) error {
+	var errs []error
+	if m.client != nil {
+		errs = append(errs, m.client.Close(ctx))
+	}
+	for _, of := range []copier.Memory{m.loads, m.saves} {
+		if of != nil {
+			errs = append(errs, of.Close(ctx))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // register registers n bytes at addr with the transfer engine.
 func (s *Store) register(addr, n uint64) (*Memory, error) {
-	if addr == 0 || n == 0 || n > math.MaxInt64 || addr > math.MaxUint64-n {
-		return nil, fmt.Errorf("%w: memory of %d bytes at address %#x", ErrInvalid, n, addr)
+	if err := checkMemory(addr, n); err != nil {
+		return nil, err
 	}
 	mem, err := s.client.Register(bytesAt(addr, n))
 	if err != nil {
@@ -48,13 +73,18 @@ func (s *Store) Register(addr, n uint64) (Handle, error) {
 	if err != nil {
 		return 0, err
 	}
+	return s.addMemory(m)
+}
+
+// addMemory adds a new memory to the store and returns its handle.
+func (s *Store) addMemory(m *Memory) (Handle, error) {
 	s.mu.Lock()
 	i, _ := slices.BinarySearchFunc(s.memories, m.addr, func(m *Memory, addr uint64) int { return cmp.Compare(m.addr, addr) })
 	for _, near := range s.memories[max(0, i-1):min(len(s.memories), i+1)] {
 		if near.addr < m.end && m.addr < near.end {
 			s.mu.Unlock()
 			return 0, errors.Join(fmt.Errorf("%w: memory [%#x,%#x) overlaps [%#x,%#x), which is registered", ErrInvalid, m.addr, m.end, near.addr, near.end),
-				m.client.Close(context.Background()))
+				m.close(context.Background()))
 		}
 	}
 	s.memories = slices.Insert(s.memories, i, m)
@@ -83,7 +113,7 @@ func (m *Memory) Unregister() error {
 	// No transfer uses the memory, so Close does not wait for a transfer.
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	return m.client.Close(ctx)
+	return m.close(ctx)
 }
 
 // use returns the memory that contains [addr, addr+n) and adds 1 to its users. It returns

@@ -33,9 +33,17 @@ func (c *call) run(ctx context.Context) Result {
 		c.match(ctx, &r)
 		return r
 	case OpGet:
-		c.get(ctx, &r)
+		if c.device != nil {
+			c.load(ctx, &r)
+		} else {
+			c.get(ctx, &r)
+		}
 	case OpPut:
-		c.put(ctx, &r)
+		if c.device != nil {
+			c.save(ctx, &r)
+		} else {
+			c.put(ctx, &r)
+		}
 	default:
 		c.each(ctx, &r)
 	}

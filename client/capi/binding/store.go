@@ -84,6 +84,8 @@ type Store struct {
 	done []*job
 	// sessions are the open leaders, gateways and traffic managers.
 	sessions map[Handle]interface{ end() error }
+
+	devices devices
 }
 
 func (s *Store) of() *Store { return s }
@@ -249,7 +251,10 @@ func (s *Store) free() error {
 	}
 	// No transfer uses the memories, so Close does not wait for a transfer.
 	for _, m := range s.memories {
-		errs = append(errs, m.client.Close(context.Background()))
+		errs = append(errs, m.close(context.Background()))
+	}
+	for _, d := range s.devices.open {
+		errs = append(errs, d.close())
 	}
 	if s.engine != nil {
 		errs = append(errs, s.engine.Close())

@@ -366,7 +366,7 @@ exit 1
 penstock: config: DIR/garbage: did not find expected node content: bad configuration
 Run 'penstock serve --help' for usage.
 exit 2
-penstock: config: DIR/unknown:1: unknown key "capcity"; did you mean "capacity"? known are data, shared_data, add_volumes, degraded, capacity, listen, data_listen, http, local_socket, advertise, node, io, arena, hugetlb, index_cache, segment, prewrite, free_floor, durability, sync_interval, eviction, scrub_rate, drain_timeout, data_plane, auth, cluster, limits, log, trace, insecure: bad configuration
+penstock: config: DIR/unknown:1: unknown key "capcity"; did you mean "capacity"? known are data, shared_data, add_volumes, degraded, capacity, listen, data_listen, http, local_socket, advertise, node, io, arena, hugetlb, index_cache, segment, prewrite, free_floor, durability, sync_interval, eviction, scrub_rate, drain_timeout, encryption, data_plane, auth, cluster, limits, log, trace, insecure: bad configuration
 Run 'penstock serve --help' for usage.
 exit 2
 penstock: config: capacity: 5 B is less than the smallest useful store, 16 MiB: bad configuration

@@ -36,7 +36,7 @@ ERR_NOT_FOUND, ERR_TIMEOUT, ERR_CANCELED = 6, 9, 10
 CHAINED, FLAT = 1, 2
 KEYS_ANY, KEYS_IDS = 0, 1
 GROUP_FULL, GROUP_WINDOW, GROUP_STATE = 1, 2, 3
-ANY_MEMORY, NEWEST, MIX = 1, 2, 4
+ANY_MEMORY, NEWEST, MIX, ON_STREAM = 1, 2, 4, 8
 OP_MATCH, OP_GET, OP_PUT, OP_EXISTS, OP_TOUCH, OP_DELETE = 1, 2, 3, 4, 5, 6
 
 
@@ -126,7 +126,14 @@ class CBatch(Structure):
         ("key_epochs", c_void_p),
         ("first_layer", c_uint32),
         ("layers", c_uint32),
+        ("stream", c_uint64),
     ]
+
+
+class CDeviceOptions(Structure):
+    """penstock_device_options."""
+
+    _fields_ = [("size", c_uint64), ("staging_bytes", c_uint64), ("device", c_uint32), ("reserved", c_uint32)]
 
 
 class CResult(Structure):
@@ -389,6 +396,8 @@ PROTOTYPES: dict[str, list[Any]] = {
     "penstock_pin_epoch": [c_uint64, c_uint64, c_uint32, POINTER(c_uint64), POINTER(c_uint64), POINTER(CError)],
     "penstock_retire": [c_uint64, c_uint64, c_uint32, POINTER(CError)],
     "penstock_register": [c_uint64, c_void_p, c_uint64, POINTER(c_uint64), POINTER(CError)],
+    "penstock_register_device": [c_uint64, POINTER(CDeviceOptions), c_uint64, c_uint64, POINTER(c_uint64), POINTER(CError)],
+    "penstock_copy_device": [c_uint32, c_uint64, c_void_p, c_uint64, c_uint32, POINTER(CError)],
     "penstock_unregister": [c_uint64, POINTER(CError)],
     "penstock_submit": [c_uint64, c_uint32, POINTER(CBatch), c_void_p, POINTER(c_uint64), POINTER(CError)],
     "penstock_submit_wait": [c_uint64, c_uint32, POINTER(CBatch), c_void_p, c_uint32, POINTER(c_uint64), POINTER(CResult), POINTER(CError)],

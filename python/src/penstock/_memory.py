@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from ctypes import POINTER, Structure, addressof, byref, c_char_p, c_int, c_ssize_t, c_void_p, py_object
 from typing import Any, Protocol, runtime_checkable
 
+from penstock import _abi
 from penstock._checks import _numbers
 from penstock.errors import InvalidError
 
-__all__ = ["Buffer", "Pins", "Pointers", "Tensor", "Value"]
+__all__ = ["Buffer", "Pins", "Pointers", "Tensor", "Value", "copy_device", "current_stream"]
 
 
 @runtime_checkable
@@ -35,12 +37,20 @@ class Pointers:
     """The values of a batch as addresses, for callers that have addresses already.
 
     ``fragments`` is the number of fragments of each key. The memory must stay allocated until the call or the job has
-    ended. ``keep`` is an object that is referenced until then.
+    ended. ``keep`` is an object that is referenced until then. ``cuda`` is the CUDA device that has the memory; None means
+    host memory.
     """
 
     def __init__(
-        self, addresses: Iterable[int], lengths: Iterable[int], *, fragments: int | Sequence[int] = 1, keep: object = None
+        self,
+        addresses: Iterable[int],
+        lengths: Iterable[int],
+        *,
+        fragments: int | Sequence[int] = 1,
+        keep: object = None,
+        cuda: int | None = None,
     ) -> None:
+        self.cuda = cuda
         self.addresses = _numbers("addresses", addresses)
         self.lengths = _numbers("lengths", lengths)
         self.keep = keep
@@ -91,11 +101,13 @@ class Pins:
     called twice.
     """
 
-    __slots__ = ("_held", "_views", "addresses", "lengths")
+    __slots__ = ("_held", "_views", "addresses", "device", "lengths")
 
     def __init__(self) -> None:
         self.addresses = array("Q")
         self.lengths = array("Q")
+        self.device: int | None = None
+        """The CUDA device of the memory, or None for host memory. The library refuses memory of both in one batch."""
         self._views: list[_PyBuffer] = []
         self._held: list[object] = []
 
@@ -131,9 +143,14 @@ class Pins:
         self.lengths.append(view.len)
 
     def _add_tensor(self, tensor: Any) -> None:
-        kind = getattr(getattr(tensor, "device", None), "type", "cpu")
-        if kind != "cpu":
-            raise InvalidError(f"a tensor on device {tensor.device}; the library reads and writes host memory: copy it to the CPU")
+        device: Any = getattr(tensor, "device", None)
+        kind = getattr(device, "type", "cpu")
+        if kind not in ("cpu", "cuda"):
+            raise InvalidError(
+                f"a tensor on device {device}; the library reads and writes memory of the host and of CUDA: copy it to the CPU"
+            )
+        if kind == "cuda":
+            self.device = int(device.index)
         if not tensor.is_contiguous():
             raise InvalidError("a tensor that is not contiguous; give its contiguous parts as fragments")
         self._held.append(tensor)
@@ -142,7 +159,7 @@ class Pins:
 
     def hold(self, pointers: Pointers) -> None:
         """Use the addresses of pointers, instead of calls of add."""
-        self.addresses, self.lengths = pointers.addresses, pointers.lengths
+        self.addresses, self.lengths, self.device = pointers.addresses, pointers.lengths, pointers.cuda
         self._held.append(pointers)
 
     def release(self) -> None:
@@ -173,3 +190,16 @@ def fragments(values: Sequence[Value] | Pointers, pins: Pins, *, writable: bool)
     for count in counts:
         starts.append(starts[-1] + count)
     return starts
+
+
+def copy_device(device: int, address: int, host: ctypes.Array[Any], *, to_device: bool) -> None:
+    """Copy all bytes of host to memory of a CUDA device, or from there, and wait for the copy. It does not wait for streams."""
+    _abi.call(_abi.load().penstock_copy_device, device, address, addressof(host), ctypes.sizeof(host), int(to_device))
+
+
+def current_stream(device: int) -> int:
+    """Return the CUDA stream in which torch puts the work of this thread on a device."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        raise InvalidError("values on a CUDA device, and torch is not imported: give the argument stream")
+    return int(torch.cuda.current_stream(device).cuda_stream)

@@ -29,7 +29,7 @@ from penstock._core import (
     _Core,
 )
 from penstock._keys import Key, Keys
-from penstock._memory import Buffer, Pins, Pointers, Tensor, Value, fragments
+from penstock._memory import Buffer, Pins, Pointers, Tensor, Value, current_stream, fragments
 
 __all__ = ["Calls", "Namespace", "Store"]
 
@@ -46,7 +46,9 @@ class Calls(Generic[_M, _R]):
 
     Keys are bytes or strings of 1 to 256 bytes. In a chained namespace the keys are those of one prompt, from its first
     block on. get and put transfer the values of the keys from index ``first`` on; the keys before ``first`` identify their
-    ancestors. A value is an object with the buffer protocol, a tensor, or a list of such fragments. ``pieces`` lists (index
+    ancestors. A value is an object with the buffer protocol, a tensor, or a list of such fragments. CUDA tensors must lie in
+    memory that ``Store.register`` has registered; their copies begin when the work is done that ``stream`` has, the handle of
+    a CUDA stream. By default that is torch's current stream of the device. ``pieces`` lists (index
     of the key, layer group) for each value; by default there is one value for each key, of layer group 0. ``epoch`` 0
     means the epoch of the namespace. ``timeout`` is in seconds; None means the timeout of the store.
     """
@@ -93,6 +95,7 @@ class Calls(Generic[_M, _R]):
         epoch: int = 0,
         epochs: Sequence[int] | None = None,
         layers: tuple[int, int] | None = None,
+        stream: int | None = None,
         timeout: float | None = None,
     ) -> _R:
         """Load values into writable memory, and verify each value against the checksums of its writer.
@@ -101,7 +104,11 @@ class Calls(Generic[_M, _R]):
         ``layers`` (first, number) only these layers of each value are loaded and verified. The memory of a value holds
         only these layers then.
         """
-        return self._run(*self._prepare(_abi.OP_GET, keys, into, first, pieces, epoch=epoch, timeout=timeout, epochs=epochs, layers=layers))
+        return self._run(
+            *self._prepare(
+                _abi.OP_GET, keys, into, first, pieces, epoch=epoch, timeout=timeout, epochs=epochs, layers=layers, stream=stream
+            )
+        )
 
     def put(
         self,
@@ -111,10 +118,11 @@ class Calls(Generic[_M, _R]):
         first: int = 0,
         pieces: _Pieces | None = None,
         epoch: int = 0,
+        stream: int | None = None,
         timeout: float | None = None,
     ) -> _R:
         """Store values. Values that are stored already are not sent. In a chain the first refused value ends the put."""
-        return self._run(*self._prepare(_abi.OP_PUT, keys, values, first, pieces, epoch=epoch, timeout=timeout))
+        return self._run(*self._prepare(_abi.OP_PUT, keys, values, first, pieces, epoch=epoch, timeout=timeout, stream=stream))
 
     def exists(self, keys: Iterable[Key], *, epoch: int = 0, timeout: float | None = None) -> _R:
         """Report for each key whether it is stored. The order of eviction does not change."""
@@ -144,6 +152,7 @@ class Calls(Generic[_M, _R]):
         mix: bool = False,
         epochs: Sequence[int] | None = None,
         layers: tuple[int, int] | None = None,
+        stream: int | None = None,
     ) -> tuple[Job, _abi.CBatch]:
         """Return a job and its batch. The batch's arrays live as long as the batch."""
         self._core.open_handle()
@@ -190,6 +199,11 @@ class Calls(Generic[_M, _R]):
                 want = len(keys) - first if pieces is None else len(pieces)
                 if n != want:
                     raise errors.InvalidError(f"{n} values for {want} {'keys' if pieces is None else 'pieces'} (first is {first})")
+                if pins.device is not None:
+                    batch.flags = (batch.flags & ~_abi.ANY_MEMORY) | _abi.ON_STREAM
+                    batch.stream = current_stream(pins.device) if stream is None else _count("stream", stream, 64)
+                elif stream is not None:
+                    raise errors.InvalidError("the argument stream is for values on a CUDA device")
                 batch.addresses, batch.lengths = address(pins.addresses), address(pins.lengths)
                 if starts is not None:
                     batch.piece_fragments = address(starts)
@@ -461,24 +475,42 @@ class Store:
         sizes = [g.layers * g.token_bytes * (1 if g.kind == GroupKind.STATE else block_tokens) for g in groups]
         return Namespace(self, ns.value, name, block_tokens, sizes)
 
-    def register(self, memory: Buffer | Tensor) -> Memory:
-        """Register writable memory for values. It stays exported until ``Memory.close``, or until the store is closed."""
+    def register(self, memory: Buffer | Tensor, *, staging_bytes: int = 0) -> Memory:
+        """Register writable memory for values. It stays exported until ``Memory.close``, or until the store is closed.
+
+        The values of a CUDA tensor are copied to and from pinned host memory, ``staging_bytes`` for each device of the store; 0
+        is the library's default. The first registration of a device decides it.
+        """
         self._core.open_handle()
         pins = Pins()
         pins.add(memory, writable=True)
-        return self._register(pins)
+        return self._register(pins, staging_bytes)
 
-    def register_address(self, address: int, length: int, *, keep: object = None) -> Memory:
-        """Register memory by its address. ``keep`` is referenced until ``Memory.close``, or until the store is closed."""
+    def register_address(
+        self, address: int, length: int, *, keep: object = None, cuda: int | None = None, staging_bytes: int = 0
+    ) -> Memory:
+        """Register memory by its address. ``keep`` is referenced until ``Memory.close``, or until the store is closed.
+
+        ``cuda`` is the CUDA device that has the memory; None means host memory. ``staging_bytes`` is as in ``register``.
+        """
         self._core.open_handle()
         pins = Pins()
-        pins.hold(Pointers([address], [length], keep=keep))
-        return self._register(pins)
+        pins.hold(Pointers([address], [length], keep=keep, cuda=cuda))
+        return self._register(pins, staging_bytes)
 
-    def _register(self, pins: Pins) -> Memory:
+    def _register(self, pins: Pins, staging_bytes: int) -> Memory:
         handle = ctypes.c_uint64(0)
+        lib, store, place = self._core.lib, self._core.open_handle(), (pins.addresses[0], pins.lengths[0])
         try:
-            _abi.call(self._core.lib.penstock_register, self._core.open_handle(), pins.addresses[0], pins.lengths[0], byref(handle))
+            if pins.device is None:
+                _abi.call(lib.penstock_register, store, *place, byref(handle))
+            else:
+                options = _abi.CDeviceOptions(
+                    size=ctypes.sizeof(_abi.CDeviceOptions),
+                    staging_bytes=_count("staging_bytes", staging_bytes, 64),
+                    device=_count("device", pins.device),
+                )
+                _abi.call(lib.penstock_register_device, store, byref(options), *place, byref(handle))
         except BaseException:
             pins.release()
             raise

@@ -210,7 +210,9 @@ def _on_device(memory: Buffer | Tensor | Pointers, cuda: int | None) -> tuple[Bu
         if cuda is not None and cuda != device.index:
             raise errors.InvalidError(f"device memory: a tensor on {device}, and cuda={cuda}")
         return Pointers([memory.data_ptr()], [memory.numel() * memory.element_size()], keep=memory), device.index
-    if cuda is not None and not isinstance(memory, Pointers):
+    if isinstance(memory, Pointers):
+        return memory, memory.cuda if cuda is None else cuda
+    if cuda is not None:
         raise errors.InvalidError(
             f"device memory: a value of type {type(memory).__name__} with cuda={cuda}; want Pointers or a tensor there"
         )

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock._core import Group
-from penstock._memory import Pointers
+from penstock._memory import Pointers, copy_device
 from penstock.errors import InvalidError
 from penstock.vllm._plan import NULL, Blocks
 
-__all__ = ["LATENT", "Definition", "Layer", "LayerGroup", "Layout", "Part", "read_layout", "split"]
+__all__ = ["LATENT", "Definition", "Layer", "LayerGroup", "Layout", "Part", "read_layout", "split", "wait_for_engine"]
 
 LATENT = "MLAAttentionSpec"
 """The specification of layers whose KV is latent: the same in all ranks, without heads."""
@@ -86,6 +86,13 @@ class Layout:
     """Address and length of each allocation, and the object that keeps it."""
     facts: dict[str, Any] = field(default_factory=dict)
     """The facts that determine the bytes of a page, as JSON's types."""
+    cuda: int | None = None
+    """The CUDA device that has the KV cache. None: host memory."""
+
+    @property
+    def block_bytes(self) -> int:
+        """The bytes of one block in all layers."""
+        return sum(layer.page for group in self.groups for layer in group.layers)
 
     def parts(self, layers: int) -> list[Part]:
         """Return all layers in parts of at most ``layers``, in the order in which the model computes them."""
@@ -117,7 +124,7 @@ class Layout:
                 addresses += [layer.address + blocks[layer.pool][i] * layer.stride for layer in layers]
                 lengths += [layer.page for layer in layers]
                 counts.append(len(layers))
-        return pieces, Pointers(addresses, lengths, fragments=counts)
+        return pieces, Pointers(addresses, lengths, fragments=counts, cuda=self.cuda)
 
 
 def split(layout: Layout, shards: int, heads: int) -> list[Layout]:
@@ -153,7 +160,8 @@ def read_layout(tensors: Mapping[str, Any], config: Any) -> Layout:
     """Return the layout of the KV cache that the engine registers.
 
     Raises InvalidError, with the name of the layer or group, for a layout that cannot be stored whole: recurrent state, a
-    layer that is in no group, a shape whose first dimension is not the block, or memory that is not host memory.
+    layer that is in no group, a shape whose first dimension is not the block, memory that is neither host memory nor a CUDA
+    device's, or a CUDA device that the library cannot use.
     """
     groups: dict[tuple[int, int], LayerGroup] = {}
     named: dict[str, tuple[int, int]] = {}  # by layer: its KV cache group and its window
@@ -186,6 +194,9 @@ def read_layout(tensors: Mapping[str, Any], config: Any) -> Layout:
         facts.append([name, window, list(tensor.shape[1:]), list(tensor.stride()[1:]), str(tensor.dtype)])
         groups.setdefault((window, layer.page), LayerGroup(window, [])).layers.append(layer)
         stored.add(layer.address)
+    devices = {tensor.device for tensor in tensors.values()}
+    if len(devices) > 1:
+        raise InvalidError(f"the layers are on the devices {', '.join(sorted(map(str, devices)))}; want one for all layers")
     full = [group.layers[0] for (window, _), group in groups.items() if not window]
     if len(full) > 1:
         a, b = full[:2]
@@ -195,8 +206,9 @@ def read_layout(tensors: Mapping[str, Any], config: Any) -> Layout:
     specs = sorted({type(g.kv_cache_spec).__name__ for g in config.kv_cache_groups})
     ordered = [groups[key] for key in sorted(groups)]
     layout = Layout(
-        ordered, len(config.kv_cache_groups), config.num_blocks, block_tokens, list(memory.values()), {"layers": facts, "specs": specs}
-    )
+        ordered, len(config.kv_cache_groups), config.num_blocks, block_tokens, list(memory.values()), {"layers": facts, "specs": specs},
+        next((int(d.index) for d in devices if d.type == "cuda"), None),
+    )  # fmt: skip
     _check(layout, tensors)
     return layout
 
@@ -233,8 +245,10 @@ _REFUSED = {
 def _layer(name: str, tensor: Any, blocks: int, pool: int) -> Layer:
     if not hasattr(tensor, "data_ptr"):
         raise InvalidError(f"layer {name} registers a {type(tensor).__name__} (recurrent state?); the connector stores tensors")
-    if tensor.device.type != "cpu":
-        raise InvalidError(f"layer {name} is on device {tensor.device}; the connector moves host memory: use PenstockTier")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise InvalidError(
+            f"layer {name} is on device {tensor.device}; the connector moves memory of the host and of CUDA: use PenstockTier"
+        )
     if not tensor.shape or tensor.shape[0] != blocks or not tensor[0].is_contiguous():
         raise InvalidError(
             f"layer {name}: shape {list(tensor.shape)}, strides {list(tensor.stride())}; want {blocks} blocks as the first dimension,"
@@ -246,27 +260,51 @@ def _layer(name: str, tensor: Any, blocks: int, pool: int) -> Layer:
 
 def _check(layout: Layout, tensors: Mapping[str, Any]) -> None:
     """Write a pattern through the connector's addresses and read it through the engine's tensors. Then restore the blocks' contents."""
+    if layout.cuda is not None:
+        wait_for_engine(layout.cuda)
     # Layers of different KV cache groups may have the same memory, in which each block belongs to one of the groups.
     for pool in range(layout.pools):
         layers = [layer for group in layout.groups for layer in group.layers if layer.pool == pool]
         for block in {layout.blocks - 1, layout.blocks // 2}:
-            _check_block(layers, block, tensors)
+            _check_block(layout, layers, block, tensors)
 
 
-def _check_block(layers: list[Layer], block: int, tensors: Mapping[str, Any]) -> None:
+def wait_for_engine(device: int) -> None:
+    """Wait for the work that the engine has put into its stream, before the library reads and writes blocks in another one."""
+    import torch
+
+    torch.cuda.current_stream(device).synchronize()
+
+
+def _read(layout: Layout, address: int, length: int) -> bytes:
+    if layout.cuda is None:
+        return ctypes.string_at(address, length)
+    content = ctypes.create_string_buffer(length)
+    copy_device(layout.cuda, address, content, to_device=False)
+    return content.raw
+
+
+def _write(layout: Layout, address: int, content: bytes) -> None:
+    if layout.cuda is None:
+        ctypes.memmove(address, content, len(content))
+    else:
+        copy_device(layout.cuda, address, ctypes.create_string_buffer(content, len(content)), to_device=True)
+
+
+def _check_block(layout: Layout, layers: list[Layer], block: int, tensors: Mapping[str, Any]) -> None:
     import torch
 
     addresses = [layer.address + block * layer.stride for layer in layers]
-    before = [ctypes.string_at(address, layer.page) for address, layer in zip(addresses, layers, strict=True)]
+    before = [_read(layout, address, layer.page) for address, layer in zip(addresses, layers, strict=True)]
     patterns = []
     for i, layer in enumerate(layers):
         period = bytes((i * 37 + k * 11) % 251 for k in range(251))
         patterns.append((period * (layer.page // len(period) + 1))[: layer.page])
     try:
         for address, pattern in zip(addresses, patterns, strict=True):
-            ctypes.memmove(address, pattern, len(pattern))
+            _write(layout, address, pattern)
         for layer, pattern in zip(layers, patterns, strict=True):
-            seen = tensors[layer.name][block].reshape(-1).view(torch.uint8).numpy().tobytes()
+            seen = tensors[layer.name][block].reshape(-1).view(torch.uint8).cpu().numpy().tobytes()
             if seen != pattern:
                 raise InvalidError(
                     f"layer {layer.name}: block {block} is not at {layer.address:#x} + {block} × {layer.stride}, where the connector"
@@ -274,4 +312,4 @@ def _check_block(layers: list[Layer], block: int, tensors: Mapping[str, Any]) ->
                 )
     finally:
         for address, content in zip(addresses, before, strict=True):
-            ctypes.memmove(address, content, len(content))
+            _write(layout, address, content)

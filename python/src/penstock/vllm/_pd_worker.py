@@ -127,6 +127,10 @@ class Worker:
         Raises InvalidError for a KV cache that a traffic manager cannot carry.
         """
         layout = read_layout(tensors, config)
+        if layout.cuda is not None:
+            raise errors.InvalidError(
+                f"the KV cache is on CUDA device {layout.cuda}; PenstockDualPath moves host memory: use PenstockConnector or PenstockTier"
+            )
         heads = getattr(config.kv_cache_groups[0].kv_cache_spec, "num_kv_heads", 0)
         self.open(layout, facts, rank, ranks, heads=heads)
 

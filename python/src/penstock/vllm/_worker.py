@@ -51,6 +51,10 @@ _PARALLEL = 2
 the first layers end first."""
 
 
+_STAGING, _SLOTS = 256 << 20, 16
+"""Pinned host memory of a store for KV on a CUDA device: this number of bytes, or this number of blocks if that is more."""
+
+
 @dataclass
 class _Open:
     store: Store
@@ -69,7 +73,8 @@ class Worker:
     wait_for_layer and end_loads wait too, until the time limit of the loads.
 
     The memory of a load belongs to the job until the job is complete: after the time limit, the library ends the job, and
-    reports its end when nothing writes to the memory.
+    reports its end when nothing writes to the memory. On a CUDA device a transfer begins when the work is done that the engine's
+    stream has at its submission: the device waits for that, and no thread of the engine.
     """
 
     def __init__(self, options: Options, counters: _adapter.Counters) -> None:
@@ -98,13 +103,14 @@ class Worker:
         if self._options.load == "layers":
             self._parts = layout.parts(self._options.layers_per_read)
             self._part_of = {layer.name: part for part in self._parts for layer in part.layers}
+        staging = max(_STAGING, _SLOTS * layout.block_bytes)
         definition = self.definition = define(self._options, layout, facts, rank, ranks)
 
         def open_one(**options: int) -> tuple[Store, Namespace]:
             store = self._options.open(any_memory=False, **options)
             try:
                 for address, length, keep in layout.memory:
-                    store.register_address(address, length, keep=keep)
+                    store.register_address(address, length, keep=keep, cuda=layout.cuda, staging_bytes=staging)
                 return store, open_namespace(store, definition)
             except BaseException:
                 store.close()
