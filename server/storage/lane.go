@@ -46,7 +46,8 @@ func newLanes(volumes, readsMax int, arenaBytes int64) []*lane {
 
 // tenantShare is the number of places that a tenant may have for each place that is left free. So a
 // tenant alone gets eight ninths of a lane, two tenants get eight seventeenths each, and so on: there
-// is room for a tenant that begins to read. A principal has this number times its weight. See A. Choudhury, E. Hahne: "Dynamic queue length
+// is room for a tenant that begins to read. A principal has this number times its weight. See
+// A. Choudhury, E. Hahne: "Dynamic queue length
 // thresholds for shared-memory packet switches" (IEEE/ACM ToN 6(2), 1998), section II, with the
 // factor 8.
 const tenantShare = 8
