@@ -129,8 +129,8 @@ func (s *Store) present() []*volume {
 	return volumes
 }
 
-// bootMargin is added to the boot counter, and bootMargin<<16 to the sequence of the catalogue, if
-// too few volumes are present to be certain of the newest values. The values on the missing volumes
+// bootMargin is added to the boot counter if too few volumes are present to be certain of the newest value, and
+// bootMargin<<16 to the sequence of the catalogue if any volume is missing. The values on the missing volumes
 // cannot be higher by more than that, because the store does not advance that far without the
 // present volumes.
 const bootMargin = 64

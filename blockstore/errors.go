@@ -17,8 +17,9 @@ var (
 	// ErrFloor: no volume can take a write. Each volume has failed, or its file system is below the
 	// free-space floor. Refuse writes; reads still work.
 	ErrFloor = errors.New("no volume takes writes")
-	// ErrTooLarge: a segment is smaller than a slot of that size. Refuse the namespace.
-	ErrTooLarge = errors.New("slot does not fit a segment")
+	// ErrTooLarge: a segment is smaller than a slot of that size, an encrypted slot cannot have that many
+	// layers, or the volumes have no room for the catalogue. Refuse the namespace.
+	ErrTooLarge = errors.New("too large for the volumes")
 	// ErrStale: the slot is free or has other content by now. The read is a miss; remove an index
 	// entry that still has this Ref.
 	ErrStale = errors.New("stale reference")

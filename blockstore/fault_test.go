@@ -697,3 +697,51 @@ func TestSyncIsShared(t *testing.T) {
 		}
 	})
 }
+
+// TestUnacknowledgedCatalogues: a volume has catalogues that were not acknowledged, because the other volumes had
+// failed. It is missing at the next start, at which a catalogue is acknowledged. When it comes back, the
+// acknowledged catalogue is the newest.
+func TestUnacknowledgedCatalogues(t *testing.T) {
+	devs := []*memio.Device{memio.New(memio.Options{Path: "a"}), memio.New(memio.Options{Path: "b"}), memio.New(memio.Options{Path: "c"})}
+	s, err := open(t, Options{}, devs...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(s.Ready(), s.SetCatalogue(t.Context(), []byte("first"))); err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range s.volumes[1:] {
+		v.dev.lost(errors.New("the cable is out"))
+	}
+	for range 3 {
+		if err := s.SetCatalogue(t.Context(), []byte("not acknowledged")); !errors.Is(err, ErrFloor) {
+			t.Fatalf("a catalogue on one of three volumes: %v; want ErrFloor", err)
+		}
+	}
+	_ = s.Close(t.Context()) // two volumes have failed
+	reopen := func(devs ...*memio.Device) *Store {
+		t.Helper()
+		for i := range devs {
+			devs[i] = devs[i].Reopen()
+		}
+		s, err := open(t, Options{Degraded: true}, devs...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Ready(); err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	s = reopen(devs[1], devs[2])
+	if err := errors.Join(s.SetCatalogue(t.Context(), []byte("acknowledged")), s.Close(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	s = reopen(devs...)
+	if got := string(s.Catalogue()); got != "acknowledged" {
+		t.Errorf("the newest catalogue is %q", got)
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}

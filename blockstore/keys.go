@@ -121,19 +121,31 @@ func (v *volume) loadKeys(ring *crypt.Keyring) error {
 // keyPeriods returns the current periods of the volume.
 func (v *volume) keyPeriods() periods { return *v.periods.Load() }
 
-// dropUnused removes the periods of missing keys, if no slot needs them.
-func (v *volume) dropUnused() error {
-	p := v.keyPeriods()
-	if !slices.ContainsFunc(p, func(k period) bool { return k.key == nil }) {
+// dropUnused removes the periods of missing keys from all volumes, if no slot needs them. It writes the
+// superblocks, so that a later scan for a new index does not ask for the keys.
+func (s *Store) dropUnused() error {
+	dropped := false
+	for _, v := range s.present() {
+		p := v.keyPeriods()
+		if !slices.ContainsFunc(p, func(k period) bool { return k.key == nil }) {
+			continue
+		}
+		slots, _ := v.slotsByPeriod(p)
+		left, err := p.without(slots)
+		if err != nil {
+			return fmt.Errorf("blockstore: volume %s: %w", v.dev.Info().Path, err)
+		}
+		v.periods.Store(&left)
+		dropped = true
+	}
+	if !dropped {
 		return nil
 	}
-	slots, _ := v.slotsByPeriod(p)
-	left, err := p.without(slots)
-	if err != nil {
-		return fmt.Errorf("blockstore: volume %s: %w", v.dev.Info().Path, err)
+	if err := s.takeMeta(s.life); err != nil {
+		return err
 	}
-	v.periods.Store(&left)
-	return nil
+	defer s.giveMeta()
+	return s.writeSuperblocks(s.life)
 }
 
 // slotsByPeriod counts the slots that are not free, and their bytes, by period. The last element
@@ -209,9 +221,14 @@ func (s *Store) KeyUse() []KeyUse {
 	return use
 }
 
+// missingVolumes returns the volumes that may come back with blocks.
+func (s *Store) missingVolumes() []*volume {
+	return slices.DeleteFunc(slices.Clone(s.volumes), func(v *volume) bool { return !v.missing || v.dev.health().State == health.Removed })
+}
+
 // SetKeys replaces the keys of an encrypted store. The newest key encrypts the slots that are reserved
 // after the call. SetKeys fails with ErrKey, and changes nothing, if blocks are encrypted with a key that
-// ring does not have, or if a key has another secret than before.
+// ring does not have, if a missing volume may have such blocks, or if a key has another secret than before.
 func (s *Store) SetKeys(ctx context.Context, ring *crypt.Keyring) error {
 	if err := s.enter(); err != nil {
 		return err
@@ -230,7 +247,11 @@ func (s *Store) SetKeys(ctx context.Context, ring *crypt.Keyring) error {
 	if ring.Find(old.Newest().ID()) == nil {
 		return fmt.Errorf("blockstore: key %v encrypts new blocks, and is not among the new keys: keep it until no block needs it: %w", old.Newest(), ErrKey)
 	}
-	if slices.ContainsFunc(old.IDs(), func(id string) bool { return ring.Find(id) == nil }) {
+	if i := slices.IndexFunc(old.IDs(), func(id string) bool { return ring.Find(id) == nil }); i >= 0 {
+		if missing := s.missingVolumes(); len(missing) > 0 {
+			return fmt.Errorf("blockstore: key %s cannot be removed while the volume %s is missing, because it may have blocks of that key: bring the volume back, or remove it from the node: %w",
+				old.IDs()[i], missing[0].dev.Info().Path, ErrKey)
+		}
 		// If an earlier call could not write the catalogue, it still needs a key that is being removed.
 		if err := s.resealCatalogue(ctx); err != nil {
 			return err
@@ -351,6 +372,12 @@ func (s *Store) catalogueContext(sequence uint64) []byte {
 	return binary.LittleEndian.AppendUint64(append([]byte("catalogue"), s.node[:]...), sequence)
 }
 
+// hasNewestKey reports whether a catalogue is encrypted with the newest key, or the store has no keys.
+func (s *Store) hasNewestKey(h ondisk.CatalogueHeader, blob []byte) bool {
+	key := newestKey(s.keys)
+	return key == nil || h.Sealed && len(blob) >= len(ondisk.KeyID{}) && ondisk.KeyID(blob) == ondisk.MakeKeyID(key.ID())
+}
+
 // openCatalogue decrypts a catalogue. It fails with ErrKey if the key is missing, and with ErrDamaged
 // if the content was changed.
 func (s *Store) openCatalogue(h ondisk.CatalogueHeader, blob []byte) ([]byte, error) {
@@ -443,7 +470,8 @@ func openSealed(key *crypt.Key, volume ondisk.UUID, h *ondisk.SlotHeader, header
 	return o, nil
 }
 
-// errNoKey: the slot is encrypted with a key that the volume does not have any more.
+// errNoKey: the slot is encrypted with a key that is not given. Unless the error is ErrKey too, the volume
+// has no period of that key any more, so no block needs it.
 var errNoKey = errors.New("the key is not given")
 
 // hasPeriod reports whether the volume has a period of a key.
@@ -465,7 +493,7 @@ func (v *volume) openHeader(h *ondisk.SlotHeader, header []byte) (slotOpener, er
 	case p.ID != h.Key:
 		return slotOpener{}, fmt.Errorf("encrypted with key %q, and slots of generation %v with %v", h.Key, h.Generation, p.ID)
 	case p.key == nil:
-		return slotOpener{}, fmt.Errorf("encrypted with key %v: %w", h.Key, errNoKey)
+		return slotOpener{}, fmt.Errorf("encrypted with key %v: %w: %w", h.Key, errNoKey, ErrKey)
 	}
 	return openSealed(p.key, v.id, h, header)
 }

@@ -435,7 +435,7 @@ func TestRotation(t *testing.T) {
 		t.Fatal(err)
 	}
 	check("=1 k3=1*")
-	if keys := s.volumes[0].superblock.Keys; len(keys) != 2 { // the next write of superblocks drops k2
+	if keys := s.volumes[0].superblock.Keys; len(keys) != 1 {
 		t.Errorf("the superblock has the keys %v", keys)
 	}
 	// A scan finds the freed slots of k1 and k2 and cannot decrypt them.
@@ -615,5 +615,226 @@ func TestFailedRaise(t *testing.T) {
 	}
 	if err := s.Close(t.Context()); !errors.Is(err, memio.ErrPowerLost) {
 		t.Error(err)
+	}
+}
+
+// TestScanWithoutKey: a scan, which may be for a new index, fails if a slot is encrypted with a key of the
+// volume that is not given. When the key was removed in an orderly way, the slots are blank, also after
+// a start that had dropped the key.
+func TestScanWithoutKey(t *testing.T) {
+	d := memio.New(memio.Options{})
+	s, d, err := reopenWith(t, nil, d, keyring(t, "k1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newBlock("b", 12000, 3)
+	if err := errors.Join(s.SetCatalogue(t.Context(), []byte("names")), put(t, s, nil, b), s.SetKeys(t.Context(), keyring(t, "k1", "k2")), s.Close(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	scan := func(s *Store) (ScanStats, error) {
+		return s.Scan(t.Context(), ScanOptions{}, func(kv.Ref, *ondisk.SlotHeader) error { return nil })
+	}
+	d = d.Reopen()
+	if s, err = open(t, Options{Keys: keyring(t, "k2")}, d); err != nil {
+		t.Fatal(err)
+	}
+	_, err = scan(s)
+	wantKeyError(t, err, "encrypted with key k1, which is not given: add the key to the keys of the node")
+	if s, d, err = reopenWith(t, s, d, keyring(t, "k1", "k2"), b); err != nil {
+		t.Fatal(err)
+	}
+	if st, err := scan(s); err != nil || st.Found != 1 {
+		t.Fatalf("scan with all keys: %+v, %v", st, err)
+	}
+	if err := s.Free(b.ref); err != nil {
+		t.Fatal(err)
+	}
+	if s, d, err = reopenWith(t, s, d, keyring(t, "k2")); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if s, err = open(t, Options{Keys: keyring(t, "k2")}, d.Reopen()); err != nil {
+		t.Fatal(err)
+	}
+	if st, err := scan(s); err != nil || st.Found != 0 || st.Damaged != 0 {
+		t.Errorf("scan after the key was removed: %+v, %v", st, err)
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestEncryptionAcrossCrashes: after a crash during the start that begins to encrypt, and during a rotation,
+// the next start leaves no catalogue that is plain or that needs the earlier key.
+func TestEncryptionAcrossCrashes(t *testing.T) {
+	secret := []byte("the salt of a tenant's namespace")
+	s, err := open(t, Options{}, memio.New(memio.Options{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	base := s.opts.Devices[0].(*memio.Device)
+	if err := s.Ready(); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := s.SetCatalogue(t.Context(), secret); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, ids := range [][]string{{"k1"}, {"k1", "k2"}} {
+		for at, done := int64(0), false; !done; at++ {
+			d := base.Clone()
+			d.PowerOffAfter(at)
+			s, err := open(t, Options{Keys: keyring(t, ids...)}, d)
+			if done = err == nil; done {
+				if err := errors.Join(s.Ready(), s.Close(t.Context())); err != nil && !errors.Is(err, memio.ErrPowerLost) {
+					t.Fatal(err)
+				}
+			}
+			after := d.Crash(uint64(at))
+			s, after, err = reopenWith(t, nil, after, keyring(t, ids...))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if string(s.Catalogue()) != string(secret) {
+				t.Errorf("catalogue %q", s.Catalogue())
+			}
+			if err := s.Close(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			for name, file := range content(t, after.Reopen()) {
+				if bytes.Contains(file, secret) {
+					t.Errorf("keys %v, power off after %d mutations: the catalogue is in %s in plain", ids, at, name)
+				}
+			}
+			if s, _, err = reopenWith(t, nil, after.Reopen(), keyring(t, ids[len(ids)-1])); err != nil {
+				t.Fatalf("keys %v, power off after %d mutations: with the newest key alone: %v", ids, at, err)
+			}
+			if err := s.Close(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if done {
+				base = after.Reopen()
+			}
+		}
+	}
+}
+
+// TestVolumeWithAnEarlierKey: a volume that had failed when the keys were rotated, and whose blocks are
+// not needed, does not prevent a start without the earlier key. While a volume is missing, no key can be
+// removed, because the volume may have blocks of it.
+func TestVolumeWithAnEarlierKey(t *testing.T) {
+	devs := []*memio.Device{memio.New(memio.Options{Path: "a"}), memio.New(memio.Options{Path: "b"})}
+	reopen := func(s *Store, ring *crypt.Keyring, n int) *Store {
+		t.Helper()
+		if s != nil {
+			if err := s.Close(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i := range devs {
+			devs[i] = devs[i].Reopen()
+		}
+		s, err := open(t, Options{Keys: ring, Degraded: n < len(devs)}, devs[:n]...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Ready(); err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	s := reopen(nil, keyring(t, "k1"), 2)
+	for range 2 {
+		if err := s.SetCatalogue(t.Context(), []byte("old")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s = reopen(s, keyring(t, "k1"), 1)
+	if err := s.SetKeys(t.Context(), keyring(t, "k1", "k2")); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.SetCatalogue(t.Context(), []byte("new")); err != nil {
+		t.Fatal(err)
+	}
+	wantKeyError(t, s.SetKeys(t.Context(), keyring(t, "k2")), "key k1 cannot be removed while the volume volume-1 is missing")
+	s = reopen(s, keyring(t, "k2"), 2)
+	if got := string(s.Catalogue()); got != "new" {
+		t.Errorf("catalogue %q", got)
+	}
+	if err := s.SetKeys(t.Context(), keyring(t, "k2", "k3")); err != nil {
+		t.Fatal(err)
+	}
+	s = reopen(s, keyring(t, "k3"), 2)
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestRotationWhileWriting rotates the keys, and removes old ones, while blocks are written, read and freed.
+// Every block is read with its bytes, and a key with blocks is never removed.
+func TestRotationWhileWriting(t *testing.T) {
+	s := mustOpen(t, Options{CapacityBytes: 8 << 20, Keys: keyring(t, "k0")}, memio.New(memio.Options{Path: "a"}), memio.New(memio.Options{Path: "b"}))
+	if err := s.SetCatalogue(t.Context(), []byte("names")); err != nil {
+		t.Fatal(err)
+	}
+	const rotations = 20
+	stop := make(chan struct{})
+	var writers sync.WaitGroup
+	for w := range 2 {
+		writers.Go(func() {
+			var kept []*block
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				b := newBlock(fmt.Sprint(w, "-", i), 12000, 3)
+				if err := put(t, s, nil, b); err != nil {
+					t.Errorf("put: %v", err)
+					return
+				}
+				kept = append(kept, b)
+				for _, b := range kept {
+					if err := get(t, s, b, 0, 0); err != nil {
+						t.Errorf("get %s: %v", b.name, err)
+						return
+					}
+				}
+				if len(kept) == 4 {
+					if err := s.Free(kept[0].ref); err != nil {
+						t.Errorf("free: %v", err)
+						return
+					}
+					kept = kept[1:]
+				}
+			}
+		})
+	}
+	ids, removed := []string{"k0"}, 0
+	for i := range rotations {
+		ids = append(ids, fmt.Sprint("k", i+1))
+		if err := s.SetKeys(t.Context(), keyring(t, ids...)); err != nil {
+			t.Error(err)
+		}
+		err := s.SetKeys(t.Context(), keyring(t, ids[1:]...))
+		switch {
+		case err == nil:
+			ids = ids[1:]
+			removed++
+		case !errors.Is(err, ErrKey):
+			t.Error(err)
+		}
+	}
+	close(stop)
+	writers.Wait()
+	if use := s.KeyUse(); len(use) != 1+rotations-removed || !use[len(use)-1].Newest {
+		t.Errorf("after %d rotations and %d removals: %+v", rotations, removed, use)
 	}
 }

@@ -332,25 +332,31 @@ func (v *volume) writeCatalogue(ctx context.Context, h ondisk.CatalogueHeader, b
 	return nil
 }
 
-// readCatalogue finds the newest valid catalogue of the volume and records its area.
-func (v *volume) readCatalogue(ctx context.Context) (h ondisk.CatalogueHeader, blob []byte, err error) {
-	var withoutKey error
-	var withoutKeySequence uint64
+// lockedCatalogue is the newest catalogue of a volume whose key is missing. err names the key.
+type lockedCatalogue struct {
+	sequence uint64
+	err      error
+}
+
+// readCatalogue finds the newest valid catalogue of the volume and records its area. It skips the areas
+// whose key is missing, of which locked is the newest.
+func (v *volume) readCatalogue(ctx context.Context) (h ondisk.CatalogueHeader, blob []byte, locked lockedCatalogue, err error) {
 	for area := range 2 {
 		ah, ab, err := readCatalogueArea(ctx, v.dev, v.catalogue, area, v.superblock.CatalogueBytes)
 		switch {
 		case errors.Is(err, ErrVersion):
-			return h, nil, fmt.Errorf("blockstore: volume %s: %w", v.dev.Info().Path, err)
+			return h, nil, locked, fmt.Errorf("blockstore: volume %s: %w", v.dev.Info().Path, err)
 		case errors.Is(err, ondisk.ErrBlank), errors.Is(err, ondisk.ErrDamaged):
 			continue
 		case err != nil:
-			return h, nil, err
+			return h, nil, locked, err
 		}
+		v.store.resealing = v.store.resealing || !v.store.hasNewestKey(ah, ab)
 		ab, err = v.store.openCatalogue(ah, ab)
 		switch {
 		case errors.Is(err, ErrKey):
-			if ah.Sequence > withoutKeySequence {
-				withoutKey, withoutKeySequence = err, ah.Sequence
+			if ah.Sequence > locked.sequence {
+				locked = lockedCatalogue{ah.Sequence, fmt.Errorf("volume %s: %w", v.dev.Info().Path, err)}
 			}
 		case err != nil:
 			v.log.Warn("an area of the catalogue cannot be decrypted", "area", area, "err", err)
@@ -358,11 +364,7 @@ func (v *volume) readCatalogue(ctx context.Context) (h ondisk.CatalogueHeader, b
 			h, blob, v.catArea = ah, ab, area
 		}
 	}
-	// An older catalogue may have the key of an earlier time.
-	if withoutKeySequence > h.Sequence {
-		return h, nil, fmt.Errorf("volume %s: %w", v.dev.Info().Path, withoutKey)
-	}
-	return h, blob, nil
+	return h, blob, locked, nil
 }
 
 // readCatalogueArea reads and verifies one area.

@@ -355,6 +355,10 @@ func checkTogether(formatted []*candidate, given int, members membership, opts O
 		}
 		byIndex[sb.Index] = c
 		count := int(sb.Count) - members.removed.len()
+		if count > given && opts.Owner != nil && !opts.SharedOnly {
+			// A process that adopts the store takes a volume whose directory this owner does not have for a local one.
+			return fmt.Errorf("blockstore: %s is one of %d volumes, %d are given; give all of them, or remove the others from the node; with degraded, the directories of missing volumes must be given too: %w", c.path(), count, given, ErrForeign)
+		}
 		if count > given && !opts.Degraded && !opts.SharedOnly {
 			return fmt.Errorf("blockstore: %s is one of %d volumes, %d are given; give all of them, or set degraded to serve the present volumes: %w", c.path(), count, given, ErrForeign)
 		}
@@ -610,10 +614,11 @@ func (v *volume) loadSegment(ctx context.Context, number uint32, name string) er
 // has failed until a probe has written the newest catalogue to it.
 func (s *Store) loadCatalogue(ctx context.Context) error {
 	read := 0
+	var locked lockedCatalogue
 	for _, v := range s.present() {
-		h, blob, err := v.readCatalogue(ctx)
+		h, blob, l, err := v.readCatalogue(ctx)
 		switch {
-		case errors.Is(err, ErrVersion) || errors.Is(err, ErrKey) || ctx.Err() != nil:
+		case errors.Is(err, ErrVersion) || ctx.Err() != nil:
 			return err
 		case err != nil:
 			v.dev.lost(fmt.Errorf("the volume's catalogue could not be read: %w", err))
@@ -625,11 +630,18 @@ func (s *Store) loadCatalogue(ctx context.Context) error {
 		if h.Sequence > s.catalogueSequence {
 			s.catalogueSequence, s.catalogue = h.Sequence, blob
 		}
+		if l.sequence > locked.sequence {
+			locked = l
+		}
+	}
+	// A volume that had failed or was missing may have an older catalogue, of a key that was removed since.
+	if locked.sequence > s.catalogueSequence {
+		return locked.err
 	}
 	s.catalogueCertain = catalogueCertain(read, s.voterCount())
-	if !s.catalogueCertain {
-		// A missing volume may have a newer catalogue. Its sequence must be lower than that of each
-		// catalogue written after this.
+	if read < s.voterCount() {
+		// A missing volume may have a newer catalogue, at least one that was not acknowledged. Its sequence must
+		// be lower than that of each catalogue written after this.
 		s.catalogueSequence += bootMargin << 16
 	}
 	return nil
@@ -676,9 +688,11 @@ func (s *Store) beginBoot(ctx context.Context) error {
 	}
 	s.generations.start(s.boot)
 	s.removeOutlived()
-	if !changed {
+	if changed {
+		s.log.Info("new blocks are encrypted with another key than at the last start", "key", key.ID(), "keys", periodNames(s.present()))
+	}
+	if !s.resealing {
 		return nil
 	}
-	s.log.Info("new blocks are encrypted with another key than at the last start", "key", key, "keys", periodNames(s.present()))
 	return s.resealCatalogue(ctx)
 }

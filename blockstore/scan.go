@@ -314,6 +314,8 @@ func (w *segmentScan) look(slot uint32, b []byte) error {
 	}
 	opener, err := w.segment.volume.openHeader(&h, b)
 	switch {
+	case errors.Is(err, ErrKey):
+		return fmt.Errorf("blockstore: %v may hold a block, and is encrypted with key %v, which is not given: add the key to the keys of the node, or begin with empty volumes: %w", h.Ref(), h.Key, ErrKey)
 	case errors.Is(err, errNoKey):
 		w.stats.Blank++ // no block of the store has that key
 		return nil

@@ -562,3 +562,32 @@ func TestLocalVolume(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestAllVolumesOfSharedStore: a store with shared volumes opens degraded if a volume is absent, but not if
+// a directory is not given. A process that adopts the store has the directories of its last owner, and takes each
+// other volume for a local one without a vote. It would be certain of a catalogue that an unlisted shared
+// volume may have a newer one of.
+func TestAllVolumesOfSharedStore(t *testing.T) {
+	dirs, l := []string{t.TempDir(), t.TempDir()}, newLedger()
+	openThem := func(degraded bool, devices ...blockio.Device) error {
+		c := &claim{ledger: l}
+		defer c.end()
+		s, err := Open(t.Context(), Options{Devices: devices, CapacityBytes: 4 << 20, Owner: c, Degraded: degraded})
+		if err == nil {
+			return errors.Join(s.Ready(), s.Close(context.Background()))
+		}
+		for _, d := range devices {
+			err = errors.Join(err, d.Close())
+		}
+		return err
+	}
+	if err := openThem(false, sharedDevice(t, dirs[0]), sharedDevice(t, dirs[1])); err != nil {
+		t.Fatal(err)
+	}
+	if err := openThem(true, sharedDevice(t, dirs[0]), Absent(dirs[1], errors.New("not mounted"))); err != nil {
+		t.Errorf("with an absent volume: %v", err)
+	}
+	if err := openThem(true, sharedDevice(t, dirs[0])); !errors.Is(err, ErrForeign) || !strings.Contains(fmt.Sprint(err), "give all of them") {
+		t.Errorf("with one of two directories: %v; want ErrForeign", err)
+	}
+}

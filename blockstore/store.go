@@ -58,6 +58,9 @@ type Store struct {
 
 	// catalogueCertain is the result of CatalogueCertain, set by Open.
 	catalogueCertain bool
+	// resealing: Open has found a catalogue that is not encrypted with the newest key. A process that ended
+	// between the superblocks with a new key and the catalogue leaves one.
+	resealing bool
 
 	mu sync.Mutex
 	// keys are the current keys, nil without encryption.
@@ -149,10 +152,8 @@ func (s *Store) Ready() error {
 		return err
 	}
 	defer s.gate.Leave()
-	for _, v := range s.present() {
-		if err := v.dropUnused(); err != nil {
-			return err
-		}
+	if err := s.dropUnused(); err != nil {
+		return err
 	}
 	if s.ready.Swap(true) {
 		return fmt.Errorf("blockstore: Ready twice: %w", ErrState)

@@ -17,6 +17,14 @@ package dualpath
 // failure may have been caused by the other engine of the attempt.
 const strikesMax = 2
 
+// byRetry orders requests by retryAt.
+func byRetry() ordered[request] {
+	return ordered[request]{
+		less:  func(a, b *request) bool { return a.retryAt < b.retryAt || (a.retryAt == b.retryAt && a.ID < b.ID) },
+		index: func(r *request) *int { return &r.coolingAt },
+	}
+}
+
 // strike records that an attempt at a request failed on the engine.
 func (p *Planner) strike(en *engine) {
 	en.strikes++

@@ -254,8 +254,13 @@ func (l *level) settle() {
 }
 
 // offer makes a request eligible to be granted: it adds the request to its lane, the part of the
-// tenant's queue for the request's decode group (its home).
+// tenant's queue for the request's decode group (its home). Before retryAt the request is in
+// Planner.cooling instead, and grant offers it again.
 func (p *Planner) offer(r *request) {
+	if p.now < r.retryAt {
+		p.cooling.put(r)
+		return
+	}
 	f, g := r.flow, r.home
 	n := f.byHome[g]
 	if n == nil {
@@ -274,8 +279,10 @@ func (p *Planner) offer(r *request) {
 }
 
 // withdraw removes a request from its lane (the part of the tenant's queue for one decode group),
-// if it is in a lane. The request is then not granted until offer adds it again.
+// or from Planner.cooling, if it is in one of them. The request is then not granted until offer adds
+// it again.
 func (p *Planner) withdraw(r *request) {
+	p.cooling.remove(r)
 	n := r.lane
 	if n == nil {
 		return

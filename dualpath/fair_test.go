@@ -350,6 +350,50 @@ func TestReservation(t *testing.T) {
 	}
 }
 
+// TestReservationBesideARetry: a request that waits for its next attempt takes no room, and does not
+// end the reservation of its decode group.
+func TestReservationBesideARetry(t *testing.T) {
+	l := newFairCluster(t, Options{Beta: 1 << 20, BlockTokens: 1, Cooldown: time.Minute},
+		GroupUp{Group: 2, Role: Decode, Engines: []EngineSpec{{Engine: 2, Node: 2, HBMTokens: 1000}}},
+		GroupUp{Group: 1, Role: Prefill, Engines: []EngineSpec{{Engine: 1, Node: 1}}})
+	fetch := func(free int) []RequestID {
+		l.now += time.Millisecond
+		l.step(Fetch{At: l.now, Group: 2, Seen: l.p.seq, Engines: []EngineReport{{Engine: 2, HBMFree: free}}})
+		l.fetch(l.ups[1])
+		starts := l.starts
+		l.starts = nil
+		return starts
+	}
+	retried := l.submit(Request{Tenant: "c", Prompt: 10})
+	for range 2 {
+		if got := fetch(1000); !slices.Equal(got, []RequestID{retried}) {
+			t.Fatalf("granted %v; want request %d", got, retried)
+		}
+		l.step(Failed{At: l.now, Request: retried, Role: Prefill})
+	}
+	large := l.submit(Request{Tenant: "a", Prompt: 900})
+	for range 20 {
+		l.submit(Request{Tenant: "b", Prompt: 100})
+	}
+	if got := fetch(800); len(got) != 0 {
+		t.Fatalf("granted %v; want nothing: the large request is first and has no room", got)
+	}
+	l.p.priorities[0].flows["a"].served += 500 // another group grants its requests
+	for _, free := range []int{500, 899} {
+		if got := fetch(free); len(got) != 0 {
+			t.Fatalf("with %d tokens free %v are granted before the large request", free, got)
+		}
+	}
+	if got := fetch(900); len(got) == 0 || got[0] != large {
+		t.Fatalf("granted %v; want the large request, %d, first", got, large)
+	}
+	l.finish(large)
+	l.now += time.Minute
+	if got := fetch(1000); len(got) == 0 || got[0] != retried {
+		t.Errorf("granted %v; want the request that was tried again, %d, first", got, retried)
+	}
+}
+
 // TestKeptRoom: a prefill group keeps its room for the request for which it had no room, even if
 // another tenant is next by then because another group has granted a request of the first
 // tenant.
@@ -408,6 +452,7 @@ func checkReservation(g *group, fail func(string, ...any)) {
 // checkFair fails unless levels, flows and lanes have each waiting request once.
 func checkFair(p *Planner, fail func(string, ...any)) {
 	checkHeap("levels", &p.levels, fail)
+	checkHeap("cooling requests", &p.cooling, fail)
 	waiting := 0
 	for priority, l := range p.priorities {
 		checkHeap("ready flows", &l.ready, fail)
@@ -432,8 +477,8 @@ func checkFair(p *Planner, fail func(string, ...any)) {
 		fail("%d wait in levels, %d are counted", waiting, p.queued)
 	}
 	for _, r := range p.requests {
-		if (r.flow != nil) != (r.at != nil) || (r.lane != nil) != (r.laneAt != 0) {
-			fail("request %d: waits: %v, in a flow: %v, in a lane: %v, place %d", r.ID, r.at != nil, r.flow != nil, r.lane != nil, r.laneAt)
+		if (r.flow != nil) != (r.at != nil) || (r.lane != nil) != (r.laneAt != 0) || (r.coolingAt != 0 && (r.at == nil || r.lane != nil)) {
+			fail("request %d: waits: %v, in a flow: %v, in a lane: %v, place %d, place %d of those that cool down", r.ID, r.at != nil, r.flow != nil, r.lane != nil, r.laneAt, r.coolingAt)
 		}
 	}
 }

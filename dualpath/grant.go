@@ -139,6 +139,10 @@ func (p *Planner) grant(g *group) {
 		return
 	}
 	p.route()
+	for r := p.cooling.first(); r != nil && r.retryAt <= p.now; r = p.cooling.first() {
+		p.cooling.remove(r)
+		p.offer(r)
+	}
 	elsewhere := p.leastElsewhere(g)
 	pool := p.pools(g)
 	var left []*request
@@ -150,11 +154,6 @@ func (p *Planner) grant(g *group) {
 		}
 	}()
 	for r := p.nextOf(g); r != nil; r = p.next() {
-		if p.now < r.retryAt {
-			p.withdraw(r)
-			left = append(left, r)
-			continue
-		}
 		pe := pool.leastFor(p, r)
 		if pe == nil && p.takenBy(g, r) {
 			full = pool.least(p) != nil

@@ -144,7 +144,7 @@ func (w *testCluster) conserving(s *testGroup) {
 				}
 				w.trouble.looked++
 				for _, r := range w.p.requests {
-					mine := r.home == d || (r.home != nil && d.private.Len() == 0 && (r.lane.at != 0 || r.home.reservedFor == r))
+					mine := r.home == d || (r.lane != nil && d.private.Len() == 0 && (r.lane.at != 0 || r.home.reservedFor == r))
 					if r.at != nil && mine && useful(pe, r) && useful(de, r) {
 						w.t.Fatalf("seed %d, %v: engines %d and %d are idle, and request %d waits\n%v", w.seed, w.now, pe.id, de.id, r.ID, w.p)
 					}

@@ -30,6 +30,8 @@ type Planner struct {
 	// levels are the levels with a request that may be granted.
 	priorities map[int]*level
 	levels     ordered[level]
+	// cooling are the waiting requests whose retryAt has not come, the earliest first.
+	cooling ordered[request]
 	// full is the number of decode groups without room for the request that has reserved them.
 	full int
 	// shares are the granted and waiting work of each tenant in Options.Weights; others is the sum
@@ -160,7 +162,9 @@ type request struct {
 	// retryAt.
 	avoid   [2]EngineID
 	retryAt time.Duration
-	why     *Explanation
+	// coolingAt is the request's index in Planner.cooling.
+	coolingAt int
+	why       *Explanation
 }
 
 // New returns a planner without engines.
@@ -174,7 +178,7 @@ func New(opts Options) (*Planner, error) {
 		groups: make(map[GroupID]*group), engines: make(map[EngineID]*engine), nodes: make(map[NodeID]*node),
 		requests: make(map[RequestID]*request), epochs: make(map[NamespaceID]uint64),
 		unrouted: list.New(), loading: list.New(), leastTotal: byTotal(),
-		shares: make(map[string]*Share), priorities: make(map[int]*level), levels: byPriority(), deadlines: byDue(),
+		shares: make(map[string]*Share), priorities: make(map[int]*level), levels: byPriority(), deadlines: byDue(), cooling: byRetry(),
 		turn: Prefill, explained: newExplainRing(opts.MaxExplain),
 	}
 	for tenant := range opts.Weights {

@@ -78,7 +78,7 @@ catalogue
 
 catalogue size=4097
 ----
-blockstore: catalogue of 4097 bytes; the volumes have room for 4096: slot does not fit a segment
+blockstore: catalogue of 4097 bytes; the volumes have room for 4096: too large for the volumes
 
 inspect a
 ----

@@ -123,7 +123,7 @@ volume 0 a: capacity 524288, files 524288, 4 segments (0 blank, 0 bad, 0 retirin
 
 put huge piece=300000
 ----
-blockstore: slot of 307200 bytes; segments of this store hold at most 126976; format a store with larger segments (more capacity, or --segment): slot does not fit a segment
+blockstore: slot of 307200 bytes; segments of this store hold at most 126976; format a store with larger segments (more capacity, or --segment): too large for the volumes
 
 put none piece=10 layers=3
 ----

@@ -14,6 +14,9 @@ import (
 	"time"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/lab/testetcd"
 	"github.com/penstock-kv/penstock/server/config"
 )
 
@@ -188,5 +191,59 @@ func TestKeysFileMode(t *testing.T) {
 		if got := strings.Contains(log.String(), "chmod o-rwx"); got != (mode == 0o644) {
 			t.Errorf("mode %v: warning %v", mode, got)
 		}
+	}
+}
+
+// TestAdoptionOfEncryptedVolumes: a node adopts encrypted shared volumes only with the keys that they need. With
+// other keys, or none, the adoption fails with an error that names the key, and the volumes stay as they
+// are: a node with the keys adopts them, with the catalogue and the key period of their node.
+func TestAdoptionOfEncryptedVolumes(t *testing.T) {
+	testkit.VerifyNone(t)
+	e, dir := testetcd.Start(t, 1), t.TempDir()
+	own := memberConfig(e, "a", "")
+	own.Data, own.SharedData = nil, []string{dir + "/a"}
+	own.Encryption.KeysFile = writeFile(t, dir, "own", keysText("k1"))
+	t.Run("node a", func(t *testing.T) {
+		a := openMember(t, own)
+		if _, err := a.storage.CreateNamespace(t.Context(), kv.Namespace{Name: "m", Geometry: kv.SingleGroup(1, 256, 16), Index: kv.IndexTrie}); err != nil {
+			t.Fatal(err)
+		}
+	})
+	other := bytes.Replace(keysText("k2"), []byte("k2 "), []byte("k1 "), 1)
+	for _, tc := range []struct {
+		name string
+		keys []byte
+		want string
+	}{
+		{"none", nil, "is encrypted, its newest key is k1: give the keys of the node"},
+		{"another id", keysText("k2"), "the catalogue is encrypted with key k1, which is not given"},
+		{"another key", other, "key k1 is another key than the one with this id"},
+		{"the key", keysText("k1", "k2"), ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			cfg := memberConfig(e, "b", t.TempDir())
+			if tc.keys != nil {
+				cfg.Encryption.KeysFile = writeFile(t, t.TempDir(), "keys", tc.keys)
+			}
+			b := openMember(t, cfg)
+			_, err := b.adopter.Adopt(t.Context(), dir+"/a", false)
+			if tc.want != "" {
+				if err == nil || !strings.Contains(err.Error(), tc.want) || len(guests(b)) > 0 {
+					t.Errorf("adopted %q, %v; want %q", guests(b), err, tc.want)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, g := range b.adopter.guests {
+				if _, err := g.node.storage.Namespace("m"); err != nil {
+					t.Error(err)
+				}
+				if use := g.node.storage.KeyUse(); len(use) != 2 || !use[1].Newest || use[1].ID != "k2" {
+					t.Errorf("keys of the adopted node: %+v", use)
+				}
+			}
+		})
 	}
 }

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +11,6 @@ from harness.sglang import SGLang
 from harness.vllm import Vllm
 
 from penstock import testing
-
-# For the nodes of the tests. Beside engines that use all CPUs, a node may get none for seconds, and its volume would count as hung.
-os.environ |= {"PENSTOCK_LIMITS_HUNG_AFTER": "300s", "PENSTOCK_LIMITS_READ_WAIT": "60s"}
 
 
 @pytest.fixture(scope="session")

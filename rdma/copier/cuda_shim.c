@@ -31,6 +31,7 @@ int copier_cuda_load(copier_cuda *c, const char *path, char *why, size_t why_len
 		{"cuEventRecord", &c->event_record},
 		{"cuEventSynchronize", &c->event_wait},
 		{"cuStreamWaitEvent", &c->stream_wait},
+		{"cuStreamSynchronize", &c->stream_synchronize},
 		{"cuMemAlloc_v2", &c->mem_alloc},
 		{"cuMemFree_v2", &c->mem_free},
 		{"cuMemHostRegister_v2", &c->host_register},
@@ -134,6 +135,8 @@ int copier_cuda_event(copier_cuda *c, void *context, void **event) {
 int copier_cuda_event_free(copier_cuda *c, void *context, void *event) { IN_CONTEXT(c, context, c->event_destroy(event)); }
 
 int copier_cuda_wait(copier_cuda *c, void *context, void *event) { IN_CONTEXT(c, context, c->event_wait(event)); }
+
+int copier_cuda_drain(copier_cuda *c, void *context, void *stream) { IN_CONTEXT(c, context, c->stream_synchronize(stream)); }
 
 int copier_cuda_alloc(copier_cuda *c, void *context, uint64_t *address, size_t len) { IN_CONTEXT(c, context, c->mem_alloc(address, len)); }
 

@@ -22,6 +22,7 @@ typedef struct {
 	int (*event_record)(void *, void *);
 	int (*event_wait)(void *);
 	int (*stream_wait)(void *, void *, unsigned);
+	int (*stream_synchronize)(void *);
 	int (*mem_alloc)(uint64_t *, size_t);
 	int (*mem_free)(uint64_t);
 	int (*host_register)(void *, size_t, unsigned);
@@ -55,6 +56,8 @@ int copier_cuda_mark(copier_cuda *, void *context, uint64_t stream, void **event
 int copier_cuda_event(copier_cuda *, void *context, void **event);
 int copier_cuda_event_free(copier_cuda *, void *context, void *event);
 int copier_cuda_wait(copier_cuda *, void *context, void *event);
+// Waits for all work that the stream has.
+int copier_cuda_drain(copier_cuda *, void *context, void *stream);
 int copier_cuda_alloc(copier_cuda *, void *context, uint64_t *address, size_t len);
 int copier_cuda_free(copier_cuda *, void *context, uint64_t address);
 int copier_cuda_pin(copier_cuda *, void *context, uint64_t address, size_t len);

@@ -139,6 +139,31 @@ func TestCUDAFaults(t *testing.T) {
 	}
 }
 
+// TestCUDAFailedBatchHasEnded: when a batch ends with an error of the driver, the copies that were
+// started have ended too.
+func TestCUDAFailedBatchHasEnded(t *testing.T) {
+	const n = 4096
+	for fault, copied := range map[string]int{"cuEventRecord 1": n, "cuEventSynchronize 1": n, "cuMemcpyAsync 2": n / 2} {
+		t.Run(fault, func(t *testing.T) {
+			t.Setenv("FAKE_CUDA_FAIL", fault)
+			device := copiertest.Device(t, n)
+			c := openCUDA(t, CUDAOptions{Library: copiertest.Driver(t)})
+			d, err := c.Import(device.Address, n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			host := bytes.Repeat([]byte{1}, n)
+			b := Batch{Src: register(t, c, host), Dst: d, Spans: []Span{{0, 0, n / 2}, {n / 2, n / 2, n / 2}}}
+			if err := do(t, c, b); err == nil || !strings.Contains(err.Error(), "made to fail") {
+				t.Fatal(err)
+			}
+			if got := bytes.Count(device.Bytes, []byte{1}); got != copied {
+				t.Errorf("%d bytes have been copied at the end of the batch; want %d", got, copied)
+			}
+		})
+	}
+}
+
 // session performs one operation of each kind and returns the first error.
 func session(t *testing.T, library string) (first error) {
 	note := func(err error) {

@@ -352,6 +352,13 @@ func (c *cuda) wait() {
 		if r := C.copier_cuda_wait(c.api, c.context, p.event); r != 0 {
 			err = errors.Join(err, c.failure("wait for a batch", r))
 		}
+		if err != nil {
+			// The event may not have been recorded after the copies that were started. No copy may
+			// access the memories after Done.
+			if r := C.copier_cuda_drain(c.api, c.context, c.stream); r != 0 {
+				err = errors.Join(err, c.failure("wait for the stream of a batch", r))
+			}
+		}
 		src, dst, done := p.src, p.dst, p.done
 		p.src, p.dst, p.done = nil, nil, nil
 		c.free <- p

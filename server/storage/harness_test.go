@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/blockstore/crypt"
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/internal/testkit"
@@ -54,6 +55,7 @@ type rigOptions struct {
 	now                                     func() time.Time
 	index                                   vfs.FS // nil: a file system that can crash
 	indexDir                                string // empty: index
+	keys                                    *crypt.Keyring
 }
 
 func newRig(t testing.TB, opts rigOptions, devices ...blockio.Device) *rig {
@@ -94,6 +96,7 @@ func (r *rig) tryOpen() error {
 		CapacityBytes: r.opts.capacityBytes,
 		SegmentBytes:  r.opts.segmentBytes,
 		Degraded:      r.opts.degraded,
+		Keys:          r.opts.keys,
 	})
 	if err != nil {
 		return err

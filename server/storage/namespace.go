@@ -283,18 +283,27 @@ func (n *Node) checkQuota(ns kv.Namespace, quotaBytes int64) error {
 	if quotaBytes < 0 {
 		return fmt.Errorf("%w: namespace %q: a quota of %d bytes; give 0 for no quota, or a positive number", ErrRequest, ns.Name, quotaBytes)
 	}
-	var block int64
-	for i, g := range ns.Geometry.Groups {
-		layout, err := n.store.SlotLayout(ns.Geometry.PieceBytes(i), g.Layers)
-		if err != nil {
-			return fmt.Errorf("%w: namespace %q, group %d: %w", ErrRequest, ns.Name, i, err)
-		}
-		block += layout.SlotBytes()
+	block, err := n.slotBytes(ns)
+	if err != nil {
+		return err
 	}
 	if quotaBytes != 0 && quotaBytes < block {
 		return fmt.Errorf("%w: namespace %q: a quota of %d bytes is too small for one block, which takes %d on storage", ErrRequest, ns.Name, quotaBytes, block)
 	}
 	return nil
+}
+
+// slotBytes returns the number of bytes that a block of the namespace takes on storage. It fails with ErrRequest
+// if no slot can hold one of its pieces.
+func (n *Node) slotBytes(ns kv.Namespace) (block int64, err error) {
+	for i, g := range ns.Geometry.Groups {
+		layout, err := n.store.SlotLayout(ns.Geometry.PieceBytes(i), g.Layers)
+		if err != nil {
+			return 0, fmt.Errorf("%w: namespace %q, group %d: %w", ErrRequest, ns.Name, i, err)
+		}
+		block += layout.SlotBytes()
+	}
+	return block, nil
 }
 
 // Namespace returns a namespace with its live epochs, or

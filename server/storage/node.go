@@ -143,6 +143,9 @@ func (n *Node) recover(ctx context.Context) error {
 	for _, ns := range n.index.Namespaces() {
 		geometries[ns.ID] = ns.Geometry
 		n.opts.Metrics.AddNamespace(ns.Name)
+		if _, err := n.slotBytes(ns); err != nil {
+			n.opts.Logger.Warn("new blocks of a namespace are refused", "namespace", ns.Name, "err", err)
+		}
 	}
 	var rejected []kv.Ref
 	for ref, place := range n.index.Refs() {

@@ -25,7 +25,7 @@ import (
 func (r *rig) offline(fs vfs.FS) (*blockstore.Store, *trie.Trie) {
 	r.t.Helper()
 	store, err := blockstore.Open(context.Background(), blockstore.Options{
-		Devices: r.devices, Identity: "offline", CapacityBytes: r.opts.capacityBytes,
+		Devices: r.devices, Identity: "offline", CapacityBytes: r.opts.capacityBytes, Keys: r.opts.keys,
 	})
 	if err != nil {
 		r.t.Fatal(err)

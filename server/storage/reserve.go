@@ -123,7 +123,7 @@ func (n *Node) reserve(ctx context.Context, ns kv.Namespace, req ReserveRequest)
 	for i, g := range ns.Geometry.Groups {
 		layout, err := n.store.SlotLayout(ns.Geometry.PieceBytes(i), g.Layers)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%w: namespace %q, group %d: %w", ErrRequest, ns.Name, i, err)
 		}
 		r.layouts = append(r.layouts, layout)
 	}

@@ -191,7 +191,7 @@ func CopyDevice(open func() (copier.DeviceCopier, error), address, host, n uint6
 	}
 	pinned, err := c.Register(bytesAt(host, n), rdma.RegisterOptions{})
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
 	b := copier.Batch{Src: device, Dst: pinned, Spans: []copier.Span{{Len: n}}}
 	if toDevice {
@@ -225,11 +225,11 @@ func (c *call) placeOnDevice(b *Batch, d *device) error {
 				return err
 			}
 			m, err := c.find(last, addr, n, false)
-			if err != nil {
-				return fmt.Errorf("piece %d, fragment %d: %w", i, f-from, err)
-			}
-			if m.device != d {
+			switch {
+			case err == nil && m.device != d, err != nil && b.AnyMemory:
 				return errMixed(i, f-from)
+			case err != nil:
+				return fmt.Errorf("piece %d, fragment %d: %w; piece 0 begins on device %d, and the values of a batch are all in host memory, or all on one device", i, f-from, err, d.number)
 			}
 			last = m
 			total += int64(n)

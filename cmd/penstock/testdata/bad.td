@@ -73,7 +73,7 @@ exit 2
 penstock: kv: namespace "huge": layer group 0: a block would be 4503599627370496 bytes; at most 1073741824: bad geometry
 Run 'penstock ns create --help' for usage.
 exit 2
-penstock: bad request: namespace "large", group 0: blockstore: slot of 134221824 bytes; segments of this store hold at most 12578816; format a store with larger segments (more capacity, or --segment): slot does not fit a segment
+penstock: bad request: namespace "large", group 0: blockstore: slot of 134221824 bytes; segments of this store hold at most 12578816; format a store with larger segments (more capacity, or --segment): too large for the volumes
 exit 1
 penstock: kv: namespace "minus": block of -4 tokens; want 1 to 65536: bad geometry
 Run 'penstock ns create --help' for usage.

@@ -107,7 +107,7 @@ class Pins:
         self.addresses = array("Q")
         self.lengths = array("Q")
         self.device: int | None = None
-        """The CUDA device of the memory, or None for host memory. The library refuses memory of both in one batch."""
+        """The CUDA device of the memory, or None for host memory."""
         self._views: list[_PyBuffer] = []
         self._held: list[object] = []
 
@@ -122,6 +122,7 @@ class Pins:
         except (TypeError, ValueError, BufferError):
             self._add_view(value, writable)
             return
+        self._place(None)
         self._held.append(start)
         self.addresses.append(addressof(start))
         self.lengths.append(memoryview(value).nbytes)
@@ -139,6 +140,7 @@ class Pins:
             want = "writable, contiguous memory" if writable else "contiguous memory"
             raise InvalidError(f"a value of type {type(value).__name__}: {e}; want {want}") from e
         self._views.append(view)
+        self._place(None)
         self.addresses.append(view.buf or 0)
         self.lengths.append(view.len)
 
@@ -149,13 +151,18 @@ class Pins:
             raise InvalidError(
                 f"a tensor on device {device}; the library reads and writes memory of the host and of CUDA: copy it to the CPU"
             )
-        if kind == "cuda":
-            self.device = int(device.index)
         if not tensor.is_contiguous():
             raise InvalidError("a tensor that is not contiguous; give its contiguous parts as fragments")
+        self._place(int(device.index) if kind == "cuda" else None)
         self._held.append(tensor)
         self.addresses.append(tensor.data_ptr())
         self.lengths.append(tensor.numel() * tensor.element_size())
+
+    def _place(self, device: int | None) -> None:
+        """Set the device of the next fragment."""
+        if self.addresses and device != self.device:
+            raise InvalidError("values of one call in host memory and on a CUDA device, or on two devices; want all in one place")
+        self.device = device
 
     def hold(self, pointers: Pointers) -> None:
         """Use the addresses of pointers, instead of calls of add."""

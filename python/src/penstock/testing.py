@@ -267,9 +267,12 @@ def node(
     ``capacity`` and ``arena`` are the values of these flags of ``penstock serve``; ``args`` are further flags. With a
     ``token``, of at least 16 characters, the node refuses callers without the token. The node also ends when this process
     is killed. ``timeout`` bounds the start and the stop of the node, in seconds.
+
+    On a busy machine a node or its disk may wait for many seconds. Unlike a node in production, this node does not take its
+    volume for hung then (``--limits-hung-after``), and its reads wait (``--limits-read-wait``).
     """
     flags = ["--capacity", capacity, "--arena", arena, "--index-cache", "8MiB", "--free-floor", "16MiB"]
-    flags += ["--prewrite=false", "--scrub-rate", "0B"]
+    flags += ["--prewrite=false", "--scrub-rate", "0B", "--limits-hung-after", "300s", "--limits-read-wait", "60s"]
     return _run(Node, [*flags, *args], token, timeout)
 
 

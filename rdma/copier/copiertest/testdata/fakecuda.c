@@ -155,6 +155,15 @@ int cuEventSynchronize(void *e) {
 	return 0;
 }
 
+int cuStreamSynchronize(void *s) {
+	FAULT("cuStreamSynchronize");
+	if (outside()) return 201;
+	pthread_mutex_lock(&mu);
+	advance(stream_of(s), stream_of(s)->end);
+	pthread_mutex_unlock(&mu);
+	return 0;
+}
+
 static int add(void *to, step c) {
 	stream *s = stream_of(to);
 	step *x = malloc(sizeof(step));
