@@ -48,7 +48,7 @@ type roles struct{ policy atomic.Pointer[access.Policy] }
 func (r *roles) current() *access.Policy { return r.policy.Load() }
 
 // set replaces the policy. Each line is: principal, roles with commas, pattern. The first line of a
-// principal may have its rates besides. The token of a principal is tokenOf(its name), or tokenOf(text) if
+// principal may have a further key of the principal besides. The token of a principal is tokenOf(its name), or tokenOf(text) if
 // the principal is written name:text.
 func (r *roles) set(t testing.TB, lines ...string) {
 	t.Helper()
@@ -64,7 +64,7 @@ func (r *roles) set(t testing.TB, lines ...string) {
 			}
 			fmt.Fprintf(&b, "  - name: %s\n    tokens: [sha256:%x]\n", name, sha256.Sum256([]byte(tokenOf(token))))
 			if len(f) > 3 {
-				fmt.Fprintf(&b, "    rates: %s\n", strings.Join(f[3:], " "))
+				fmt.Fprintf(&b, "    %s\n", strings.Join(f[3:], " "))
 			}
 			b.WriteString("    grants:\n")
 		}

@@ -192,6 +192,7 @@ func (s *cacheService) read(ctx context.Context, by caller, req *pb.ReadRequest)
 		return busyRead(err), nil
 	}
 	load := storage.LoadRequest{
+		Share:      s.shareOf(ctx),
 		Geometry:   geometry,
 		Namespace:  req.GetNamespace(),
 		Epoch:      kv.Epoch(req.GetEpoch()),

@@ -93,21 +93,27 @@ type nicFigure struct {
 	value func(rdma.NIC) float64
 }
 
-// principalFigure is one counter of a principal of the roles file.
+// principalFigure is one figure of a principal of the roles file.
 type principalFigure struct {
 	desc  *prometheus.Desc
-	value func(*spending) uint64
+	kind  prometheus.ValueType
+	value func(s *Server, name string, spent *spending) float64
 }
 
 func principalFigures() []principalFigure {
+	desc := func(name, help string) *prometheus.Desc {
+		return prometheus.NewDesc("penstock_principal_"+name, help, []string{"principal"}, nil)
+	}
 	of := func(name, help string, value func(*spending) uint64) principalFigure {
-		return principalFigure{prometheus.NewDesc("penstock_principal_"+name, help, []string{"principal"}, nil), value}
+		return principalFigure{desc(name, help), prometheus.CounterValue, func(_ *Server, _ string, spent *spending) float64 { return float64(value(spent)) }}
 	}
 	return []principalFigure{
 		of("read_bytes_total", "Bytes of blocks that a principal of the roles file has read.", func(s *spending) uint64 { return s.read.bytes.Load() }),
 		of("write_bytes_total", "Bytes that a principal of the roles file has reserved for writing, with the headers of the slots.", func(s *spending) uint64 { return s.write.bytes.Load() }),
 		of("limited_reads_total", "Reads of a principal that were Busy because it was above its rate.", func(s *spending) uint64 { return s.read.limited.Load() }),
 		of("limited_writes_total", "Reservations of a principal that were Busy because it was above its rate.", func(s *spending) uint64 { return s.write.limited.Load() }),
+		{desc("waiting_reads", "Reads of a principal that wait for others to end."), prometheus.GaugeValue, func(s *Server, name string, _ *spending) float64 { return float64(s.node.WaitingReads(name)) }},
+		{desc("weight", "Weight of a principal in the roles in use."), prometheus.GaugeValue, func(s *Server, name string, _ *spending) float64 { return float64(s.weightOf(name)) }},
 	}
 }
 
@@ -345,7 +351,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for name, s := range c.server.rates.snapshot() {
 		for _, f := range principalFigures() {
-			ch <- prometheus.MustNewConstMetric(f.desc, prometheus.CounterValue, float64(f.value(s)), name)
+			ch <- prometheus.MustNewConstMetric(f.desc, f.kind, f.value(c.server, name, s), name)
 		}
 	}
 	for _, n := range c.server.data.NICs() {

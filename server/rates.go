@@ -128,6 +128,30 @@ func (s *Server) spenderOf(ctx context.Context) spender {
 	return spender{s.rates.of(id.Principal, s.guard.roles.current()), id.Principal}
 }
 
+// shareOf returns the share of the principal of a call: the zero Share if the node has no roles file, and for
+// calls over the unix socket. Its weight is that of the principal in the policy in use when a read is granted.
+func (s *Server) shareOf(ctx context.Context) storage.Share {
+	id, ok := identityOf(s.guard.refresh(ctx))
+	if !ok {
+		return storage.Share{}
+	}
+	name := id.Principal.Name()
+	return storage.Share{Principal: name, Weight: func() int { return s.weightOf(name) }}
+}
+
+// weightOf returns the weight of a principal in the policy in use; 1 if the policy does not have the principal.
+func (s *Server) weightOf(name string) int {
+	policy := s.guard.roles.current()
+	if policy == nil {
+		return 1
+	}
+	p := policy.Named(name)
+	if p == nil {
+		return 1
+	}
+	return p.Weight()
+}
+
 // mayRead fails with storage.ErrBusy while the principal is above its rate.
 func (s spender) mayRead() error {
 	if s.spending == nil {

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -107,4 +108,45 @@ func TestRatesForgetPrincipals(t *testing.T) {
 	if s := r.snapshot()["kept"]; s == nil || s.read.bytes.Load() != 7 {
 		t.Error("a principal of the policy has lost its spending")
 	}
+}
+
+// TestShareOfCall: the share of a call has the weight that its principal has in the policy in use, also after a reload.
+// A call without a principal has the zero share.
+func TestShareOfCall(t *testing.T) {
+	policy := func(text string) *access.Policy {
+		p, err := access.Parse("roles.yaml", fmt.Appendf(nil, "principals: [{%s, subjects: [CN=a], grants: [{roles: [read], namespaces: [m]}]}]", text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	now := policy("name: a, weight: 3")
+	s := &Server{guard: guard{roles: func() *access.Policy { return now }}}
+	if share := s.shareOf(t.Context()); share.Principal != "" || share.Weight != nil {
+		t.Errorf("a call without a principal has the share %+v", share)
+	}
+	id, ok := now.BySubject("CN=a")
+	if !ok {
+		t.Fatal("the policy has no principal")
+	}
+	ctx := withIdentity(context.Background(), id)
+	share := s.shareOf(ctx)
+	expect := func(what string, want int) {
+		t.Helper()
+		if share.Principal != "a" || share.Weight() != want {
+			t.Errorf("%s: the share is of %q with the weight %d; want a and %d", what, share.Principal, share.Weight(), want)
+		}
+	}
+	expect("at first", 3)
+	now = policy("name: a, weight: 7")
+	expect("after a reload", 7)
+	now = policy("name: a")
+	expect("without a weight", 1)
+	now = policy("name: b, weight: 9")
+	expect("after the principal was removed", 1)
+	if got := s.shareOf(ctx); got.Principal != "b" || got.Weight() != 9 {
+		t.Errorf("the call of a principal that was renamed has the share of %q", got.Principal)
+	}
+	now = nil
+	expect("without a policy", 1)
 }

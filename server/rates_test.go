@@ -1,15 +1,20 @@
 package server_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/server"
+	"github.com/penstock-kv/penstock/server/storage"
 )
 
 // TestRates: a principal above its rate gets Busy with the reason, over gRPC and by message, for as long as
@@ -19,10 +24,10 @@ func TestRates(t *testing.T) {
 	h := newHost(t, func(o *server.Options) { o.Roles = policy.current }, nil)
 	ns := h.namespace()
 	h.write(ns, 2)
-	slow := func(rates string) {
-		policy.set(t, strings.TrimSpace("slow read,write m "+rates), "fast read,write m", "root operate *")
+	slow := func(key string) {
+		policy.set(t, strings.TrimSpace("slow read,write m "+key), "fast read,write m", "root operate *")
 	}
-	slow("{read: 1, write: 1}")
+	slow("rates: {read: 1, write: 1}")
 	ids := chain(ns, 2)
 	var messages *replies
 	read := func(c *accessClient, byMessage bool) (pb.Outcome, string) {
@@ -94,7 +99,7 @@ func TestRates(t *testing.T) {
 			t.Errorf("/metrics has no line %s", line)
 		}
 	}
-	slow("{read: 1GiB}")
+	slow("rates: {read: 1GiB}")
 	outcome, reason = read(a, false)
 	expect("a read after the rate was raised", outcome, reason, hit)
 	outcome, reason = reserve(a)
@@ -102,6 +107,80 @@ func TestRates(t *testing.T) {
 	slow("")
 	outcome, reason = read(a, true)
 	expect("a read by message after all rates were removed", outcome, reason, hit)
+}
+
+// TestWaitingReadsOfPrincipals: a read that finds all places of the node taken waits in the queue of its principal. The metrics
+// show the queue, and the weight of the roles in use.
+func TestWaitingReadsOfPrincipals(t *testing.T) {
+	var policy roles
+	h := newHost(t, func(o *server.Options) { o.Roles = policy.current }, nil)
+	h.node.SetLimits(storage.Limits{
+		ReadsMax: 4, ReservationsMax: 4, LeasesMax: 4, LeaseTTLMax: time.Hour, ReservationTTL: time.Hour, QueueWait: time.Hour, ReadWait: time.Hour,
+	})
+	ns := h.namespace()
+	h.write(ns, 2)
+	set := func(weight int) {
+		policy.set(t, fmt.Sprint("heavy read m weight: ", weight), "light read m", "root operate *")
+	}
+	set(3)
+	ids := chain(ns, 2)
+	heavy, light := h.client("heavy"), h.client("light")
+	read := func(c *accessClient) error {
+		req := &pb.ReadRequest{Namespace: "m", BlockIds: ids, Pieces: []*pb.PieceRef{{}, {Block: 1, Offset: uint64(ns.Geometry.BlockBytes())}}, Destination: c.dst}
+		resp, err := h.cache.Read(c.ctx, req)
+		if err == nil && resp.GetOutcome() != pb.Outcome_OUTCOME_HIT {
+			err = errors.New(resp.GetBusyReason())
+		}
+		return err
+	}
+	if err := read(light); err != nil {
+		t.Fatal(err)
+	}
+	blocks, err := api.IDs(ids, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var taken [][]storage.Part
+	for range h.node.Stats().ReadsMax {
+		_, err := h.node.Load(t.Context(), storage.LoadRequest{Namespace: "m", IDs: blocks, Early: true}, func(_ context.Context, parts []storage.Part) {
+			taken = append(taken, parts)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	done := make(chan error, 1)
+	go func() { done <- read(heavy) }()
+	expect := func(lines ...string) {
+		t.Helper()
+		page := h.metricsAs("root")
+		for _, line := range lines {
+			if !strings.Contains(page, line+"\n") {
+				t.Errorf("/metrics has no line %s", line)
+			}
+		}
+	}
+	for h.node.WaitingReads("heavy") == 0 {
+		select {
+		case err := <-done:
+			t.Fatalf("the read did not wait: %v", err)
+		default:
+			runtime.Gosched()
+		}
+	}
+	expect(`penstock_principal_waiting_reads{principal="heavy"} 1`, `penstock_principal_waiting_reads{principal="light"} 0`,
+		`penstock_principal_weight{principal="heavy"} 3`, `penstock_principal_weight{principal="light"} 1`)
+	set(5)
+	expect(`penstock_principal_weight{principal="heavy"} 5`)
+	for _, parts := range taken {
+		for i := range parts {
+			parts[i].Done(nil)
+		}
+	}
+	if err := <-done; err != nil {
+		t.Errorf("the read that waited: %v", err)
+	}
+	expect(`penstock_principal_waiting_reads{principal="heavy"} 0`)
 }
 
 // metricsAs returns the page /metrics for a principal.

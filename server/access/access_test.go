@@ -27,6 +27,7 @@ principals:
     tokens: [` + hash(tokenA) + `]
     subjects: ["CN=engine,O=team-a"]
     rates: {read: 1.5GiB, write: 1000}
+    weight: 3
     grants:
       - {roles: [read, write], namespaces: [team-a/*, shared]}
       - {roles: [admin], namespaces: [team-a/scratch]}
@@ -83,6 +84,9 @@ func TestGrants(t *testing.T) {
 		t.Error("the roles of team-a anywhere or everywhere are wrong")
 	}
 	b, _ := p.ByHeader("Bearer " + tokenB)
+	if a, b := a.Principal.Weight(), b.Principal.Weight(); a != 3 || b != 1 {
+		t.Errorf("the weights are %d and %d; want 3 and the default 1", a, b)
+	}
 	if got := b.Principal.Rates(); got != (access.Rates{}) {
 		t.Errorf("the rates of sre are %v", got)
 	}
@@ -142,14 +146,14 @@ func TestBadFiles(t *testing.T) {
 		"a token in place of a list":    {"[" + hash(tokenA) + "]", secret, "4: principals.0.tokens: must be a list"},
 		"a token as a mapping":          {hash(tokenA), "{" + secret + ": 1}", "4: principals.0.tokens.0: must be a list"},
 		"half a hash":                   {hash(tokenA), hash(tokenA)[:40], "4: principals.0.tokens.0"},
-		"the same token twice":          {hash(tokenB), hash(tokenA), `11: principals.1.tokens.0: principal "team-a" has the same one`},
-		"the same name twice":           {"name: sre", "name: team-a", `10: principals.1.name: two principals`},
-		"no name":                       {"name: sre", `name: ""`, "10: principals.1.name"},
-		"a name with a blank":           {"name: sre", `name: "s re"`, "10: principals.1.name"},
-		"a name with a newline":         {"name: sre", `name: "s\nre"`, "10: principals.1.name"},
-		"an unknown role":               {"[admin]", "[owner]", `9: principals.0.grants.1.roles: "owner" is not one of read, write, admin, operate`},
-		"no roles":                      {"[admin]", "[]", "9: principals.0.grants.1.roles: the grant has no roles"},
-		"no namespaces":                 {"[team-a/scratch]", "[]", "9: principals.0.grants.1.namespaces: the grant has no namespaces"},
+		"the same token twice":          {hash(tokenB), hash(tokenA), `12: principals.1.tokens.0: principal "team-a" has the same one`},
+		"the same name twice":           {"name: sre", "name: team-a", `11: principals.1.name: two principals`},
+		"no name":                       {"name: sre", `name: ""`, "11: principals.1.name"},
+		"a name with a blank":           {"name: sre", `name: "s re"`, "11: principals.1.name"},
+		"a name with a newline":         {"name: sre", `name: "s\nre"`, "11: principals.1.name"},
+		"an unknown role":               {"[admin]", "[owner]", `10: principals.0.grants.1.roles: "owner" is not one of read, write, admin, operate`},
+		"no roles":                      {"[admin]", "[]", "10: principals.0.grants.1.roles: the grant has no roles"},
+		"no namespaces":                 {"[team-a/scratch]", "[]", "10: principals.0.grants.1.namespaces: the grant has no namespaces"},
 		"an empty pattern":              {"[team-a/scratch]", `[""]`, "is neither the name of a namespace"},
 		"a star inside":                 {"team-a/scratch", "team-*/x", "is neither the name of a namespace"},
 		"two stars":                     {"team-a/scratch", "team-a/**", "is neither the name of a namespace"},
@@ -160,6 +164,11 @@ func TestBadFiles(t *testing.T) {
 		"a rate with another unit":      {"read: 1.5GiB", "read: 2GiB/s", `6: principals.0.rates.read: "2GiB/s" is not a number of bytes per second`},
 		"a negative rate":               {"read: 1.5GiB", "read: -1", `6: principals.0.rates.read: "-1" is not a number of bytes per second`},
 		"a rate above all bounds":       {"read: 1.5GiB", "read: 9EiB", `6: principals.0.rates.read: "9EiB" is not a number of bytes per second`},
+		"a weight of 0":                 {"weight: 3", "weight: 0", `7: principals.0.weight: "0" is not a weight; write a whole number from 1 to 1000`},
+		"a negative weight":             {"weight: 3", "weight: -3", `7: principals.0.weight: "-3" is not a weight`},
+		"a fraction as weight":          {"weight: 3", "weight: 1.5", `7: principals.0.weight: "1.5" is not a weight`},
+		"a weight above the maximum":    {"weight: 3", "weight: 1001", `7: principals.0.weight: "1001" is not a weight`},
+		"a weight without a value":      {"weight: 3", "weight:", `7: principals.0.weight: has no value`},
 		"an empty subject":              {`"CN=engine,O=team-a"`, `""`, "principals.0.subjects.0: has 0 bytes"},
 		"a subject twice":               {`"CN=engine,O=team-a"`, `"CN=a", "CN=a"`, "principals.0.subjects.1: principal"},
 		"an unknown key":                {"name: sre", "nmae: sre", `unknown key "nmae"; did you mean "name"`},

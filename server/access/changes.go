@@ -54,6 +54,9 @@ func differences(was, is *Policy, old, now *Principal) (out []string) {
 	if a, b := old.describeRates(), now.describeRates(); a != b {
 		out = append(out, fmt.Sprintf("rates: %s → %s", a, b))
 	}
+	if a, b := old.Weight(), now.Weight(); a != b {
+		out = append(out, fmt.Sprintf("weight: %d → %d", a, b))
+	}
 	if a, b := old.describe(), now.describe(); a != b {
 		out = append(out, fmt.Sprintf("grants: %s → %s", a, b))
 	}

@@ -18,6 +18,8 @@ func TestChanges(t *testing.T) {
 		{hash(tokenA), hash(tokenA) + ", " + hash("another-token-0123456789"), "principal team-a: tokens and subjects: 1 added, 0 removed"},
 		{hash(tokenA), hash("another-token-0123456789"), "principal team-a: tokens and subjects: 1 added, 1 removed"},
 		{"read: 1.5GiB, ", "", "principal team-a: rates: read 1610612736, write 1000 → read none, write 1000"},
+		{"weight: 3", "weight: 1000", "principal team-a: weight: 3 → 1000"},
+		{"    weight: 3\n", "", "principal team-a: weight: 3 → 1"},
 		{`{roles: [operate], namespaces: ["*"]}`, `{roles: [operate, admin], namespaces: ["*"]}`, "principal sre: grants: operate on * → admin+operate on *"},
 	} {
 		if got := access.Changes(was, parse(t, strings.Replace(good(), c.replace, c.by, 1))); !slices.Equal(got, []string{c.want}) {

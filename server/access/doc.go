@@ -13,6 +13,7 @@
 //	      - sha256:4a44dc15364204a80fe80e9039455cc1608281820fe2b24f1e5233ade6af1dd5
 //	    subjects: ["CN=engine,O=team-a"]     # subjects of client certificates (RFC 2253)
 //	    rates: {read: 2GiB, write: 512MiB}   # bytes per second; without it there is no limit
+//	    weight: 3                            # share of the reads that wait; default 1
 //	    grants:
 //	      - {roles: [read, write], namespaces: [team-a/*, shared]}
 //	  - name: sre
@@ -28,7 +29,7 @@
 //
 // A namespace of a grant is the exact name, or a prefix followed by "*". The roles are independent:
 // write does not include read. The role operate concerns the whole node, so it is granted on "*".
-// Package server applies the rates.
+// Package server applies the rates, and package storage the weights.
 //
 // Comparison: the SHA-256 of a presented token is compared with that of each token of the file, in
 // a time that depends neither on the characters of the token nor on the principal.

@@ -25,6 +25,7 @@ type file struct {
 			Read  rate `yaml:"read"`
 			Write rate `yaml:"write"`
 		} `yaml:"rates"`
+		Weight weight `yaml:"weight"`
 		Grants []struct {
 			Roles      []string `yaml:"roles"`
 			Namespaces []string `yaml:"namespaces"`
@@ -69,22 +70,20 @@ func Parse(name string, raw []byte) (*Policy, error) {
 	if len(f.Principals) == 0 {
 		return nil, y.Errorf("principals", "the file has no principal, so every call would be refused; add one")
 	}
-	p := &Policy{all: make(map[Credential]*Principal), digest: sha256.Sum256(raw)}
-	names := make(map[string]bool)
+	p := &Policy{all: make(map[Credential]*Principal), byName: make(map[string]*Principal), digest: sha256.Sum256(raw)}
 	for i, entry := range f.Principals {
 		at := fmt.Sprintf("principals.%d", i)
 		bad := func(key, format string, args ...any) error { return y.Errorf(at+key, format, args...) }
 		if err := checkName(entry.Name); err != nil {
 			return nil, bad(".name", "%v", err)
 		}
-		if names[entry.Name] {
+		if p.byName[entry.Name] != nil {
 			return nil, bad(".name", "two principals have the name %q; put all grants and tokens into one", entry.Name)
 		}
-		names[entry.Name] = true
 		if len(entry.Tokens)+len(entry.Subjects) == 0 {
 			return nil, bad("", "principal %q has neither tokens nor subjects, so no client can be it; add one", entry.Name)
 		}
-		principal := &Principal{name: entry.Name, rates: Rates{Read: int64(entry.Rates.Read), Write: int64(entry.Rates.Write)}}
+		principal := &Principal{name: entry.Name, rates: Rates{Read: int64(entry.Rates.Read), Write: int64(entry.Rates.Write)}, weight: int(entry.Weight)}
 		for j, g := range entry.Grants {
 			roles, err := rolesOf(g.Roles)
 			if err != nil {
@@ -118,6 +117,7 @@ func Parse(name string, raw []byte) (*Policy, error) {
 			p.subjects = append(p.subjects, subject{name: text, Identity: Identity{Principal: principal, Credential: c}})
 		}
 		p.principals = append(p.principals, principal)
+		p.byName[entry.Name] = principal
 	}
 	return p, nil
 }

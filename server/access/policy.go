@@ -16,6 +16,8 @@ type Principal struct {
 	name   string
 	grants []grant
 	rates  Rates
+	// weight is 0 if the document has none.
+	weight int
 }
 
 // grant gives roles on the namespaces that a pattern matches.
@@ -75,6 +77,7 @@ type Identity struct {
 // Policy has the principals of a roles file or document.
 type Policy struct {
 	principals []*Principal
+	byName     map[string]*Principal
 	// tokens and subjects are the credentials of all principals, in the order of the file.
 	tokens   []Identity
 	subjects []subject
@@ -125,14 +128,7 @@ func (p *Policy) ByCredential(c Credential) (Identity, bool) {
 }
 
 // Named returns the principal with a name, or nil.
-func (p *Policy) Named(name string) *Principal {
-	for _, principal := range p.principals {
-		if principal.name == name {
-			return principal
-		}
-	}
-	return nil
-}
+func (p *Policy) Named(name string) *Principal { return p.byName[name] }
 
 // Credentials returns all credentials, in the order of the file, tokens first.
 func (p *Policy) Credentials() []Credential {

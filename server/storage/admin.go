@@ -241,7 +241,7 @@ func (n *Node) verifyPiece(ctx context.Context, ns kv.Namespace, info trie.Info)
 	}
 	batch := []blockstore.Read{{Ref: info.Ref, Want: want}}
 	lane := n.lanes[info.Ref.Extent.Volume()]
-	h, err := n.readSlots(ctx, lane, layout.SlotBytes(), batch, func(buf arena.Buffer) { batch[0].Buf = buf.Bytes()[:layout.SlotBytes()] })
+	h, err := n.readSlots(ctx, lane, reader{}, layout.SlotBytes(), batch, func(buf arena.Buffer) { batch[0].Buf = buf.Bytes()[:layout.SlotBytes()] })
 	if err != nil {
 		return v, err
 	}
@@ -296,6 +296,9 @@ type Stats struct {
 	LoanBytes int64
 	Loans     int
 }
+
+// WaitingReads returns the number of a principal's Loads that wait for others to end.
+func (n *Node) WaitingReads(principal string) int { return n.reads.waitingOf(principal) }
 
 // Stats returns the current counters.
 func (n *Node) Stats() Stats {

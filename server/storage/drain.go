@@ -368,15 +368,15 @@ func (p *pass) copy(ctx context.Context, blocks []moving, slotBytes int64) error
 		return err
 	}
 	lane := n.lanes[p.mover.volume]
-	if err := lane.enter(""); err != nil {
+	if err := lane.enter(reader{}); err != nil {
 		return fail(err)
 	}
-	defer lane.leave("")
+	defer lane.leave(reader{})
 	reads := make([]blockstore.Read, len(blocks))
 	for i, b := range blocks {
 		reads[i] = blockstore.Read{Ref: b.from, Want: b.key}
 	}
-	h, err := n.readSlots(ctx, lane, slotBytes*int64(len(blocks)), reads, func(buf arena.Buffer) {
+	h, err := n.readSlots(ctx, lane, reader{}, slotBytes*int64(len(blocks)), reads, func(buf arena.Buffer) {
 		for i := range reads {
 			reads[i].Buf = buf.Bytes()[int64(i)*slotBytes:][:slotBytes]
 		}

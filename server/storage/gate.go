@@ -2,66 +2,54 @@ package storage
 
 import (
 	"context"
-	"slices"
 	"sync"
 )
 
 // A gate bounds the number of concurrent calls. The same number of further calls may wait; the calls
-// beyond are refused at once. Tenants have equal shares while calls wait:
+// beyond are refused at once. Principals have shares by weight while calls wait, and the tenants of a
+// principal have equal shares:
 //
-//	         tenant a  4 3 2 1 ─┐
-//	waiting  tenant b        1 ─┼─► one call of each tenant in turn ─► running (at most max)
-//	         tenant c      2 1 ─┘
-//	           └── when too many wait, the newest call of the longest queue is refused
+//	         principal a, weight 3   4 3 2 1 ─┐
+//	waiting  principal b, weight 1       2 1 ─┼─► fairQueue ─► running (at most max)
+//	         principal c, weight 1         1 ─┘
+//	           └── when too many wait, the newest call of the principal with the most calls per weight is refused
 //
-// Calls of one tenant enter in the order of their arrival.
+// Calls of one principal and tenant enter in the order of their arrival.
 type gate struct {
 	mu sync.Mutex
-	// max is the maximum of running and of waiting, the numbers of calls. Invariant: running <= max,
+	// max is the maximum of running and of queue.waiting, the numbers of calls. Invariant: running <= max,
 	// unless setMax has lowered max since the calls entered.
-	max, running, waiting int
-	// queues has the waiting calls of each tenant, the longest waiting first. turns has the tenants with
-	// waiting calls, the one whose call enters next first.
-	queues map[string][]*turn
-	turns  []string
+	max, running int
+	queue        fairQueue
 	// empty is nil until the gate is closed; after that no call enters. The channel is closed when
 	// no call runs any more.
 	empty chan struct{}
 }
 
-// turn is a call that waits. done is closed when the call was admitted, or refused in favour of a
-// tenant with fewer waiting calls.
-type turn struct {
-	done    chan struct{}
-	refused bool
-}
+func newGate(n int) *gate { return &gate{max: n, queue: newFairQueue()} }
 
-func newGate(n int) *gate { return &gate{max: n, queues: make(map[string][]*turn)} }
-
-// enter waits until the call may run, and returns nil; the call must then end with leave. It fails
-// with ErrBusy if too many calls wait, and with the error of ctx.
-func (g *gate) enter(ctx context.Context, tenant string) error {
+// enter waits until the call, which reads bytes, may run, and returns nil; the call must then end with
+// leave. It fails with ErrBusy if too many calls wait, and with the error of ctx.
+func (g *gate) enter(ctx context.Context, by reader, bytes int64) error {
 	g.mu.Lock()
-	if g.running < g.max && g.waiting == 0 && g.empty == nil {
+	if g.running < g.max && g.queue.waiting == 0 && g.empty == nil {
 		g.running++
+		g.queue.charge(g.queue.flowOf(by.share), bytes)
 		g.mu.Unlock()
 		return nil
 	}
-	if g.waiting >= g.max && !g.refuseLongestLocked(len(g.queues[tenant])+1) {
+	if g.queue.waiting >= g.max && !g.queue.refuse(by) {
 		g.mu.Unlock()
 		return ErrBusy
 	}
-	t := &turn{done: make(chan struct{})}
-	g.pushLocked(tenant, t)
+	t := g.queue.push(by, bytes)
 	g.mu.Unlock()
 	select {
 	case <-t.done:
 	case <-ctx.Done():
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		if i := slices.Index(g.queues[tenant], t); i >= 0 {
-			g.removeLocked(tenant, i)
-		} else if !t.refused {
+		if !g.queue.remove(t) && !t.refused {
 			g.leaveLocked() // the call was admitted at the same time
 		}
 		return ctx.Err()
@@ -70,44 +58,6 @@ func (g *gate) enter(ctx context.Context, tenant string) error {
 		return ErrBusy
 	}
 	return nil
-}
-
-func (g *gate) pushLocked(tenant string, t *turn) {
-	if len(g.queues[tenant]) == 0 {
-		g.turns = append(g.turns, tenant)
-	}
-	g.queues[tenant] = append(g.queues[tenant], t)
-	g.waiting++
-}
-
-// removeLocked removes a call from a tenant's queue.
-func (g *gate) removeLocked(tenant string, i int) *turn {
-	t := g.queues[tenant][i]
-	g.queues[tenant] = slices.Delete(g.queues[tenant], i, i+1)
-	if len(g.queues[tenant]) == 0 {
-		delete(g.queues, tenant)
-		g.turns = slices.DeleteFunc(g.turns, func(other string) bool { return other == tenant })
-	}
-	g.waiting--
-	return t
-}
-
-// refuseLongestLocked refuses the newest call of the longest queue, if that queue has more than above
-// calls.
-func (g *gate) refuseLongestLocked(above int) bool {
-	longest, found := "", false
-	for _, tenant := range g.turns {
-		if n := len(g.queues[tenant]); n > above {
-			above, longest, found = n, tenant, true
-		}
-	}
-	if !found {
-		return false
-	}
-	t := g.removeLocked(longest, above-1)
-	t.refused = true
-	close(t.done)
-	return true
 }
 
 func (g *gate) leave() {
@@ -126,11 +76,12 @@ func (g *gate) leaveLocked() {
 
 // admitLocked admits waiting calls while fewer than max calls run.
 func (g *gate) admitLocked() {
-	for g.waiting > 0 && g.running < g.max && g.empty == nil {
-		tenant := g.turns[0]
-		g.turns = append(g.turns[1:], tenant) // its next call waits for the other tenants
-		close(g.removeLocked(tenant, 0).done)
+	for g.queue.waiting > 0 && g.running < g.max && g.empty == nil {
+		g.queue.grant(g.queue.next())
 		g.running++
+	}
+	if g.queue.waiting == 0 && g.running == 0 {
+		g.queue.restart()
 	}
 }
 
@@ -152,7 +103,17 @@ func (g *gate) limit() int {
 func (g *gate) stats() (running, waiting, limit int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.running, g.waiting, g.max
+	return g.running, g.queue.waiting, g.max
+}
+
+// waitingOf returns the number of waiting calls of a principal.
+func (g *gate) waitingOf(principal string) int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if f := g.queue.flows[principal]; f != nil {
+		return f.waiting
+	}
+	return 0
 }
 
 // close waits for the running calls and admits no further call. It fails only if a call is still

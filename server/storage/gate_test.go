@@ -20,7 +20,7 @@ func TestGateOrder(t *testing.T) {
 		var entered []int
 		enter := func(ctx context.Context, id int) {
 			go func() {
-				if g.enter(ctx, "") == nil {
+				if g.enter(ctx, reader{}, 1) == nil {
 					mu.Lock()
 					defer mu.Unlock()
 					entered = append(entered, id)
@@ -43,7 +43,7 @@ func TestGateOrder(t *testing.T) {
 		enter(ctx, 3)
 		enter(t.Context(), 4)
 		want(1, 2)
-		if err := g.enter(t.Context(), ""); !errors.Is(err, ErrBusy) {
+		if err := g.enter(t.Context(), reader{}, 1); !errors.Is(err, ErrBusy) {
 			t.Errorf("behind two calls that wait: %v", err)
 		}
 		cancel() // the call that waits longest gives up
@@ -76,12 +76,12 @@ func TestGateCloses(t *testing.T) {
 			t.Errorf("an empty gate: %v", err)
 		}
 		g := newGate(1)
-		if err := g.enter(t.Context(), ""); err != nil {
+		if err := g.enter(t.Context(), reader{}, 1); err != nil {
 			t.Fatal(err)
 		}
 		waiting, giveUp := context.WithCancel(t.Context())
 		late, closed := make(chan error, 1), make(chan error, 1)
-		go func() { late <- g.enter(waiting, "") }()
+		go func() { late <- g.enter(waiting, reader{}, 1) }()
 		synctest.Wait()
 		go func() { closed <- g.close(t.Context()) }()
 		synctest.Wait()
@@ -101,7 +101,7 @@ func TestGateCloses(t *testing.T) {
 		}
 
 		g = newGate(1)
-		if err := g.enter(t.Context(), ""); err != nil {
+		if err := g.enter(t.Context(), reader{}, 1); err != nil {
 			t.Fatal(err)
 		}
 		if err := g.close(ended); !errors.Is(err, context.Canceled) {
@@ -111,7 +111,7 @@ func TestGateCloses(t *testing.T) {
 	})
 }
 
-// TestGateBound: with calls of three tenants that give up at random and a bound that changes, never more run than the
+// TestGateBound: with calls of three principals and tenants that give up at random and a bound that changes, never more run than the
 // highest bound, and all can enter in the end.
 func TestGateBound(t *testing.T) {
 	const most, calls, workers = 3, 2000, 8
@@ -126,7 +126,7 @@ func TestGateBound(t *testing.T) {
 				if rng.IntN(3) == 0 {
 					go cancel()
 				}
-				if g.enter(ctx, string('a'+rune(rng.IntN(3)))) == nil {
+				if g.enter(ctx, anyReader(rng), rng.Int64N(1<<20)) == nil {
 					if n := running.Add(1); n > most {
 						t.Errorf("%d calls run", n)
 					}
@@ -141,10 +141,16 @@ func TestGateBound(t *testing.T) {
 	wg.Wait()
 	g.setMax(most)
 	for range most {
-		if err := g.enter(t.Context(), ""); err != nil {
+		if err := g.enter(t.Context(), reader{}, 1); err != nil {
 			t.Errorf("a place was lost: %v", err)
 		}
 	}
+}
+
+// anyReader returns one of nine readers of three principals.
+func anyReader(rng *rand.Rand) reader {
+	name := func() string { return string('a' + rune(rng.IntN(3))) }
+	return reader{share: Share{Principal: name()}, tenant: name()}
 }
 
 // TestGateShares: a tenant whose calls wait gets every second place, however many calls of another
@@ -159,7 +165,7 @@ func TestGateShares(t *testing.T) {
 		enter := func(tenant string, n int) {
 			for range n {
 				go func() {
-					err := g.enter(t.Context(), tenant)
+					err := g.enter(t.Context(), reader{tenant: tenant}, 1<<20)
 					mu.Lock()
 					defer mu.Unlock()
 					if err == nil {
@@ -196,7 +202,8 @@ func TestGateShares(t *testing.T) {
 		enter("b", most)
 		enter("c", most)
 		_, waiting, _ := g.stats()
-		if a, b, c := len(g.queues["a"]), len(g.queues["b"]), len(g.queues["c"]); waiting != most || a != 4 || b != 6 || c != 6 {
+		f := g.queue.flows[""]
+		if a, b, c := len(f.queues["a"]), len(f.queues["b"]), len(f.queues["c"]); waiting != most || a != 4 || b != 6 || c != 6 {
 			t.Errorf("%d calls wait: %d of a, %d of b, %d of c", waiting, a, b, c)
 		}
 		for range waiting {
@@ -206,8 +213,8 @@ func TestGateShares(t *testing.T) {
 		for range most {
 			g.leave()
 		}
-		if running, waiting, _ := g.stats(); running != 0 || waiting != 0 || len(g.turns) != 0 || len(g.queues) != 0 {
-			t.Errorf("%d run, %d wait, turns %v, queues %v", running, waiting, g.turns, g.queues)
+		if running, waiting, _ := g.stats(); running != 0 || waiting != 0 || f.waiting != 0 || len(f.turns) != 0 || len(f.queues) != 0 {
+			t.Errorf("%d run, %d wait, turns %v, queues %v", running, waiting, f.turns, f.queues)
 		}
 	})
 }
@@ -216,7 +223,7 @@ func TestGateShares(t *testing.T) {
 // of it. Loads of namespaces without a tenant may fill it.
 func TestLaneShares(t *testing.T) {
 	fill := func(l *lane, tenant string) (n int64) {
-		for l.enter(tenant) == nil {
+		for l.enter(reader{tenant: tenant}) == nil {
 			n++
 		}
 		return n
@@ -233,9 +240,9 @@ func TestLaneShares(t *testing.T) {
 	// The Loads of a end, and both tenants begin others as soon as they may.
 	for range 20 * places {
 		if l.tenants["a"] >= l.tenants["b"] {
-			l.leave("a")
+			l.leave(reader{tenant: "a"})
 		} else {
-			l.leave("b")
+			l.leave(reader{tenant: "b"})
 		}
 		fill(l, "a")
 		fill(l, "b")
@@ -246,13 +253,56 @@ func TestLaneShares(t *testing.T) {
 	if n := fill(l, ""); n != places-l.tenants["a"]-l.tenants["b"] {
 		t.Errorf("Loads without a tenant got %d places", n)
 	}
-	if err := l.enter("c"); !errors.Is(err, ErrBusy) {
+	if err := l.enter(reader{tenant: "c"}); !errors.Is(err, ErrBusy) {
 		t.Errorf("a full lane: %v", err)
 	}
 	for l.tenants["a"] > 0 {
-		l.leave("a")
+		l.leave(reader{tenant: "a"})
 	}
 	if _, ok := l.tenants["a"]; ok {
 		t.Error("a tenant without Loads is kept")
+	}
+}
+
+// TestLaneWeights: on a node with several volumes a principal alone leaves some places of a lane free, and principals that
+// want more have places by weight. On a node with one volume the gate divides the places, so a
+// principal alone may have all.
+func TestLaneWeights(t *testing.T) {
+	heavy := reader{share: Share{Principal: "heavy", Weight: func() int { return 3 }}}
+	light := reader{share: Share{Principal: "light"}}
+	fill := func(l *lane, by reader) (n int64) {
+		for l.enter(by) == nil {
+			n++
+		}
+		return n
+	}
+	const places = 1024
+	if n := fill(newLanes(1, places, 1<<20)[0], light); n != places {
+		t.Errorf("a principal alone gets %d of the %d places of the only volume", n, places)
+	}
+	l := newLanes(2, places, 1<<20)[0]
+	if n := fill(l, light); n < places*8/9 || n > places*8/9+1 {
+		t.Errorf("a principal alone gets %d of %d places", n, places)
+	}
+	if fill(l, heavy) == 0 {
+		t.Error("a second principal gets no place")
+	}
+	for i := range 20 * places { // Loads of both end, and both begin others as soon as they may
+		by := heavy
+		if i%2 == 0 {
+			by = light
+		}
+		l.leave(by)
+		fill(l, heavy)
+		fill(l, light)
+	}
+	if h, n := l.principals["heavy"], l.principals["light"]; h < 27*n/10 || h > 33*n/10 || h+n < places*9/10 {
+		t.Errorf("weight 3 has %d places, and weight 1 has %d", h, n)
+	}
+	for l.principals["light"] > 0 {
+		l.leave(light)
+	}
+	if _, ok := l.principals["light"]; ok {
+		t.Error("a principal without Loads is kept")
 	}
 }

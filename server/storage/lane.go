@@ -7,8 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/semaphore"
-
 	"github.com/penstock-kv/penstock/blockstore"
 	"github.com/penstock-kv/penstock/internal/arena"
 )
@@ -24,13 +22,15 @@ type lane struct {
 	// loads counts the Loads that read from the volume or wait for budget. Invariant: loads <= max,
 	// unless SetLimits has lowered max since the Loads entered.
 	loads int64
-	// tenants counts the Loads of each tenant that has any. Loads of namespaces without a tenant are not
-	// in it.
-	tenants map[string]int64
+	// tenants counts the Loads of each tenant that has any, and principals those of each principal. Loads of
+	// namespaces without a tenant, and Loads without a principal, are not in them.
+	tenants, principals map[string]int64
+	// alone is set if the node has no other volume. Then the gate, which has as many places, divides them among
+	// the principals.
+	alone bool
 
 	// budget bounds the arena memory of the reads of the volume that are in flight.
-	budget      *semaphore.Weighted
-	budgetBytes int64
+	budget *budget
 }
 
 // newLanes makes a lane for each volume. Their budgets together are three quarters of the arena.
@@ -38,7 +38,7 @@ func newLanes(volumes, readsMax int, arenaBytes int64) []*lane {
 	lanes := make([]*lane, volumes)
 	for i := range lanes {
 		bytes := arenaBytes / 4 * 3 / int64(volumes)
-		lanes[i] = &lane{volume: i, tenants: make(map[string]int64), budget: semaphore.NewWeighted(bytes), budgetBytes: bytes}
+		lanes[i] = &lane{volume: i, tenants: make(map[string]int64), principals: make(map[string]int64), alone: volumes == 1, budget: newBudget(bytes)}
 		lanes[i].max.Store(int64(readsMax))
 	}
 	return lanes
@@ -46,57 +46,65 @@ func newLanes(volumes, readsMax int, arenaBytes int64) []*lane {
 
 // tenantShare is the number of places that a tenant may have for each place that is left free. So a
 // tenant alone gets eight ninths of a lane, two tenants get eight seventeenths each, and so on: there
-// is room for a tenant that begins to read. See A. Choudhury, E. Hahne: "Dynamic queue length
+// is room for a tenant that begins to read. A principal has this number times its weight. See
+// A. Choudhury, E. Hahne: "Dynamic queue length
 // thresholds for shared-memory packet switches" (IEEE/ACM ToN 6(2), 1998), section II, with the
 // factor 8.
 const tenantShare = 8
 
-// enter adds a Load of a tenant ("" if the namespace has none) to the lane; leave removes the Load.
-// enter does not wait: it fails with ErrBusy if the lane has max Loads, or if the tenant has its share
-// of them.
-func (l *lane) enter(tenant string) error {
+// enter adds a Load to the lane; leave removes the Load. enter does not wait: it fails with ErrBusy if the
+// lane has max Loads, or if the tenant or the principal has its share of them.
+func (l *lane) enter(by reader) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	free := l.max.Load() - l.loads
 	if free <= 0 {
 		return fmt.Errorf("%w: %d loads are already reading from volume %d", ErrBusy, l.loads, l.volume)
 	}
-	if tenant != "" {
-		if n := l.tenants[tenant]; n >= tenantShare*free {
-			return fmt.Errorf("%w: %d loads of this tenant are already reading from volume %d, which has %d places left for other tenants", ErrBusy, n, l.volume, free)
-		}
-		l.tenants[tenant]++
+	if n := l.tenants[by.tenant]; n >= tenantShare*free {
+		return fmt.Errorf("%w: %d loads of this tenant are already reading from volume %d, which has %d places left for other tenants", ErrBusy, n, l.volume, free)
 	}
+	if n := l.principals[by.share.Principal]; !l.alone && float64(n) >= tenantShare*by.share.weight()*float64(free) {
+		return fmt.Errorf("%w: %d loads of this principal are already reading from volume %d, which has %d places left for other principals", ErrBusy, n, l.volume, free)
+	}
+	count(l.tenants, by.tenant, 1)
+	count(l.principals, by.share.Principal, 1)
 	l.loads++
 	return nil
 }
 
-func (l *lane) leave(tenant string) {
+// count adds n to the number of a name, unless the name is empty. It removes a name whose number is 0.
+func count(of map[string]int64, name string, n int64) {
+	if name == "" {
+		return
+	}
+	if of[name] += n; of[name] == 0 {
+		delete(of, name)
+	}
+}
+
+func (l *lane) leave(by reader) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.loads--
-	if tenant == "" {
-		return
-	}
-	if l.tenants[tenant]--; l.tenants[tenant] == 0 {
-		delete(l.tenants, tenant)
-	}
+	count(l.tenants, by.tenant, -1)
+	count(l.principals, by.share.Principal, -1)
 }
 
 // acquire takes bytes from the budget. It waits up to limit, and then fails with ErrBusy. A request
 // above the whole budget takes the whole budget. It returns the number of bytes to release.
-func (l *lane) acquire(ctx context.Context, bytes int64, limit time.Duration) (int64, error) {
-	bytes = min(bytes, l.budgetBytes)
-	if l.budget.TryAcquire(bytes) {
+func (l *lane) acquire(ctx context.Context, by reader, bytes int64, limit time.Duration) (int64, error) {
+	bytes = min(bytes, l.budget.size)
+	if l.budget.try(by, bytes) {
 		return bytes, nil
 	}
 	wait, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	if err := l.budget.Acquire(wait, bytes); err != nil {
+	if err := l.budget.acquire(wait, by, bytes); err != nil {
 		if ctx.Err() != nil {
 			return 0, context.Cause(ctx)
 		}
-		return 0, fmt.Errorf("%w: the reads of volume %d did not release any of their %d bytes of memory within %v", ErrBusy, l.volume, l.budgetBytes, limit)
+		return 0, fmt.Errorf("%w: the reads of volume %d did not release any of their %d bytes of memory within %v", ErrBusy, l.volume, l.budget.size, limit)
 	}
 	return bytes, nil
 }
@@ -106,15 +114,15 @@ func (l *lane) acquire(ctx context.Context, bytes int64, limit time.Duration) (i
 // fails if there is no budget or memory, if the device has not completed within ReadWait, or if ctx
 // ends. After an error the caller must not use the batch, because the device may still write to its
 // memory. Until the device completes, that memory counts against the volume's budget.
-func (n *Node) readSlots(ctx context.Context, l *lane, total int64, batch []blockstore.Read, place func(arena.Buffer)) (*hold, error) {
+func (n *Node) readSlots(ctx context.Context, l *lane, by reader, total int64, batch []blockstore.Read, place func(arena.Buffer)) (*hold, error) {
 	limits := n.limits.Load()
-	budget, err := l.acquire(ctx, total, limits.QueueWait)
+	budget, err := l.acquire(ctx, by, total, limits.QueueWait)
 	if err != nil {
 		return nil, err
 	}
 	buf, err := n.alloc(ctx, total)
 	if err != nil {
-		l.budget.Release(budget)
+		l.budget.release(budget)
 		return nil, err
 	}
 	place(buf)
@@ -124,7 +132,7 @@ func (n *Node) readSlots(ctx context.Context, l *lane, total int64, batch []bloc
 	n.detach(func() {
 		err := n.store.Read(ctx, batch)
 		h.release()
-		l.budget.Release(budget)
+		l.budget.release(budget)
 		done <- err
 	})
 	timer := time.NewTimer(limits.ReadWait)
@@ -159,7 +167,7 @@ func (n *Node) detach(f func()) {
 // device reads. It enters the lane of a volume with its first read of the volume, and leaves the
 // lane when its last unit on that volume has ended.
 type laneUse struct {
-	tenant string
+	by reader
 
 	mu    sync.Mutex
 	lanes []*lane
@@ -170,8 +178,8 @@ type laneUse struct {
 	entered map[int]error
 }
 
-func newLaneUse(tenant string, lanes []*lane) laneUse {
-	return laneUse{tenant: tenant, lanes: lanes, left: make(map[int]int), entered: make(map[int]error)}
+func newLaneUse(by reader, lanes []*lane) laneUse {
+	return laneUse{by: by, lanes: lanes, left: make(map[int]int), entered: make(map[int]error)}
 }
 
 // begin enters the lane of a volume, unless the Load has done so before. The Load stays in the lane
@@ -182,7 +190,7 @@ func (u *laneUse) begin(volume int) (*lane, error) {
 	defer u.mu.Unlock()
 	err, tried := u.entered[volume]
 	if !tried {
-		err = u.lanes[volume].enter(u.tenant)
+		err = u.lanes[volume].enter(u.by)
 		u.entered[volume] = err
 	}
 	return u.lanes[volume], err
@@ -194,6 +202,6 @@ func (u *laneUse) end(volume int) {
 	defer u.mu.Unlock()
 	u.left[volume]--
 	if err, tried := u.entered[volume]; u.left[volume] == 0 && tried && err == nil {
-		u.lanes[volume].leave(u.tenant)
+		u.lanes[volume].leave(u.by)
 	}
 }

@@ -23,6 +23,8 @@ type PieceRef struct {
 // LoadRequest is the request of a Load.
 type LoadRequest struct {
 	Namespace string
+	// Share is that of the principal that reads.
+	Share Share
 	// Epoch is the requested epoch. 0 means the newest.
 	Epoch kv.Epoch
 	// IDs is the chain from the first block of the prompt.
@@ -194,7 +196,8 @@ func (n *Node) load(ctx context.Context, ns kv.Namespace, req LoadRequest, deliv
 		return LoadResult{}, err
 	}
 	wait, cancel := context.WithTimeout(ctx, n.limits.Load().QueueWait)
-	err := n.reads.enter(wait, ns.Tenant)
+	by := reader{share: req.Share, tenant: ns.Tenant}
+	err := n.reads.enter(wait, by, req.bytes(ns.Geometry))
 	cancel()
 	if err != nil {
 		if ctx.Err() == nil {
@@ -202,7 +205,7 @@ func (n *Node) load(ctx context.Context, ns kv.Namespace, req LoadRequest, deliv
 		}
 		return LoadResult{}, err
 	}
-	l := &load{node: n, ns: ns, req: req, deliver: deliver, open: 1, ended: make(chan struct{}), lanes: newLaneUse(ns.Tenant, n.lanes)}
+	l := &load{node: n, ns: ns, req: req, deliver: deliver, open: 1, ended: make(chan struct{}), lanes: newLaneUse(by, n.lanes)}
 	match, err := l.plan()
 	if err != nil {
 		n.reads.leave()
@@ -344,6 +347,21 @@ func (n *Node) checkLoad(ns kv.Namespace, req LoadRequest) error {
 		return n.loans.room(min(bytes, max(unitBytes, largest)))
 	}
 	return nil
+}
+
+// bytes returns the size of the requested layers of all requested pieces. checkLoad has accepted the request.
+func (req *LoadRequest) bytes(g kv.Geometry) (sum int64) {
+	if req.Pieces == nil {
+		return g.NeededBytes(len(req.IDs))
+	}
+	for _, p := range req.Pieces {
+		layers := req.Layers
+		if layers == 0 {
+			layers = g.Groups[p.Group].Layers - req.FirstLayer
+		}
+		sum += int64(layers) * g.LayerBytes(p.Group)
+	}
+	return sum
 }
 
 func (n *Node) checkChain(ids []kv.BlockID) error {

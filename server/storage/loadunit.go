@@ -129,7 +129,7 @@ func (l *load) read(ctx context.Context, volume int, total int64, batch []blocks
 	if err != nil {
 		return nil, err
 	}
-	return n.readSlots(ctx, lane, total, batch, place)
+	return n.readSlots(ctx, lane, l.lanes.by, total, batch, place)
 }
 
 // hotParts returns parts for the pieces that are in the hot set, and the indexes of the other
@@ -248,12 +248,12 @@ func (l *load) follow(ctx context.Context, r blockstore.Read, bytes int64) (*hol
 		}
 		r.Ref = ref
 		lane := n.lanes[ref.Extent.Volume()]
-		if err := lane.enter(l.ns.Tenant); err != nil {
+		if err := lane.enter(l.lanes.by); err != nil {
 			return nil, r, err
 		}
 		batch := []blockstore.Read{r}
-		h, err := n.readSlots(ctx, lane, bytes, batch, func(buf arena.Buffer) { batch[0].Buf = buf.Bytes()[:bytes] })
-		lane.leave(l.ns.Tenant)
+		h, err := n.readSlots(ctx, lane, l.lanes.by, bytes, batch, func(buf arena.Buffer) { batch[0].Buf = buf.Bytes()[:bytes] })
+		lane.leave(l.lanes.by)
 		if err != nil {
 			return nil, r, err
 		}
