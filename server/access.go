@@ -277,10 +277,11 @@ func hide(why, shown error) error { return &refusal{shown: status.Convert(shown)
 
 // identify returns the identity of a caller over gRPC or HTTP by its Authorization header or, if it
 // has none, by the subject of its certificate. A call with several Authorization headers is refused,
-// because each of them would cost a hash and a comparison with every token.
+// because each of them would cost a hash and a comparison with every token. Without a roles document from etcd the
+// code is Unavailable and not Unauthenticated, so that clients try again.
 func identify(policy *access.Policy, headers []string, subject string) (access.Identity, error) {
 	if policy.Principals() == 0 {
-		return access.Identity{}, refuse(codes.Unauthenticated, "this node has no roles document from etcd (auth.roles_etcd) yet, and refuses every call; the log of the node has the reason")
+		return access.Identity{}, refuse(codes.Unavailable, "this node has no roles document from etcd (auth.roles_etcd) yet, and refuses every call; the log of the node has the reason")
 	}
 	if len(headers) > 1 {
 		return access.Identity{}, refuse(codes.Unauthenticated, "the call has %d Authorization headers; send one", len(headers))

@@ -117,7 +117,10 @@ func (g guard) web(next http.Handler, log audit) http.Handler {
 		}
 		log.refusal(ctx, r.Method+" "+strings.ToValidUTF8(r.URL.Path, ""), r.RemoteAddr, nil, err)
 		code := http.StatusForbidden
-		if status.Code(err) == codes.Unauthenticated {
+		switch status.Code(err) {
+		case codes.Unavailable: // there is no roles document from etcd
+			code = http.StatusServiceUnavailable
+		case codes.Unauthenticated:
 			code = http.StatusUnauthorized
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			if isConsole(r.URL.Path) {

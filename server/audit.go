@@ -192,7 +192,8 @@ func (a audit) record(ctx context.Context, level slog.Level, name, peer string, 
 	if refused(err) != nil {
 		text = "call refused"
 	}
-	if status.Code(err) == codes.Unauthenticated && !known {
+	code := status.Code(err)
+	if !known && (code == codes.Unauthenticated || code == codes.Unavailable && refused(err) != nil) {
 		args := make([]any, len(attrs))
 		for i := range attrs {
 			args[i] = attrs[i]

@@ -70,8 +70,8 @@ func healthz(w http.ResponseWriter, _ *http.Request) {
 }
 
 // readyz responds 200 if clients should send traffic to the node, and 503 otherwise
-// (storage.Node.Ready, Cluster.Admit). The body has the reason and the state of each volume. With a
-// roles file only callers with the role operate get these, because they have paths of the node.
+// (storage.Node.Ready, Cluster.Admit, no roles document from etcd). The body has the reason and the state of each
+// volume. With roles only callers with the role operate get these, because they have paths of the node.
 func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	state, reason := s.node.WriteState()
 	w.Header().Set("Content-Type", "application/json")
@@ -80,6 +80,9 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 		if err = s.opts.Cluster.Admit(""); err != nil {
 			state = "no_lease"
 		}
+	}
+	if policy := s.guard.roles.current(); err == nil && policy != nil && policy.Principals() == 0 {
+		state, err = "no_roles", errors.New("there is no roles document from etcd, so every call is refused")
 	}
 	if err != nil {
 		reason = err.Error()

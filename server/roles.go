@@ -50,7 +50,8 @@ func (s *adminService) SetRoles(ctx context.Context, req *pb.SetRolesRequest) (*
 
 // ReplaceRoles replaces the roles document that has the given revision, unless dryRun is set, and returns the
 // changes for people and the revision of the document. It refuses a document that is invalid, or that the caller with the
-// credential by could not replace; nil: that no principal could replace.
+// credential by could not replace; nil: that no principal could replace. It refuses a caller who could not replace the
+// present document, which the node may not use yet.
 func ReplaceRoles(ctx context.Context, d RolesDocument, text []byte, revision int64, by *access.Credential, dryRun bool) (changes []string, _ int64, err error) {
 	if len(text) > access.BytesMax {
 		return nil, 0, status.Errorf(codes.InvalidArgument, "the document has %d bytes; etcd takes at most %d", len(text), access.BytesMax)
@@ -60,7 +61,7 @@ func ReplaceRoles(ctx context.Context, d RolesDocument, text []byte, revision in
 		return nil, 0, status.Error(codes.InvalidArgument, sentence(err))
 	}
 	if by != nil {
-		if id, ok := next.ByCredential(*by); !ok || !id.Principal.Governs() {
+		if !governs(next, *by) {
 			return nil, 0, status.Error(codes.FailedPrecondition, `the document would lock you out: your token or certificate has no principal in it with the roles operate and admin on "*"; give it these, or let another administrator make the change`)
 		}
 	}
@@ -80,6 +81,9 @@ func ReplaceRoles(ctx context.Context, d RolesDocument, text []byte, revision in
 			changes = append(changes, "the present document is invalid, and all principals count as added: "+sentence(err))
 		} else {
 			was = old
+			if by != nil && !governs(was, *by) {
+				return nil, 0, status.Error(codes.PermissionDenied, `your token or certificate has no principal with the roles operate and admin on "*" in the document that etcd has, which this node does not use yet`)
+			}
 		}
 	}
 	changes = append(changes, access.Changes(was, next)...)
@@ -88,4 +92,10 @@ func ReplaceRoles(ctx context.Context, d RolesDocument, text []byte, revision in
 	}
 	revision, err = d.Set(ctx, text, revision)
 	return changes, revision, err
+}
+
+// governs reports whether the credential has a principal that governs the policy.
+func governs(p *access.Policy, by access.Credential) bool {
+	id, ok := p.ByCredential(by)
+	return ok && id.Principal.Governs()
 }

@@ -273,6 +273,11 @@ int32_t penstock_traffic_close(penstock_traffic traffic, penstock_error *error) 
 	return goTrafficClose(traffic, error);
 }
 
+int32_t penstock_traffic_follow(penstock_traffic traffic, uint64_t stream, penstock_error *error) {
+	IN_OWNER(error);
+	return goTrafficFollow(traffic, stream, error);
+}
+
 int32_t penstock_traffic_describe(penstock_traffic traffic, penstock_traffic_description *description, penstock_error *error) {
 	IN_OWNER(error);
 	return goTrafficDescribe(traffic, description, error);

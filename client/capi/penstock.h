@@ -959,15 +959,30 @@ typedef struct penstock_traffic_options {
  *
  * Memory on a CUDA device is copied by the device's copy engine, in the device's primary context, to and
  * from the buffer, which the driver pins. Transfers pass through the buffer; on a prefill engine they need
- * two layers of each prompt in addition. The library does not synchronize with streams: call
- * penstock_transfer_computed when the device has computed the layer (an event). When penstock_transfer_layer
- * returns, the layer is on the device.
+ * two layers of each prompt in addition. When penstock_transfer_layer returns, the layer is on the device.
+ * Without penstock_traffic_follow, call penstock_transfer_computed and penstock_traffic_append when the
+ * device has computed the pages, and give pages that the device does not use.
  *
  * Errors: INVALID (also: the address is in use, a file for TLS is missing or cannot be read, the CUDA driver cannot be
  * loaded, there is no such device),
  * CLOSED, FORKED.
  */
 int32_t penstock_traffic_open(penstock_namespace ns, const penstock_traffic_options *options, penstock_traffic *traffic, penstock_error *error);
+
+/*
+ * Names the caller's stream, a CUstream of the primary context of the device that has the memory; 0: the default
+ * stream. Each later call of penstock_traffic_prefill, penstock_traffic_decode,
+ * penstock_transfer_add_pages, penstock_transfer_computed and penstock_traffic_append records an event in
+ * the stream, and the copies of its pages wait for the event on the device: copies to the pages for the
+ * work that may still use them, copies from the pages for the work that computes them. Of these functions only
+ * penstock_traffic_append waits for its copy. Work that the caller puts into a stream after
+ * penstock_transfer_layer has returned, or after READY, finds the pages' KV. A transfer that has been ended has
+ * its last event when the stream has done the work for which its copies wait. Another call names another stream,
+ * which the caller makes wait for the first one.
+ * A prefill engine needs a base for each layer.
+ * Errors: INVALID (the memory is host memory), CLOSED, FORKED. Since version 1.9.
+ */
+int32_t penstock_traffic_follow(penstock_traffic traffic, uint64_t stream, penstock_error *error);
 
 /*
  * Closes a traffic manager, its eventfd and its transfers, whose events are lost. It waits for

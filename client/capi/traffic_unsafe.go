@@ -114,6 +114,11 @@ func goTrafficClose(t C.uint64_t, to *C.penstock_error) C.int32_t {
 	return inTraffic(t, to, (*binding.Traffic).Close)
 }
 
+//export goTrafficFollow
+func goTrafficFollow(t C.uint64_t, stream C.uint64_t, to *C.penstock_error) C.int32_t {
+	return inTraffic(t, to, func(t *binding.Traffic) error { return t.FollowStream(uint64(stream)) })
+}
+
 //export goTrafficDescribe
 func goTrafficDescribe(t C.uint64_t, out *C.penstock_traffic_description, to *C.penstock_error) C.int32_t {
 	return inTraffic(t, to, func(t *binding.Traffic) error {

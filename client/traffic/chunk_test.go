@@ -203,6 +203,11 @@ func TestChunkLeaves(t *testing.T) {
 	}
 }
 
+// reached is a mark of no stream.
+type reached struct{}
+
+func (reached) Close() error { return nil }
+
 // TestBadChunks: a chunk without pages, or beyond the prompt, and chunks on an engine whose device
 // memory does not hold all layers, fail the job.
 func TestBadChunks(t *testing.T) {
@@ -219,6 +224,7 @@ func TestBadChunks(t *testing.T) {
 		"6 device pages for 5 blocks": {layers, func(p *Prefill) { p.AddPages(2, 3, 4, 5) }},
 		"page 40":                     {layers, func(p *Prefill) { p.AddPages(40) }},
 		"holds 1 of":                  {1, func(p *Prefill) { p.ComputedTo(0, 1) }},
+		"marks need staged":           {layers, func(p *Prefill) { p.ComputedAfter(0, 1, reached{}) }},
 	} {
 		e := newEngine(t, s, c.layers, 40, 4<<20)
 		p, err := e.Prefill(t.Context(), PrefillJob{Request: "r", Blocks: 5, Pages: []uint32{0, 1}})

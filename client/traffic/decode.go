@@ -27,6 +27,9 @@ type DecodeJob struct {
 	Pages       []uint32
 	Stopped     func(Stop)
 	Progress    func(Progress)
+	// After is nil, or a mark of Options.Copier: nothing is written to Pages before it. It is not
+	// closed before the job has ended.
+	After copier.Mark
 	// Peer is the prefill engine's manager.
 	Peer Peer
 	// NoPersist disables storing the prompt's new blocks.
@@ -463,7 +466,7 @@ func (d *Decode) toDevice(base uint64, all []uint32) error {
 				Src: base + uint64(b)*g.fullBytes + uint64(l)*g.layerBytes, Dst: dev.offset(l, d.job.Pages[b]), Len: g.layerBytes,
 			}
 		}
-		if err := d.m.toDevice(d.ctx, spans); err != nil {
+		if err := d.m.toDevice(d.ctx, spans, d.job.After); err != nil {
 			return fmt.Errorf("traffic: request %q: copy of layer %d to the device: %w", d.request, l, err)
 		}
 		mem := d.m.opts.deviceMemory()

@@ -109,6 +109,15 @@
 // copy. So the copies of the copier are not verified. On the DE all blocks pass through the DE
 // buffer in any case.
 //
+// An engine puts its computation into a stream of the device and does not wait for
+// it. With a mark of this stream (copier.Mark) the copies wait on the device:
+// copies to pages for the work before AddPagesAfter, PrefillJob.After and
+// DecodeJob.After, and copies from pages for the work before ComputedAfter and
+// AppendAfter. A copy that has been submitted is not cancelled, so a job may end
+// only when the stream has reached the mark. Layer and Ready return when the
+// copies have ended; work that the engine puts into a stream after that finds the
+// KV.
+//
 // # Chunked prefill
 //
 // An engine may compute a prompt in chunks, each of which goes through all layers, and may

@@ -7,12 +7,11 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/copier"
 )
 
 // leave is the state of one layer that the prefill engine sends to the decode engine (DE).
 type leave struct {
-	// computed is a block index: the KV of all blocks before it is in device memory.
-	computed int
 	// claimed is the number of blocks of Prefill.sends that goroutines have written to the DE or
 	// are writing; writing is the number of these goroutines. last: the last block that the DE
 	// needs is among the claimed blocks.
@@ -20,21 +19,23 @@ type leave struct {
 	last             bool
 }
 
-// claim takes the computed blocks of a layer that no other goroutine sends, so that the caller
-// sends them to the decode engine (DE). It returns these blocks and their device pages. miss are
-// the blocks among them that the model has computed. last is true if the last block that the DE
+// claim takes the blocks of a layer before the block upto that no other goroutine sends, so that the
+// caller sends them to the decode engine (DE). It returns these blocks and their device pages. miss
+// are the blocks among them that the model has computed. last is true if the last block that the DE
 // needs is among the blocks, or if the DE needs none. ok is false if there is no block to send.
-func (p *Prefill) claim(layer int) (blocks, pages, miss []uint32, last, ok bool) {
+//
+// A goroutine takes no block of a later call of ComputedAfter, whose mark it does not have.
+func (p *Prefill) claim(layer, upto int) (blocks, pages, miss []uint32, last, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	l := &p.leaves[layer]
-	last = l.computed == p.job.Blocks
+	last = upto == p.job.Blocks
 	if l.last {
 		return nil, nil, nil, false, false
 	}
 	end := len(p.sends)
 	if !last {
-		end, _ = slices.BinarySearch(p.sends, uint32(l.computed))
+		end, _ = slices.BinarySearch(p.sends, uint32(upto))
 		end = min(end, len(p.sends)-1) // the last write of a layer has the immediate
 		if end <= l.claimed {
 			return nil, nil, nil, false, false
@@ -54,18 +55,18 @@ func (p *Prefill) claim(layer int) (blocks, pages, miss []uint32, last, ok bool)
 }
 
 // forward waits until the hit blocks of a layer are in device memory. Then it sends the DE the
-// blocks of the layer that this prefill engine has read or computed and that no other call of
-// forward sends (claim).
-func (p *Prefill) forward(layer int) error {
+// blocks of the layer before the block upto that this prefill engine has read or computed and that
+// no other call of forward sends (claim). after is nil, or the mark after which they are computed.
+func (p *Prefill) forward(layer, upto int, after copier.Mark) error {
 	if err := p.await(p.ctx, func() bool { return p.in[layer] }); err != nil {
 		return err
 	}
-	blocks, pages, miss, last, ok := p.claim(layer)
+	blocks, pages, miss, last, ok := p.claim(layer, upto)
 	if !ok {
 		return nil
 	}
 	if len(blocks) > 0 {
-		if err := p.depart(layer, blocks, pages, miss, last); err != nil {
+		if err := p.depart(layer, blocks, pages, miss, last, after); err != nil {
 			return err
 		}
 	}
@@ -88,7 +89,7 @@ func (p *Prefill) forward(layer int) error {
 // blocks among them that the model has computed. The DE counts two immediates for each layer.
 // Transfers arrive in any order. So the last blocks carry the immediates and are sent only when all
 // other blocks have arrived.
-func (p *Prefill) depart(layer int, blocks, pages, miss []uint32, last bool) error {
+func (p *Prefill) depart(layer int, blocks, pages, miss []uint32, last bool, after copier.Mark) error {
 	g, d := p.m.geo, &p.m.opts.Device
 	others := func() error {
 		if !last {
@@ -109,7 +110,7 @@ func (p *Prefill) depart(layer int, blocks, pages, miss []uint32, last bool) err
 			return err
 		}
 		defer done()
-		if err := p.fromDevice(layer, blocks, pages); err != nil {
+		if err := p.fromDevice(layer, blocks, pages, after); err != nil {
 			return fmt.Errorf("traffic: request %q: copy of layer %d from the device: %w", p.request, layer, err)
 		}
 		src, mem = rdma.Pages{Indices: blocks, Stride: g.layerBytes, Offset: p.stage.offset(layer, 0)}, p.m.buffer.Bytes()

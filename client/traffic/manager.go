@@ -140,6 +140,12 @@ type Options struct {
 	// needs device memory that the CPU can address; DeviceCopies must then be nil.
 	Copier       copier.Copier
 	DeviceCopies copier.Memory
+	// SaveCopier, if set, makes the copies from device memory, and SaveCopies is that memory,
+	// registered with it. A copier of a device has one stream. With two of them a load does not
+	// wait for a save that waits for the engine's stream. The caller owns both. Default: Copier
+	// makes all copies.
+	SaveCopier copier.Copier
+	SaveCopies copier.Memory
 	// PersistMax is the largest number of blocks that wait to be stored. Further blocks are not
 	// stored; the requests are not affected. Default: the number of blocks for which the two
 	// buffers have room, because each waiting block is in a buffer; but at least 4096.
@@ -193,6 +199,8 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("the CPU cannot address this device memory, and no Copier was given: %w", ErrJob)
 	case o.Copier != nil && o.DeviceCopies == nil:
 		return fmt.Errorf("a Copier without DeviceCopies: %w", ErrJob)
+	case (o.SaveCopier == nil) != (o.SaveCopies == nil) || o.SaveCopier != nil && (o.Copier == nil || o.SaveCopies.Len() != o.DeviceCopies.Len()):
+		return fmt.Errorf("SaveCopier and SaveCopies: want both, beside a Copier, with the same device memory: %w", ErrJob)
 	case o.Copier != nil && o.Device.Region != nil && o.DeviceCopies.Len() != o.Device.Region.Len():
 		return fmt.Errorf("DeviceCopies has %d bytes, Device.Region %d: %w", o.DeviceCopies.Len(), o.Device.Region.Len(), ErrJob)
 	}
@@ -354,15 +362,23 @@ func (m *Manager) release() error {
 	return err
 }
 
-// toDevice copies from the buffer to device memory. Also after an error, it returns only when its
-// copies have ended, so close waits for the copies too.
-func (m *Manager) toDevice(ctx context.Context, spans []copier.Span) error {
-	return m.copySpans(ctx, m.buffer.copies, m.opts.DeviceCopies, spans)
+// toDevice copies from the buffer to device memory, after the mark if it is not nil. Also after an
+// error, it returns only when its copies have ended, so close waits for the copies too.
+func (m *Manager) toDevice(ctx context.Context, spans []copier.Span, after copier.Mark) error {
+	return copySpans(ctx, m.opts.Copier, copier.Batch{Src: m.buffer.copies, Dst: m.opts.DeviceCopies, After: after}, spans)
 }
 
-func (m *Manager) copySpans(ctx context.Context, src, dst copier.Memory, spans []copier.Span) error {
-	for batch := range slices.Chunk(spans, copier.MaxSpans) {
-		if err := copier.Copy(ctx, m.opts.Copier, copier.Batch{Src: src, Dst: dst, Spans: batch}); err != nil {
+// fromDevice copies from device memory to one of the buffers. Otherwise it is like toDevice.
+func (m *Manager) fromDevice(ctx context.Context, to *space, spans []copier.Span, after copier.Mark) error {
+	if c := m.opts.SaveCopier; c != nil {
+		return copySpans(ctx, c, copier.Batch{Src: m.opts.SaveCopies, Dst: to.saves, After: after}, spans)
+	}
+	return copySpans(ctx, m.opts.Copier, copier.Batch{Src: m.opts.DeviceCopies, Dst: to.copies, After: after}, spans)
+}
+
+func copySpans(ctx context.Context, c copier.Copier, b copier.Batch, spans []copier.Span) error {
+	for b.Spans = range slices.Chunk(spans, copier.MaxSpans) {
+		if err := copier.Copy(ctx, c, b); err != nil {
 			return err
 		}
 	}

@@ -214,6 +214,13 @@ func (m *Manager) storeSome(ctx context.Context, request string, w client.WriteR
 // returns when the page may change, before the write has ended (Settle waits for it).
 // A block whose parent is still waiting to be written is stored by the same write.
 func (m *Manager) Append(ctx context.Context, request string, ids []kv.BlockID, epoch kv.Epoch, page uint32) error {
+	return m.AppendAfter(ctx, request, ids, epoch, page, nil)
+}
+
+// AppendAfter is Append for a block that the engine's stream has still to fill: the copy waits, on
+// the device, for the mark, and AppendAfter waits for the copy. The mark is as in
+// Prefill.ComputedAfter, and is not closed before AppendAfter has returned.
+func (m *Manager) AppendAfter(ctx context.Context, request string, ids []kv.BlockID, epoch kv.Epoch, page uint32, after copier.Mark) error {
 	if len(ids) == 0 {
 		return fmt.Errorf("traffic: request %q: append without a chain: %w", request, ErrJob)
 	}
@@ -233,7 +240,7 @@ func (m *Manager) Append(ctx context.Context, request string, ids []kv.BlockID, 
 		m.log.Warn("a decoded block is not stored: too many wait for storage", "request", request)
 		return nil
 	}
-	buf, sums, err := m.take(ctx, page)
+	buf, sums, err := m.take(ctx, page, after)
 	if err != nil {
 		end()
 		m.work.Done()
@@ -261,7 +268,7 @@ func (m *Manager) Append(ctx context.Context, request string, ids []kv.BlockID, 
 // take copies all layers of one block from the device to the buffer of decoded blocks and returns
 // the checksums of its layers. The checksums are computed over device memory or, if the CPU cannot
 // address device memory, over the copy.
-func (m *Manager) take(ctx context.Context, page uint32) (arena.Buffer, []uint64, error) {
+func (m *Manager) take(ctx context.Context, page uint32, after copier.Mark) (arena.Buffer, []uint64, error) {
 	g, dev := m.geo, &m.opts.Device
 	buf, err := m.appended.Alloc(ctx, int(g.fullBytes))
 	if err != nil {
@@ -277,7 +284,7 @@ func (m *Manager) take(ctx context.Context, page uint32) (arena.Buffer, []uint64
 			sum(l, device, off)
 		}
 	}
-	if err := copier.Copy(ctx, m.opts.Copier, copier.Batch{Src: m.opts.DeviceCopies, Dst: m.appended.copies, Spans: spans}); err != nil {
+	if err := m.fromDevice(ctx, &m.appended, spans, after); err != nil {
 		buf.Release()
 		return buf, nil, err
 	}

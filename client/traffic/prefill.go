@@ -31,6 +31,8 @@ type PrefillJob struct {
 	// of the other blocks: an engine may allocate the pages of the hit only when storage has been
 	// read (Loaded), and the pages of a chunk only when the chunk begins.
 	Pages []uint32
+	// After is nil, or a mark for Pages as in AddPagesAfter.
+	After copier.Mark
 	// Stopped, if set, is called when a read of this engine has ended before the end of its part.
 	// It must not block.
 	Stopped func(Stop)
@@ -78,6 +80,8 @@ type Prefill struct {
 	// transfer to the DE.
 	pages  []uint32
 	leaves []leave
+	// after is nil, or the last mark of the pages: copies to the device begin after it.
+	after copier.Mark
 	// passed is the number of layers, counted from layer 0, that have been sent. The device pages
 	// of these layers may be used again.
 	passed int
@@ -89,7 +93,7 @@ func (m *Manager) Prefill(ctx context.Context, job PrefillJob) (*Prefill, error)
 	if err := m.checkPrefill(&job); err != nil {
 		return nil, err
 	}
-	p := &Prefill{job: job, parts: job.Parts, imm: m.imm(m.geo.layers), from: make([]source, job.Hit), at: make([]uint64, job.Hit), in: make([]bool, m.geo.layers), sent: make([]bool, m.geo.layers), pages: slices.Clone(job.Pages), leaves: make([]leave, m.geo.layers)}
+	p := &Prefill{job: job, parts: job.Parts, imm: m.imm(m.geo.layers), from: make([]source, job.Hit), at: make([]uint64, job.Hit), in: make([]bool, m.geo.layers), sent: make([]bool, m.geo.layers), pages: slices.Clone(job.Pages), after: job.After, leaves: make([]leave, m.geo.layers)}
 	if err := p.open(ctx, m, job.Request, "decode side", p); err != nil {
 		return nil, err
 	}
@@ -341,7 +345,12 @@ func (p *Prefill) Layer(ctx context.Context, layer int) error {
 
 // AddPages adds the device pages of the next blocks, after the pages of the job and of earlier
 // calls. A page outside of device memory, or more pages than blocks, fails the job.
-func (p *Prefill) AddPages(pages ...uint32) {
+func (p *Prefill) AddPages(pages ...uint32) { p.AddPagesAfter(nil, pages...) }
+
+// AddPagesAfter is AddPages for pages that the engine's stream may still use: nothing is written to
+// them before the mark, which is of Options.Copier. It is not closed before the job has ended. The
+// mark of a later call replaces it, so that mark must not be reached before it.
+func (p *Prefill) AddPagesAfter(after copier.Mark, pages ...uint32) {
 	err := p.m.checkPages(pages)
 	p.update(func() {
 		if n := len(p.pages) + len(pages); err == nil && n > p.job.Blocks {
@@ -349,6 +358,9 @@ func (p *Prefill) AddPages(pages ...uint32) {
 		}
 		if err == nil {
 			p.pages = append(p.pages, pages...)
+			if after != nil {
+				p.after = after
+			}
 		}
 	})
 	if err != nil {
@@ -365,7 +377,13 @@ func (p *Prefill) Computed(layer int) { p.ComputedTo(layer, p.job.Blocks) }
 // prompt that is computed in chunks: the PE sends these blocks while the model computes the layers
 // and chunks that follow. Device memory must hold all layers, because each chunk reads the KV of
 // the chunks before it. A block that is not full counts as computed with the last chunk.
-func (p *Prefill) ComputedTo(layer, block int) {
+func (p *Prefill) ComputedTo(layer, block int) { p.ComputedAfter(layer, block, nil) }
+
+// ComputedAfter is ComputedTo for blocks that the engine's stream has still to compute: the copies
+// from device memory wait, on the device, for the mark, and no thread of the engine does. The mark
+// is of Options.SaveCopier, or of Options.Copier if that is nil, and it is not closed before the job
+// has ended. It needs staged device memory that holds all layers.
+func (p *Prefill) ComputedAfter(layer, block int, after copier.Mark) {
 	var err error
 	p.update(func() {
 		switch {
@@ -375,15 +393,15 @@ func (p *Prefill) ComputedTo(layer, block int) {
 			err = fmt.Errorf("layer %d is computed up to block %d, and the job has %d device pages: %w", layer, block, len(p.pages), ErrJob)
 		case block < p.job.Blocks && len(p.m.opts.Device.Bases) < p.m.geo.layers:
 			err = fmt.Errorf("a chunk up to block %d of %d; device memory holds %d of %d layers: %w", block, p.job.Blocks, len(p.m.opts.Device.Bases), p.m.geo.layers, ErrJob)
-		default:
-			p.leaves[layer].computed = max(p.leaves[layer].computed, block)
+		case after != nil && (!p.m.staged() || len(p.m.opts.Device.Bases) < p.m.geo.layers):
+			err = fmt.Errorf("layer %d is computed after a mark; marks need staged device memory that holds all layers: %w", layer, ErrJob)
 		}
 	})
 	if err != nil {
 		p.fail(fmt.Errorf("traffic: request %q: %w", p.request, err))
 		return
 	}
-	p.run(func() error { return p.forward(layer) })
+	p.run(func() error { return p.forward(layer, block, after) })
 }
 
 // Finish waits until every layer has arrived on the decode side, and releases the job's
@@ -459,7 +477,9 @@ func (p *Prefill) feed() error {
 		return err
 	}
 	var mine, theirs, again, pages []uint32
+	var after copier.Mark
 	p.update(func() {
+		after = p.after
 		pages = slices.Clone(p.pages[:p.fromBuffersLocked()])
 		for b, s := range p.from {
 			switch s {
@@ -505,7 +525,7 @@ func (p *Prefill) feed() error {
 				return err
 			}
 		}
-		p.run(func() error { return p.land(l, pages, mine, theirs) })
+		p.run(func() error { return p.land(l, pages, mine, theirs, after) })
 	}
 	return nil
 }
@@ -605,8 +625,8 @@ func joined(spans []rdma.Span) []rdma.Span {
 // land copies one layer of the hit blocks from the PE buffer to device memory, waits until the
 // other hit blocks of the layer have arrived from the DE, and verifies the layer. hit are the pages
 // of the hit blocks that come from buffers. mine are the blocks from the PE buffer, theirs the
-// blocks from the DE.
-func (p *Prefill) land(layer int, hit, mine, theirs []uint32) error {
+// blocks from the DE. after is nil, or the mark before which the engine may use the pages.
+func (p *Prefill) land(layer int, hit, mine, theirs []uint32, after copier.Mark) error {
 	g, d := p.m.geo, &p.m.opts.Device
 	landed := rdma.NewFlag()
 	if len(theirs) > 0 {
@@ -617,7 +637,7 @@ func (p *Prefill) land(layer int, hit, mine, theirs []uint32) error {
 		defer x.Cancel()
 	}
 	if len(mine) > 0 {
-		if err := p.toDevice(layer, hit, mine, func(b uint32) uint64 { return p.at[b] + uint64(layer)*g.layerBytes }, "prefill buffer"); err != nil {
+		if err := p.toDevice(layer, hit, mine, func(b uint32) uint64 { return p.at[b] + uint64(layer)*g.layerBytes }, "prefill buffer", after); err != nil {
 			return err
 		}
 	}
@@ -626,7 +646,7 @@ func (p *Prefill) land(layer int, hit, mine, theirs []uint32) error {
 			return fmt.Errorf("traffic: request %q: layer %d: %w", p.request, layer, err)
 		}
 		if p.stage != nil {
-			if err := p.toDevice(layer, hit, theirs, func(b uint32) uint64 { return p.stage.offset(layer, b) }, "prefill staging"); err != nil {
+			if err := p.toDevice(layer, hit, theirs, func(b uint32) uint64 { return p.stage.offset(layer, b) }, "prefill staging", after); err != nil {
 				return err
 			}
 		}
@@ -646,7 +666,7 @@ func (p *Prefill) land(layer int, hit, mine, theirs []uint32) error {
 // toDevice copies blocks of a layer from the buffer to their device pages. from returns the offset
 // of a block in the buffer. If the CPU cannot address device memory, toDevice verifies the blocks
 // before it copies them; where names the memory of these blocks in errors.
-func (p *Prefill) toDevice(layer int, hit, blocks []uint32, from func(block uint32) uint64, where string) error {
+func (p *Prefill) toDevice(layer int, hit, blocks []uint32, from func(block uint32) uint64, where string, after copier.Mark) error {
 	g, d := p.m.geo, &p.m.opts.Device
 	if p.m.opts.deviceMemory() == nil {
 		if err := p.m.checkLast(p.sums, p.m.buffer.Bytes(), layer, blocks, from, where); err != nil {
@@ -657,7 +677,7 @@ func (p *Prefill) toDevice(layer int, hit, blocks []uint32, from func(block uint
 	for i, b := range blocks {
 		spans[i] = copier.Span{Src: from(b), Dst: d.offset(layer, hit[b]), Len: g.layerBytes}
 	}
-	if err := p.m.toDevice(p.ctx, spans); err != nil {
+	if err := p.m.toDevice(p.ctx, spans, after); err != nil {
 		return fmt.Errorf("traffic: request %q: copy of layer %d to the device: %w", p.request, layer, err)
 	}
 	return nil

@@ -16,12 +16,14 @@ type space struct {
 	*arena.Arena
 	memory *client.Memory
 	copies copier.Memory
+	// saves is the memory on opts.SaveCopier; nil without one.
+	saves copier.Memory
 	// region is the memory on the compute NIC; nil if peers never access it.
 	region rdma.Region
 }
 
-// open maps the memory and registers it with opts.Storage and opts.Copier. close also cleans up
-// after an open that failed.
+// open maps the memory and registers it with opts.Storage and the copiers of opts. close also
+// cleans up after an open that failed.
 func (s *space) open(sizeBytes int64, opts *Options) (err error) {
 	if s.Arena, err = arena.New(arena.Options{SizeBytes: sizeBytes, QueueMax: queueMax}); err != nil {
 		return err
@@ -29,7 +31,10 @@ func (s *space) open(sizeBytes int64, opts *Options) (err error) {
 	if s.memory, err = opts.Storage.Register(s.Bytes()); err != nil {
 		return err
 	}
-	s.copies, err = opts.Copier.Register(s.Bytes(), rdma.RegisterOptions{})
+	if s.copies, err = opts.Copier.Register(s.Bytes(), rdma.RegisterOptions{}); err != nil || opts.SaveCopier == nil {
+		return err
+	}
+	s.saves, err = opts.SaveCopier.Register(s.Bytes(), rdma.RegisterOptions{})
 	return err
 }
 
@@ -46,8 +51,10 @@ func (s *space) close(ctx context.Context) error {
 	if s.memory != nil {
 		errs = append(errs, s.memory.Close(ctx))
 	}
-	if s.copies != nil {
-		errs = append(errs, s.copies.Close(ctx))
+	for _, m := range []copier.Memory{s.copies, s.saves} {
+		if m != nil {
+			errs = append(errs, m.Close(ctx))
+		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err

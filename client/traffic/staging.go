@@ -77,11 +77,12 @@ func (s *staging) leave(ctx context.Context, layer int) (done func(), err error)
 	}
 }
 
-// fromDevice copies blocks of a layer from their device pages to the staging memory.
-func (p *Prefill) fromDevice(layer int, blocks, pages []uint32) error {
+// fromDevice copies blocks of a layer from their device pages to the staging memory, after the mark
+// if it is not nil.
+func (p *Prefill) fromDevice(layer int, blocks, pages []uint32, after copier.Mark) error {
 	spans := make([]copier.Span, len(blocks))
 	for i, b := range blocks {
 		spans[i] = copier.Span{Src: p.m.opts.Device.offset(layer, pages[i]), Dst: p.stage.offset(layer, b), Len: p.m.geo.layerBytes}
 	}
-	return p.m.copySpans(p.ctx, p.m.opts.DeviceCopies, p.m.buffer.copies, spans)
+	return p.m.fromDevice(p.ctx, &p.m.buffer, spans, after)
 }

@@ -713,6 +713,8 @@ func TestBadCopies(t *testing.T) {
 		"a Copier without DeviceCopies":            func(o *Options) { o.DeviceCopies = nil },
 		"DeviceCopies has 10 bytes, Device.Region": func(o *Options) { o.DeviceCopies = small },
 		"DeviceCopies without a Copier":            func(o *Options) { o.Copier = nil },
+		"SaveCopier and SaveCopies: want both":     func(o *Options) { o.SaveCopier = o.Copier },
+		"with the same device memory":              func(o *Options) { o.SaveCopier, o.SaveCopies = o.Copier, small },
 		"a buffer of 0 bytes":                      func(o *Options) { o.BufferBytes = 0 },
 		"Storage and Compute are required":         func(o *Options) { o.Compute = nil },
 		"no Copier was given":                      func(o *Options) { o.Device.Region, o.Copier, o.DeviceCopies = nil, nil, nil },

@@ -39,7 +39,8 @@ Without it these sequences are misses until engines store them again. Meanwhile 
 find them at the old and at the new node.
 
 Without names, the nodes are those that serve and whose fill is below 0.8 times the fill of all
-serving nodes together, as is the fill of a node that has joined. With names, they are the named nodes.
+serving nodes together, as is the fill of a node that has joined, or to which an order copies
+already. With names, they are the named nodes.
 
 Each other node copies the hottest sequences first, each from its first block on. The copies are
 verified, and limited by --rate for each node. Blocks that the new nodes have already are not
@@ -122,7 +123,8 @@ func (r rebalanced) words() string {
 // inverse of the factor by which the fill of a node may exceed that of all nodes before new sequences pass it over.
 const emptierBelow = 0.8
 
-// emptier returns the serving nodes whose fill is below emptierBelow times the fill of all serving nodes together.
+// emptier returns the serving nodes to which an order copies already, or whose fill is below emptierBelow times the fill of
+// all serving nodes together.
 func emptier(members []*pb.Member) (names []string) {
 	serving := slices.DeleteFunc(slices.Clone(members), func(m *pb.Member) bool { return m.GetState() != string(membership.Serving) })
 	var used, capacity float64
@@ -130,7 +132,7 @@ func emptier(members []*pb.Member) (names []string) {
 		used, capacity = used+float64(m.GetUsedBytes()), capacity+float64(m.GetCapacityBytes())
 	}
 	for _, m := range serving {
-		if float64(m.GetUsedBytes())*capacity < emptierBelow*used*float64(m.GetCapacityBytes()) {
+		if m.GetFilling() || float64(m.GetUsedBytes())*capacity < emptierBelow*used*float64(m.GetCapacityBytes()) {
 			names = append(names, m.GetName())
 		}
 	}

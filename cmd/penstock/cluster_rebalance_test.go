@@ -226,10 +226,15 @@ func TestFilled(t *testing.T) {
 	}
 }
 
-// TestEmptier: the nodes that a rebalance without names fills serve, and their fill is below 0.8 times that of all serving nodes.
+// TestEmptier: the nodes that a rebalance without names fills serve, and are filled already, or their fill is below 0.8 times that of all
+// serving nodes.
 func TestEmptier(t *testing.T) {
 	node := func(name string, used, capacity int64, state membership.State) *pb.Member {
 		return &pb.Member{Name: name, UsedBytes: used, CapacityBytes: capacity, State: string(state)}
+	}
+	filling := func(m *pb.Member) *pb.Member {
+		m.Filling = true
+		return m
 	}
 	for _, x := range []struct {
 		members []*pb.Member
@@ -240,6 +245,8 @@ func TestEmptier(t *testing.T) {
 		{[]*pb.Member{node("a", 50, 100, membership.Serving), node("b", 0, 100, membership.Joining), node("c", 0, 100, membership.Draining)}, "[]"},
 		{[]*pb.Member{node("a", 900, 1000, membership.Serving), node("b", 90, 100, membership.Serving), node("c", 5, 100, membership.Serving), node("d", 2, 100, membership.Serving)}, "[c d]"},
 		{[]*pb.Member{node("a", 0, 100, membership.Serving), node("b", 0, 100, membership.Serving)}, "[]"},
+		{[]*pb.Member{node("a", 50, 100, membership.Serving), filling(node("b", 49, 100, membership.Serving)), node("c", 10, 100, membership.Serving)}, "[b c]"},
+		{[]*pb.Member{node("a", 50, 100, membership.Serving), filling(node("b", 49, 100, membership.Serving))}, "[b]"},
 		{nil, "[]"},
 	} {
 		if got := fmt.Sprint(emptier(x.members)); got != x.want {

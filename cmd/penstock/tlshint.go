@@ -18,13 +18,17 @@ type hintedError struct {
 func (e *hintedError) Unwrap() error { return e.error }
 
 // hinted adds a hint about TLS to err if TLS is a probable cause. If only one end of a connection
-// uses TLS, or if one end refuses the certificate of the other, neither end gets a clear error.
+// uses TLS, or if one end refuses the certificate of the other, neither end gets a clear error. A node that has no roles
+// document from etcd runs, so the hint concerns the document.
 func (c *connection) hinted(err error) error {
 	if err == nil {
 		return nil
 	}
 	if hint := c.tlsHint(err.Error()); hint != "" {
 		return &hintedError{error: err, hint: hint}
+	}
+	if strings.Contains(err.Error(), "no roles document from etcd") {
+		return &hintedError{error: err, hint: "does etcd answer, and has it a valid document? `penstock cluster roles set --config` writes it in etcd itself"}
 	}
 	if status.Code(err) == codes.Unavailable && c.endpoint.command != "" {
 		return &hintedError{error: err, hint: "is `" + c.endpoint.command + "` running, and is --" + c.endpoint.flag + " its address?"}

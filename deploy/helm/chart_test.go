@@ -271,6 +271,7 @@ func TestSchema(t *testing.T) {
 	for text, finding := range map[string]string{
 		"{planner: {enabled: true}, gateway: {enabled: true, engines: ['p0=http://a:1']}}": "gateway.namespace is needed",
 		"etcd: {endpoints: ['e:2379'], user: u}":                                           "etcd.passwordSecret is needed",
+		"auth: {kind: roles-etcd}":                                                         "needs etcd.endpoints",
 		"planner: {enabled: true, replicas: 2}":                                            "needs etcd.endpoints",
 	} {
 		v, err := chartutil.ReadValues([]byte(text))

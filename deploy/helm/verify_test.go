@@ -491,7 +491,8 @@ func (v *verifier) files(o meta.Object, w workload) {
 		}
 	}
 	cluster, clustered := parsed["cluster"].(map[string]any)
-	if c.Name == "planner" && clustered != (w.replicas > 1) {
+	inEtcd := strings.Contains(fmt.Sprint(parsed["auth"]), "roles_etcd")
+	if c.Name == "planner" && clustered != (w.replicas > 1 || inEtcd) {
 		v.bad(o, "it has %d planners; the settings have cluster: %v", w.replicas, clustered)
 	}
 	if clustered && c.Name == "node" && strings.Contains(fmt.Sprint(parsed["auth"]), "tls_cert") && setting(cluster, "peer_ca", "") != "/etc/penstock/tls/ca.crt" {

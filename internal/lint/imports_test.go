@@ -147,6 +147,7 @@ var testEdges = []struct {
 	{"client/capi/binding", []string{"api/...", "dualpath", "lab/testnode", "lab/testplanner", "rdma/tcp", "rdma/copier/copiertest"}, "the tests run batches against a node, leaders against a planner, and transfers on a device of the tests' own, in their process"},
 	{"client/gateway", []string{"client/leader", "client/traffic", "dualpath", "lab/testnode", "lab/testplanner"}, "the tests run a planner, a storage node and leaders in their process"},
 	{"client/planners", []string{"lab/testplanner"}, "the tests elect planners in their process"},
+	{"server", []string{"lab/testetcd"}, "the tests replace the roles document in etcd"},
 	{"server/planner", []string{"client", "lab/testplanner"}, "the tests elect a planner in their process"},
 	{"client/relay", []string{"lab/testnode"}, "the tests copy between two storage nodes in their process"},
 	{"client/leader", []string{"dualpath", "lab/testplanner"}, "the tests run a planner in their process"},

@@ -240,6 +240,128 @@ def test_the_connector_for_vllm_on_a_device(run: Run) -> None:
     assert run(DEVICE + WORKER) == "end\n"
 
 
+DUALPATH = """
+import threading
+import penstock._traffic
+from penstock import _adapter, errors
+from penstock._cluster import Part, Role
+from penstock.vllm import _pd_worker
+from penstock.vllm._layout import LATENT, Layer, LayerGroup, Layout
+from penstock.vllm._pd_plan import Append, Job, Options, Plan, Step
+LAYERS, BLOCKS, PAGE, TOKENS, SIZE = 3, 32, 4096, 4, _adapter.Chain.SIZE
+# The engine's stream while it begins a step, and while it computes: torch's current stream may change.
+begins, computes = Stream(), Stream()
+now = begins
+penstock._traffic.current_stream = lambda number: now.handle.value
+def at(layer, block): return slice((layer * BLOCKS + block) * PAGE, (layer * BLOCKS + block + 1) * PAGE)
+source = Device(LAYERS * BLOCKS * PAGE)
+source.memory[:] = bytes((i * 13 + i // PAGE) % 251 for i in range(source.size))
+config = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=SimpleNamespace(num_kv_heads=1))])
+
+class Side:
+    def __init__(self, role):
+        self.device = device = Device(source.size)
+        self.layers = [Layer(f"model.layers.{i}", device.address + i * BLOCKS * PAGE, PAGE, PAGE, 0) for i in range(LAYERS)]
+        self.layout = self.of("FullAttentionSpec")
+        limits = {name: 60 for name in ("connect_timeout", "job_timeout", "layer_timeout", "append_timeout")}
+        o = Options(servers=NODE, planner="p:1", engine=role.name, namespace="dual", buffer_mib=8, **limits)
+        self.worker = _pd_worker.Worker(o, _adapter.Counters(role.name), role=role, broadcast=None)
+        _pd_worker.read_layout = lambda tensors, config: self.layout
+        self.worker.register({}, config, {"model": "m"}, 0, 1)
+    def of(self, spec):
+        facts = {"layers": [[layer.name, 0, [1, PAGE], [PAGE, 1], "torch.uint8"] for layer in self.layers], "specs": [spec]}
+        return Layout([LayerGroup(0, self.layers)], 1, BLOCKS, TOKENS, [(self.device.address, self.device.size, self.device)], facts, 0)
+    def compute(self, layer, page, block):
+        computes.copy(self.device.address + at(layer, page).start, source.address + at(layer, block).start, PAGE)
+    def check(self, layer, page, block):
+        assert self.device.memory[at(layer, page)] == source.memory[at(layer, block)], (layer, page, block)
+    def until(self, done):
+        while True:
+            self.worker.poll()
+            report = self.worker.take_report()
+            if report is not None and done(report):
+                return report
+
+def begin(side, **plan):
+    global now
+    now = begins
+    side.worker.begin(Plan(**plan))
+    now = computes
+
+def held(call, *arguments):
+    # The call waits for the stream, whose gate is closed.
+    thread = threading.Thread(target=call, args=arguments)
+    thread.start()
+    thread.join(0.1)
+    assert thread.is_alive()
+    return thread
+
+prefill, decode = Side(Role.PREFILL), Side(Role.DECODE)
+try:
+    _pd_worker.Worker(prefill.worker._options, _adapter.Counters("l"), role=Role.PREFILL, broadcast=None).open(prefill.of(LATENT), {}, 0, 2)
+except errors.InvalidError as e:
+    assert "latent" in str(e), e
+else:
+    raise AssertionError("latent KV on a device, with two ranks")
+member = prefill.worker.definitions[0].member
+epoch = prefill.worker.definitions[0].epoch
+ids = bytes(range(1, 1 + 6 * SIZE))
+
+def run(name, blocks, hit, mine, theirs, pages, there):
+    begin(decode, jobs=[Job(name, name, ids[: blocks * SIZE], epoch, blocks, hit, theirs, ((member.address, member.token),), tuple(there))])
+    begin(prefill, jobs=[Job(name, name, ids[: blocks * SIZE], epoch, blocks, hit, mine, ())])
+    prefill.until(lambda report: name in report.loaded)
+    begins.close_gate()  # the step before this one is not at its end
+    begin(prefill, steps=[Step(1, name, True, hit, tuple(pages), blocks)])
+    waits = held(prefill.worker.wait_for_layer, "model.layers.0") if hit else None
+    begins.open_gate()
+    if waits:
+        waits.join()
+    computes.close_gate()
+    for layer in range(LAYERS):
+        prefill.worker.wait_for_layer(f"model.layers.{layer}")
+        for block in range(hit):
+            prefill.check(layer, pages[block], block)
+        for block in range(hit, blocks):
+            prefill.compute(layer, pages[block], block)
+        prefill.worker.save_layer(f"model.layers.{layer}")
+    prefill.worker.end()
+    prefill.worker.poll()
+    assert prefill.worker.take_report() is None
+    computes.open_gate()
+    assert prefill.until(lambda report: report.ended).ended[name][0].failure == ""
+    while not (loaded := decode.worker.take_loaded()):
+        decode.worker.poll()
+    assert loaded == {name} and not prefill.worker.take_failed() and not decode.worker.take_failed()
+    for layer in range(LAYERS):
+        for block in range(blocks):
+            decode.check(layer, there[block], block)
+
+run("one", 4, 0, (), (), [7, 3, 9, 1], [5, 6, 2, 8])
+decode.until(lambda report: report.ended)
+begin(decode, appends=[Append("one", ids[: 5 * SIZE], epoch, 20)])
+computes.close_gate()
+for layer in range(LAYERS):
+    decode.compute(layer, 20, 4)
+ends = held(decode.worker.end)
+computes.open_gate()
+ends.join()
+decode.worker._link.value.shards[0].traffic.settle(ids[4 * SIZE : 5 * SIZE], timeout=60)
+for side in (prefill, decode):
+    ctypes.memset(side.device.memory, 0, side.device.size)
+run("two", 6, 5, (Part(0, 2),), (Part(2, 5),), [10, 11, 12, 13, 14, 15], [21, 22, 23, 24, 25, 26])
+prefill.worker.close()
+decode.worker.close()
+print("end")
+"""
+
+
+@pytest.mark.usefixtures("driver")
+def test_dualpath_for_vllm_on_a_device(run: Run) -> None:
+    """Two workers move KV that the streams have still to compute, and no copy writes to blocks that a stream still uses."""
+    assert run(DEVICE + DUALPATH) == "end\n"
+
+
 def test_bad_devices(make: MakeNamespace) -> None:
     ns = make(block_tokens=16, layers=2, ids=True)
 

@@ -18,11 +18,12 @@
 // precede them. PCIe and the copy engine have no such arbiter (DualPath paper, section 5.2).
 // Choose CUDA if the GPU has no such NIC, and Plain if source and destination are host memory.
 //
-// Users: client/traffic makes a Plain if its caller passes no copier. libpenstock makes a CUDA for
-// an engine whose KV is on a CUDA device (penstock_traffic_options.cuda), and two for the values on
-// such a device (penstock_register_device). No code in this repository makes a NIC: it is for a process that embeds client/traffic and has a GPU with its
-// own NIC (Options.Copier). CUDA is tested with the driver of copiertest, NIC over rdma/shm and,
-// in the guest of lab/rdmalab, over rdma/verbs.
+// Users: client/traffic makes a Plain if its caller passes no copier. libpenstock makes two CUDA,
+// for loads and for saves, for an engine whose KV is on a CUDA device
+// (penstock_traffic_options.cuda), and two for the values on such a device
+// (penstock_register_device). No code in this repository makes a NIC: it is for a process that embeds
+// client/traffic and has a GPU with its own NIC (Options.Copier). CUDA is tested with the driver of
+// copiertest, NIC over rdma/shm and, in the guest of lab/rdmalab, over rdma/verbs.
 //
 // NIC uses two engines on the same NIC, near and far, because an engine cannot connect to itself.
 // Every memory is registered with near as a source and with far as a destination. Each batch is a

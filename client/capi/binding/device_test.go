@@ -4,6 +4,7 @@ package binding
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -15,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock-kv/penstock/client/traffic"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/lab/testnode"
 	"github.com/penstock-kv/penstock/rdma/copier"
@@ -570,4 +572,279 @@ func TestStagingIsBounded(t *testing.T) {
 	if got := ns.Do(OpPut, late); got.Err != nil || got.OK != 1 {
 		t.Errorf("a put with free slots: %+v", got)
 	}
+}
+
+// submitting signals when a batch has been submitted.
+type submitting struct {
+	copier.DeviceCopier
+	submitted chan struct{}
+}
+
+func (c submitting) Submit(ctx context.Context, b copier.Batch) error {
+	err := c.DeviceCopier.Submit(ctx, b)
+	select {
+	case c.submitted <- struct{}{}:
+	default:
+	}
+	return err
+}
+
+// streamPair is a pair whose sides are on devices, and whose calls follow a stream of each engine.
+type streamPair struct {
+	*pair
+	// source is memory of the engines beside the pages.
+	source                      copiertest.Memory
+	prefillDevice, decodeDevice copiertest.Memory
+	// submitted gets a value after a batch was submitted, if it has none.
+	submitted                   chan struct{}
+	prefillStream, decodeStream *copiertest.Stream
+}
+
+func newStreamPair(t *testing.T) *streamPair {
+	t.Helper()
+	library := copiertest.Driver(t)
+	var devices []copiertest.Memory
+	submitted := make(chan struct{}, 1)
+	p := &streamPair{pair: newPairIn(t, func(p *pair) (TrafficOptions, []byte) {
+		o, mem := p.trafficOptions()
+		device := copiertest.Device(t, len(mem))
+		devices = append(devices, device)
+		o.Address, o.Copier = device.Address, func() (copier.DeviceCopier, error) {
+			c, err := copier.NewCUDA(copier.CUDAOptions{Library: library})
+			return submitting{c, submitted}, err
+		}
+		return o, device.Bytes
+	})}
+	p.submitted = submitted
+	p.source, p.prefillDevice, p.decodeDevice = copiertest.Device(t, len(devices[0].Bytes)), devices[0], devices[1]
+	p.prefillStream, p.decodeStream = copiertest.NewStream(t, library), copiertest.NewStream(t, library)
+	p.must(p.prefill.of.FollowStream(p.prefillStream.Handle()))
+	p.must(p.decode.of.FollowStream(p.decodeStream.Handle()))
+	return p
+}
+
+// pageOf returns a page of a layer.
+func pageOf(m copiertest.Memory, layer, page int) copiertest.Memory {
+	n := int(geo.LayerBytes(0))
+	at := (layer*devicePages + page) * n
+	return copiertest.Memory{Address: m.Address + uint64(at), Bytes: m.Bytes[at : at+n]}
+}
+
+// put puts the computation of block b of a layer into a stream, in page b.
+func (p *streamPair) put(s *copiertest.Stream, device copiertest.Memory, layer, b int) {
+	from := pageOf(p.source, layer, b)
+	copy(from.Bytes, computed(layer, b))
+	s.Copy(pageOf(device, layer, b), from)
+}
+
+// serve performs a request whose cached prefix of hit blocks both sides have found in storage, each
+// of them the blocks of its parts. It compares all blocks on the decode side.
+func (p *streamPair) serve(name string, ids []kv.BlockID, blocks, hit int, mine, theirs []traffic.Part) {
+	p.t.Helper()
+	pre, dec := p.transfers(name, ids, blocks, hit, mine, theirs)
+	p.prefill.until(TransferLoaded)
+	p.must(pre.AddPages(pagesFrom(0, blocks)))
+	for layer := range 2 {
+		p.must(pre.Layer(layer, time.Minute))
+		for b := hit; b < blocks; b++ {
+			p.put(p.prefillStream, p.prefillDevice, layer, b)
+		}
+		p.must(pre.Computed(layer, blocks))
+	}
+	p.must(pre.Finish())
+	p.prefill.until(TransferFinished)
+	p.decode.until(TransferReady)
+	p.arrived(name, blocks)
+	p.must(dec.Finish())
+	p.decode.until(TransferFinished)
+}
+
+// arrived compares the blocks of a prompt on the decode side.
+func (p *streamPair) arrived(name string, blocks int) {
+	p.t.Helper()
+	for layer := range 2 {
+		for b := range blocks {
+			if !bytes.Equal(p.decode.page(layer, uint32(devicePages-blocks+b)), computed(layer, b)) {
+				p.t.Errorf("%s: block %d, layer %d: other bytes in decode", name, b, layer)
+			}
+		}
+	}
+}
+
+// absent fails the test if an event of a kind comes although the gate of the engine's stream is closed. The time
+// bounds only how early a wrong event must come to be found.
+func (s *side) absent(kind TransferKind) {
+	s.t.Helper()
+	for until := time.Now().Add(100 * time.Millisecond); time.Now().Before(until); runtime.Gosched() {
+		events := make([]TransferEvent, 8)
+		n, err := s.of.Drain(events)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		for _, e := range events[:n] {
+			if e.Kind == kind {
+				s.t.Fatalf("event %+v, while the gate of the engine's stream is closed", e)
+			}
+		}
+	}
+}
+
+// TestTransfersFollowTheStream: computed blocks leave when the engine's stream has computed them, and
+// no thread of the engine waits for that. Loads of other requests pass them.
+func TestTransfersFollowTheStream(t *testing.T) {
+	p := newStreamPair(t)
+	ids := p.chain(1, 4)
+	p.serve("stored", ids[:3], 3, 0, nil, nil)
+	clear(p.prefill.mem)
+	clear(p.decode.mem)
+
+	// The pages of the load were free before the gates close.
+	h, err := p.prefill.of.Prefill(traffic.PrefillJob{Request: "load", IDs: ids, Blocks: 3, Hit: 3, Parts: []traffic.Part{{From: 0, To: 3}}, Pages: pagesFrom(10, 3)}, time.Minute)
+	load := valueOf(t, p.library.Transfer, h, err)
+
+	pre, dec := p.transfers("computed", p.chain(2, 4), 4, 0, nil, nil)
+	p.prefill.until(TransferLoaded)
+	p.must(pre.AddPages(pagesFrom(0, 4)))
+	var gates []func()
+	for _, chunk := range []traffic.Part{{From: 0, To: 2}, {From: 2, To: 4}} {
+		for layer := range 2 {
+			gates = append(gates, p.prefillStream.Gate(t))
+			for b := chunk.From; b < chunk.To; b++ {
+				p.put(p.prefillStream, p.prefillDevice, layer, b)
+			}
+			p.must(pre.Layer(layer, time.Minute))
+			p.must(pre.Computed(layer, chunk.To))
+		}
+	}
+	p.must(pre.Finish())
+
+	h, err = p.decode.of.Decode(traffic.DecodeJob{Request: "load", IDs: ids[:3], Blocks: 3, Hit: 3, Pages: pagesFrom(10, 3), Peer: p.prefill.peer()}, time.Minute)
+	other := valueOf(t, p.library.Transfer, h, err)
+	for layer := range 2 {
+		p.must(load.Layer(layer, time.Minute))
+		for b := range 3 {
+			if !bytes.Equal(p.prefill.page(layer, uint32(10+b)), computed(layer, b)) {
+				t.Errorf("block %d, layer %d: other bytes in prefill", b, layer)
+			}
+		}
+	}
+	p.decode.absent(TransferReady)
+	for _, open := range gates {
+		open()
+	}
+	p.prefill.until(TransferLoaded) // of load
+	p.prefill.until(TransferFinished)
+	p.decode.until(TransferReady)
+	p.arrived("computed", 4)
+	p.must(dec.Finish())
+	p.decode.until(TransferFinished)
+	p.must(load.Cancel())
+	p.prefill.failed(load, Canceled)
+	p.decode.failed(other, Canceled)
+}
+
+// TestPagesInUse: nothing is written to pages that the engine's stream still uses.
+func TestPagesInUse(t *testing.T) {
+	p := newStreamPair(t)
+	ids := p.chain(1, 3)
+	p.serve("stored", ids, 3, 0, nil, nil)
+	const first = devicePages - 3 // the first page on the decode side
+	old := bytes.Repeat([]byte{0xab}, int(geo.LayerBytes(0)))
+	for _, page := range []copiertest.Memory{pageOf(p.prefillDevice, 1, 0), pageOf(p.decodeDevice, 1, first)} {
+		copy(page.Bytes, old)
+	}
+	results := []copiertest.Memory{pageOf(p.source, 0, 0), pageOf(p.source, 0, 1)}
+	openPrefill, openDecode := p.prefillStream.Gate(t), p.decodeStream.Gate(t)
+	p.prefillStream.Copy(results[0], pageOf(p.prefillDevice, 1, 0)) // the engines read the pages
+	p.decodeStream.Copy(results[1], pageOf(p.decodeDevice, 1, first))
+
+	pre, dec := p.transfers("next", ids, 3, 3, []traffic.Part{{From: 0, To: 3}}, nil)
+	p.prefill.until(TransferLoaded)
+	p.must(pre.AddPages(pagesFrom(0, 3)))
+	if err := pre.Layer(1, 100*time.Millisecond); CodeOf(err) != Timeout {
+		t.Errorf("a layer in pages that the stream uses: %v", err)
+	}
+	openPrefill()
+	for layer := range 2 {
+		p.must(pre.Layer(layer, time.Minute))
+		p.must(pre.Computed(layer, 3))
+	}
+	p.must(pre.Finish())
+	p.prefill.until(TransferFinished)
+	p.decode.absent(TransferReady)
+	openDecode()
+	p.decode.until(TransferReady)
+	p.arrived("next", 3)
+	for i, result := range results {
+		if !bytes.Equal(result.Bytes, old) {
+			t.Errorf("the engine of side %d has read bytes of the next request", i)
+		}
+	}
+	p.must(dec.Finish())
+	p.decode.until(TransferFinished)
+}
+
+// TestAppendFollowsTheStream: a decoded block is stored as the engine's stream has filled it.
+func TestAppendFollowsTheStream(t *testing.T) {
+	p := newStreamPair(t)
+	ids := p.chain(1, 4)
+	p.serve("stored", ids[:3], 3, 0, nil, nil)
+	open := p.decodeStream.Gate(t)
+	for layer := range 2 {
+		p.put(p.decodeStream, p.decodeDevice, layer, 3)
+	}
+	done := make(chan error, 1)
+	go func() { done <- p.decode.of.Append("stored", ids, 0, 3, time.Minute) }()
+	select {
+	case err := <-done:
+		t.Errorf("append has returned, while the gate of the engine's stream is closed: %v", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	open()
+	p.must(<-done)
+	p.must(p.decode.of.Settle(ids[3], time.Minute))
+	p.serve("next", ids, 5, 4, []traffic.Part{{From: 0, To: 2}}, []traffic.Part{{From: 2, To: 4}})
+}
+
+// TestCancelWaitsForTheStream: a transfer that has been cancelled has its last event when no copy from
+// its pages can begin any more.
+func TestCancelWaitsForTheStream(t *testing.T) {
+	p := newStreamPair(t)
+	pre, dec := p.transfers("r", p.chain(1, 3), 3, 0, nil, nil)
+	p.prefill.until(TransferLoaded)
+	p.must(pre.AddPages(pagesFrom(0, 3)))
+	p.must(pre.Layer(0, time.Minute))
+	open := p.prefillStream.Gate(t)
+	p.put(p.prefillStream, p.prefillDevice, 0, 0)
+	p.must(pre.Computed(0, 3))
+	<-p.submitted // no copy was submitted before this one
+	p.must(pre.Cancel())
+	p.decode.failed(dec, Canceled)
+	p.prefill.absent(TransferFailed)
+	open()
+	p.prefill.failed(pre, Canceled)
+}
+
+// TestStreamsOfTraffic: a stream is for device memory of all layers.
+func TestStreamsOfTraffic(t *testing.T) {
+	p := newPair(t)
+	if err := p.prefill.of.FollowStream(0); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "host memory") {
+		t.Errorf("a stream for host memory: %v", err)
+	}
+	device, library := copiertest.Device(t, len(p.prefill.mem)), copiertest.Driver(t)
+	s := p.open(func(p *pair) (TrafficOptions, []byte) {
+		o, _ := p.trafficOptions()
+		o.Address, o.Bases, o.Copier = device.Address, o.Bases[:1], func() (copier.DeviceCopier, error) {
+			return copier.NewCUDA(copier.CUDAOptions{Library: library})
+		}
+		return o, device.Bytes
+	})
+	h, err := s.of.Prefill(traffic.PrefillJob{Request: "r", Blocks: 1, Pages: []uint32{0}}, time.Minute)
+	x := valueOf(t, p.library.Transfer, h, err)
+	p.must(s.of.FollowStream(0))
+	if err := x.Computed(0, 1); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "1 of 2 layers") {
+		t.Errorf("a stream with one base: %v", err)
+	}
+	p.must(x.Cancel())
+	s.failed(x, Canceled)
 }

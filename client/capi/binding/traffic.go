@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock-kv/penstock/client/traffic"
@@ -30,7 +31,8 @@ type TrafficOptions struct {
 	// memory used instead.
 	Address, Bytes uint64
 	// Copier, if set, opens a copier for device memory that the CPU cannot address. The Traffic
-	// closes the copier. If Copier is nil, the CPU must be able to address the memory.
+	// opens one for loads and one for saves, and closes both. If Copier is nil, the CPU must be able
+	// to address the memory.
 	Copier func() (copier.DeviceCopier, error)
 	// Bases, Stride and Pages have the meaning of traffic.Device.
 	Bases  []uint64
@@ -84,15 +86,44 @@ type Traffic struct {
 	token   rdma.Token
 	bases   int
 	compute rdma.Engine
-	// The device memory is either region, or copies together with copier.
-	region  rdma.Region
-	copier  copier.DeviceCopier
-	copies  copier.Memory
-	manager *traffic.Manager
+	// The device memory is either region, or memory that the copiers can reach. Each copier has a
+	// stream of its own, so that a load does not wait for a save that waits for the engine.
+	region       rdma.Region
+	loads, saves deviceCopies
+	manager      *traffic.Manager
+	// stream is the engine's stream, or nil if calls wait for none.
+	stream atomic.Pointer[uint64]
 	// transfers has the transfers whose last event was not drained. requests has the request names
 	// of the transfers that have not ended. mu guards both.
 	transfers map[Handle]*Transfer
 	requests  map[string]bool
+}
+
+// deviceCopies are a copier, and device memory on it. Both are nil if the CPU can address the memory.
+type deviceCopies struct {
+	copier copier.DeviceCopier
+	memory copier.Memory
+}
+
+func (d *deviceCopies) open(o *TrafficOptions) (err error) {
+	c, err := o.Copier()
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	d.copier = c
+	d.memory, err = d.copier.Import(o.Address, o.Bytes)
+	return err
+}
+
+func (d *deviceCopies) close(ctx context.Context) error {
+	var errs []error
+	if d.memory != nil {
+		errs = append(errs, d.memory.Close(ctx))
+	}
+	if d.copier != nil {
+		errs = append(errs, d.copier.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // OpenTraffic opens a traffic manager of an engine that serves the namespace's KV. Storage is the
@@ -165,8 +196,9 @@ func (t *Traffic) open(def kv.Namespace, o TrafficOptions) (err error) {
 		Device:     traffic.Device{Region: t.region, Bases: o.Bases, Stride: o.Stride, Pages: o.Pages},
 		PersistMax: o.PersistMax, Verify: o.Verify, Logger: log,
 	}
-	if t.copier != nil {
-		options.Copier, options.DeviceCopies = t.copier, t.copies
+	if t.loads.copier != nil {
+		options.Copier, options.DeviceCopies = t.loads.copier, t.loads.memory
+		options.SaveCopier, options.SaveCopies = t.saves.copier, t.saves.memory
 	}
 	t.manager, err = traffic.New(options)
 	return err
@@ -177,11 +209,33 @@ func (t *Traffic) openDevice(o TrafficOptions) (err error) {
 		t.region, err = t.compute.Register(bytesAt(o.Address, o.Bytes), rdma.RegisterOptions{Local: true})
 		return err
 	}
-	if t.copier, err = o.Copier(); err != nil {
-		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	if err := t.loads.open(&o); err != nil {
+		return err
 	}
-	t.copies, err = t.copier.Import(o.Address, o.Bytes)
-	return err
+	return t.saves.open(&o)
+}
+
+// FollowStream makes later calls of Prefill, Decode, AddPages, Computed and Append wait for the work
+// that a stream of the device has when they are called: their copies wait on the device.
+func (t *Traffic) FollowStream(stream uint64) error {
+	if err := t.begin(); err != nil {
+		return err
+	}
+	defer t.calls.Done()
+	if t.loads.copier == nil {
+		return fmt.Errorf("%w: a stream is for device memory, and the memory of this traffic manager is host memory", ErrInvalid)
+	}
+	t.stream.Store(&stream)
+	return nil
+}
+
+// mark records an event in the engine's stream for copies of d. It returns nil without a stream.
+func (t *Traffic) mark(d *deviceCopies) (copier.Mark, error) {
+	stream := t.stream.Load()
+	if stream == nil {
+		return nil, nil
+	}
+	return d.copier.Mark(*stream)
 }
 
 // releaseWithin is the longest wait until the peers' writes to device memory have ended.
@@ -198,12 +252,7 @@ func (t *Traffic) release() error {
 	if t.region != nil {
 		errs = append(errs, t.region.Close(ctx))
 	}
-	if t.copies != nil {
-		errs = append(errs, t.copies.Close(ctx))
-	}
-	if t.copier != nil {
-		errs = append(errs, t.copier.Close())
-	}
+	errs = append(errs, t.loads.close(ctx), t.saves.close(ctx))
 	if t.compute != nil {
 		errs = append(errs, t.compute.Close())
 	}
@@ -281,9 +330,16 @@ func (t *Traffic) Append(request string, ids []kv.BlockID, epoch kv.Epoch, page 
 		return err
 	}
 	defer t.calls.Done()
+	after, err := t.mark(&t.saves)
+	if err != nil {
+		return err
+	}
+	if after != nil {
+		defer func() { _ = after.Close() }()
+	}
 	ctx, cancel := t.within(timeout)
 	defer cancel()
-	return t.ofCall(t.manager.Append(ctx, request, ids, t.epoch(epoch), page))
+	return t.ofCall(t.manager.AppendAfter(ctx, request, ids, t.epoch(epoch), page, after))
 }
 
 // Settle waits until storage has the block id, or until the write of this block has failed; see

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/client/traffic"
+	"github.com/penstock-kv/penstock/rdma/copier"
 )
 
 const (
@@ -60,6 +61,33 @@ type Transfer struct {
 	finished bool
 	// pages is the number of device pages of a prefill.
 	pages int
+	// marks are the marks of the calls, for which copies of the job may wait. closed is set when the
+	// job has ended, and they are closed.
+	marks  []copier.Mark
+	closed bool
+}
+
+// mark records an event for copies of a later call; see Traffic.mark. x.mu is held.
+func (x *Transfer) mark(d *deviceCopies) (copier.Mark, error) {
+	if x.closed {
+		return nil, nil
+	}
+	m, err := x.traffic.mark(d)
+	if m != nil {
+		x.marks = append(x.marks, m)
+	}
+	return m, err
+}
+
+// closeMarks closes the marks of a job that has ended.
+func (x *Transfer) closeMarks() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.closed = true
+	for _, m := range x.marks {
+		_ = m.Close() // an event that the driver does not destroy lives as long as its context
+	}
+	x.marks = nil
 }
 
 func (x *Transfer) of() *Store { return x.traffic.store }
@@ -75,8 +103,12 @@ func (t *Traffic) Prefill(j traffic.PrefillJob, timeout time.Duration) (Handle, 
 	if err := t.manager.CheckPrefill(j); err != nil {
 		return 0, err
 	}
-	x := &Transfer{request: j.Request, blocks: j.Blocks, hit: j.Hit, prefill: true, pages: len(j.Pages)}
+	x := &Transfer{traffic: t, request: j.Request, blocks: j.Blocks, hit: j.Hit, prefill: true, pages: len(j.Pages)}
 	j.Stopped, j.Progress = x.stopped, x.progress
+	var err error
+	if j.After, err = x.mark(&t.loads); err != nil {
+		return 0, err
+	}
 	return t.start(x, timeout, func(ctx context.Context) (moving, error) { return t.manager.Prefill(ctx, j) }, func(ctx context.Context, m moving) (TransferEvent, error) {
 		p := m.(*traffic.Prefill)
 		if err := p.Loaded(ctx); err != nil {
@@ -112,8 +144,12 @@ func (t *Traffic) Decode(j traffic.DecodeJob, timeout time.Duration) (Handle, er
 	if err := j.Peer.Token.Validate(); err != nil {
 		return 0, fmt.Errorf("%w: request %q: prefill engine: %w", ErrInvalid, j.Request, err)
 	}
-	x := &Transfer{request: j.Request, blocks: j.Blocks, hit: j.Hit}
+	x := &Transfer{traffic: t, request: j.Request, blocks: j.Blocks, hit: j.Hit}
 	j.Stopped, j.Progress = x.stopped, x.progress
+	var err error
+	if j.After, err = x.mark(&t.loads); err != nil {
+		return 0, err
+	}
 	return t.start(x, timeout, func(ctx context.Context) (moving, error) { return t.manager.Decode(ctx, j) }, func(ctx context.Context, m moving) (TransferEvent, error) {
 		return TransferEvent{Kind: TransferReady}, m.(*traffic.Decode).Ready(ctx)
 	})
@@ -128,9 +164,10 @@ type (
 // start adds a transfer and serves it on a goroutine.
 func (t *Traffic) start(x *Transfer, timeout time.Duration, begin beginFunc, ready readyFunc) (Handle, error) {
 	if len(x.request) > nameMax {
+		x.closeMarks()
 		return 0, fmt.Errorf("%w: a request with a name of %d bytes; it has at most %d", ErrInvalid, len(x.request), nameMax)
 	}
-	x.traffic, x.begun, x.finish = t, make(chan struct{}), make(chan struct{})
+	x.begun, x.finish = make(chan struct{}), make(chan struct{})
 	x.ctx, x.cancel = context.WithCancelCause(t.ctx)
 	x.handle = t.store.library.add(x)
 	t.mu.Lock()
@@ -149,6 +186,7 @@ func (t *Traffic) start(x *Transfer, timeout time.Duration, begin beginFunc, rea
 	t.mu.Unlock()
 	if err != nil {
 		x.cancel(err)
+		x.closeMarks()
 		t.store.library.remove(x.handle)
 		return 0, err
 	}
@@ -177,6 +215,7 @@ func (x *Transfer) serve(timeout time.Duration, begin beginFunc, ready readyFunc
 		}
 		err = m.Finish(ctx) // if ready failed, Finish returns the same error
 	}
+	x.closeMarks()
 	end := TransferEvent{Kind: TransferFinished}
 	if err != nil {
 		end = TransferEvent{Kind: TransferFailed, Err: err, Intact: intact(err, x.hit)}
@@ -317,7 +356,8 @@ func (x *Transfer) Recompute(p traffic.Part) error {
 // AddPages adds the device pages of the next blocks. It returns an error for pages outside of
 // device memory, and for more pages than blocks.
 func (x *Transfer) AddPages(pages []uint32) error {
-	return x.order(func() error {
+	var after copier.Mark
+	return x.order(func() (err error) {
 		if err := x.onPrefill("add_pages"); err != nil {
 			return err
 		}
@@ -327,15 +367,19 @@ func (x *Transfer) AddPages(pages []uint32) error {
 		if err := x.traffic.manager.CheckPages(pages...); err != nil {
 			return err
 		}
+		if after, err = x.mark(&x.traffic.loads); err != nil {
+			return err
+		}
 		x.pages += len(pages)
 		return nil
-	}, func(m moving) { m.(*traffic.Prefill).AddPages(pages...) })
+	}, func(m moving) { m.(*traffic.Prefill).AddPagesAfter(after, pages...) })
 }
 
 // Computed reports that the model has computed a layer up to a block; see
-// traffic.Prefill.ComputedTo.
+// traffic.Prefill.ComputedAfter.
 func (x *Transfer) Computed(layer, block int) error {
-	return x.order(func() error {
+	var after copier.Mark
+	return x.order(func() (err error) {
 		if err := errors.Join(x.onPrefill("computed"), x.checkLayer(layer)); err != nil {
 			return err
 		}
@@ -346,9 +390,12 @@ func (x *Transfer) Computed(layer, block int) error {
 			return fmt.Errorf("%w: computed up to block %d; request %q has %d device pages", ErrInvalid, block, x.request, x.pages)
 		case block < x.blocks && t.bases < t.geo.Groups[0].Layers:
 			return fmt.Errorf("%w: computed up to block %d of %d, with device memory for %d of %d layers: chunks need all layers", ErrInvalid, block, x.blocks, t.bases, t.geo.Groups[0].Layers)
+		case t.stream.Load() != nil && t.bases < t.geo.Groups[0].Layers:
+			return fmt.Errorf("%w: computed in a stream, with device memory for %d of %d layers: the order of a stream needs all layers", ErrInvalid, t.bases, t.geo.Groups[0].Layers)
 		}
-		return nil
-	}, func(m moving) { m.(*traffic.Prefill).ComputedTo(layer, block) })
+		after, err = x.mark(&x.traffic.saves)
+		return err
+	}, func(m moving) { m.(*traffic.Prefill).ComputedAfter(layer, block, after) })
 }
 
 // Layer waits until the cached prefix's KV of a layer is in device memory and verified. If the

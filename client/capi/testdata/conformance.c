@@ -881,6 +881,7 @@ static struct side move(penstock_namespace ns, penstock_namespace flat) {
 	CHECK(penstock_traffic_open(ns, &o, &side.traffic, &e) == PENSTOCK_OK, "%s", e.message);
 	memset(bases, 0xff, sizeof bases); // the library has copied them
 	CHECK(penstock_traffic_eventfd(side.traffic, &side.fd, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_traffic_follow(side.traffic, 0, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "host memory"), "%s", e.message);
 	penstock_traffic_description *d = &side.description;
 	CHECK(penstock_traffic_describe(side.traffic, d, &e) == PENSTOCK_OK, "%s", e.message);
 	CHECK(d->address_bytes == strlen(d->address) && strncmp(d->address, "127.0.0.1:", 10) == 0 && d->token_bytes == 32, "%s, %u", d->address, d->token_bytes);

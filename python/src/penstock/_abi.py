@@ -428,6 +428,7 @@ PROTOTYPES: dict[str, list[Any]] = {
     "penstock_gateway_drain": [c_uint64, POINTER(CEvent), c_uint32, POINTER(c_uint32), POINTER(CError)],
     "penstock_traffic_open": [c_uint64, POINTER(CTrafficOptions), POINTER(c_uint64), POINTER(CError)],
     "penstock_traffic_close": [c_uint64, POINTER(CError)],
+    "penstock_traffic_follow": [c_uint64, c_uint64, POINTER(CError)],
     "penstock_traffic_describe": [c_uint64, POINTER(CTrafficDescription), POINTER(CError)],
     "penstock_traffic_prefill": [c_uint64, POINTER(CTransferOptions), POINTER(c_uint64), POINTER(CError)],
     "penstock_traffic_decode": [c_uint64, POINTER(CTransferOptions), POINTER(c_uint64), POINTER(CError)],

@@ -26,7 +26,7 @@ from penstock._checks import _ID_BYTES, _address, _chain, _count, _ms, _numbers,
 from penstock._cluster import Member, Part, _part, _Path, _Queue, _string
 from penstock._core import _NO_LIMIT, _WAIT_MS
 from penstock._keys import Keys
-from penstock._memory import Buffer, Pins, Pointers, Tensor
+from penstock._memory import Buffer, Pins, Pointers, Tensor, current_stream
 from penstock._store import Namespace
 
 __all__ = ["DecodeJob", "PrefillJob", "Traffic", "TransferEvent", "TransferKind"]
@@ -232,9 +232,9 @@ class Traffic(_Queue[TransferEvent]):
     ``buffer_bytes`` is the size of the host buffer for prompts on their way, which the library maps, and ``append_bytes``
     that for decoded blocks. ``listen`` is the host and port of the compute NIC, by default 127.0.0.1 and a free port.
     Other engines dial ``advertise`` and prove ``token``; by default these are the address of ``listen`` and random bytes.
-    KV on a CUDA device passes through the host buffer. Call ``computed`` when the device has
-    computed the layer, after an event of its stream. At most ``persist_max`` blocks wait for storage; others are not stored. At most
-    ``transfers_max`` (1024) jobs run or have events that were not taken.
+    KV on a CUDA device passes through the host buffer; ``follow`` orders its copies after the work of a stream. At most
+    ``persist_max`` blocks wait for storage; others are not stored. At most ``transfers_max`` (1024) jobs run or have events
+    that were not taken.
 
     ``ca_file``, ``cert_file`` and ``key_file`` are PEM files for TLS with the other engines, all three or none. Each engine
     verifies the certificate of the other one, which is valid for the host of ``advertise``, as a server's and as a client's.
@@ -283,6 +283,7 @@ class Traffic(_Queue[TransferEvent]):
         self._jobs: dict[int, PrefillJob | DecodeJob] = {}
         offsets = _numbers("bases", bases)
         memory, cuda = _on_device(memory, cuda)
+        self._cuda = cuda
         pins = Pins()
         try:
             if isinstance(memory, Pointers):
@@ -331,6 +332,19 @@ class Traffic(_Queue[TransferEvent]):
         self.token = bytes(description.token[: description.token_bytes])
         """The token that they prove: ``Member.token``."""
         self._description = description
+
+    def follow(self, stream: int | None = None) -> None:
+        """Make later calls wait for a CUDA stream, given by its handle; by default torch's current stream of the device.
+
+        ``prefill``, ``decode``, ``add_pages``, ``computed`` and ``append`` then record an event in the stream, and their copies wait
+        for it on the device: copies to pages for the work that may still use them, copies from pages for the work that computes
+        them. Only ``append`` waits for its copy. After ``cancel`` the last event comes when the stream has done that work. Without
+        this call the device must have done it before. For ``memory`` on a CUDA device, which has a base for each layer.
+        """
+        if self._cuda is None:
+            raise errors.InvalidError("a stream is for device memory, and the memory of this Traffic is host memory")
+        handle = current_stream(self._cuda) if stream is None else _count("stream", stream, 64)
+        _abi.call(self._function("follow"), self._open_handle(), handle)
 
     def member(self, name: str, *, device_blocks: int = 0, prompt_blocks: int = 0) -> Member:
         """Return this engine as a member of the group of a Leader."""

@@ -34,6 +34,9 @@ auth:
   token_file: /etc/penstock/token
   {{- else if eq .Values.auth.kind "roles" }}
   roles_file: /etc/penstock/roles.yaml
+  {{- else if eq .Values.auth.kind "roles-etcd" }}
+  {{- if not .Values.etcd.endpoints }}{{ fail "auth.kind: roles-etcd needs etcd.endpoints" }}{{ end }}
+  roles_etcd: {{ .Values.etcd.prefix }}/roles
   {{- end }}
   {{- if .Values.tls.enabled }}
   tls_cert: /etc/penstock/tls/tls.crt
@@ -83,9 +86,9 @@ password_file: /etc/penstock/etcd/password
 {{- end }}
 {{- end -}}
 
-{{/* Not empty if several planners elect a leader. */}}
+{{/* Not empty if the planners elect a leader. They do so with a connection to etcd, which roles in etcd need. */}}
 {{- define "penstock.elects" -}}
-{{- if gt (int .Values.planner.replicas) 1 }}true{{ end -}}
+{{- if or (gt (int .Values.planner.replicas) 1) (eq .Values.auth.kind "roles-etcd") }}true{{ end -}}
 {{- end -}}
 
 {{/* The addresses of the planners, with commas between. */}}
@@ -132,7 +135,7 @@ servers:
   {{- end }}
 {{- if eq .Values.auth.kind "token" }}
 token_file: /etc/penstock/token
-{{- else if eq .Values.auth.kind "roles" }}
+{{- else if hasPrefix "roles" .Values.auth.kind }}
 token_file: /etc/penstock/client-token
 {{- end }}
 {{- if .Values.tls.enabled }}
@@ -197,7 +200,7 @@ data:
 {{- if eq .component "gateway" -}}
 {{- if $v.gateway.apiTokens }}{{ $keys = append $keys "api-token" }}{{ end -}}
 {{- if and $v.planner.enabled (eq $v.auth.kind "token") }}{{ $keys = append $keys "token" }}{{ end -}}
-{{- if and $v.planner.enabled (eq $v.auth.kind "roles") }}{{ $keys = append $keys "client-token" }}{{ end -}}
+{{- if and $v.planner.enabled (hasPrefix "roles" $v.auth.kind) }}{{ $keys = append $keys "client-token" }}{{ end -}}
 {{- else if eq $v.auth.kind "token" -}}
 {{- $keys = append $keys "token" -}}
 {{- else if eq $v.auth.kind "roles" -}}

@@ -106,6 +106,7 @@ class Worker:
         self._layers: dict[str, int] = {}
         self._memory: list[Layer] = []
         self._rank, self._ranks = 0, 1
+        self._on_device = False
         self._passes = False  # rank 0 has all jobs, and passes the KV to the other ranks
         self._link: _adapter.Link[_Open] | None = None
         self.definitions: tuple[Definition, ...] = ()
@@ -127,10 +128,6 @@ class Worker:
         Raises InvalidError for a KV cache that a traffic manager cannot carry.
         """
         layout = read_layout(tensors, config)
-        if layout.cuda is not None:
-            raise errors.InvalidError(
-                f"the KV cache is on CUDA device {layout.cuda}; PenstockDualPath moves host memory: use PenstockConnector or PenstockTier"
-            )
         heads = getattr(config.kv_cache_groups[0].kv_cache_spec, "num_kv_heads", 0)
         self.open(layout, facts, rank, ranks, heads=heads)
 
@@ -146,11 +143,17 @@ class Worker:
                     " Remove the option"
                 )
             self._passes = ranks > 1
+            if self._passes and layout.cuda is not None:
+                raise errors.InvalidError(
+                    f"the model's KV is latent ({LATENT}) and on CUDA device {layout.cuda}; PenstockDualPath passes latent KV between"
+                    " ranks in host memory only. Set tensor_parallel_size to 1, or use PenstockConnector"
+                )
             if rank:
                 self._rank = rank
                 return
             ranks = 1
         self._rank, self._ranks = rank, ranks
+        self._on_device = layout.cuda is not None
         address, length, keep = layout.memory[0]
         shards = o.shards or ranks
         mine = shards // ranks
@@ -161,7 +164,7 @@ class Worker:
             ns = open_namespace(store, base)
             offsets = [layer.address - address for layer in part.groups[0].layers]
             traffic = Traffic(
-                ns, Pointers([address], [length], keep=keep), offsets, stride=stride, pages=layout.blocks,
+                ns, Pointers([address], [length], keep=keep, cuda=layout.cuda), offsets, stride=stride, pages=layout.blocks,
                 buffer_bytes=(o.buffer_mib << 20) // shards, listen=_listen(o.listen, base.rank), verify=o.verify,
                 ca_file=o.listen_ca_file, cert_file=o.listen_cert_file, key_file=o.listen_key_file,
             )  # fmt: skip
@@ -191,6 +194,7 @@ class Worker:
 
     def begin(self, plan: Plan) -> None:
         """Begin a step, before the engine computes."""
+        self._follow()
         opened = self._link.value if self._link is not None else None
         if opened is not None:
             for job in plan.jobs:
@@ -226,6 +230,12 @@ class Worker:
             for layer in range(len(self._memory)):
                 self._pass(layer, pages)
             self._loaded.add(request)
+
+    def _follow(self) -> None:
+        """Order the copies of the next calls after the work in the engine's stream. The device waits for that, and no thread."""
+        if self._on_device and self._link is not None and self._link.value is not None:
+            for shard in self._link.value.shards:
+                shard.traffic.follow()
 
     def _start(self, opened: _Open, job: Job) -> None:
         running = self._running[job.name] = _Running(job, list(job.pages), left={shard.number for shard in opened.shards})
@@ -331,6 +341,8 @@ class Worker:
         layer = self._layers.get(name)
         if layer is None or (self._ranks > 1 and layer == len(self._layers) - 1):
             return
+        if self._steps:
+            self._follow()
         for step, running in self._steps:
             if not running.failed:
                 self._computed(running, layer, step.computed)
@@ -354,6 +366,8 @@ class Worker:
             elif step.computed == running.job.blocks:
                 running.finish()
         appends, self._appends = self._appends, []
+        if appends:
+            self._follow()
         for one in appends:
             self._append(one)
 
