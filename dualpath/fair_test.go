@@ -308,14 +308,14 @@ func TestPriorities(t *testing.T) {
 	}
 }
 
-// TestReservation: a large request for which its decode group has no room reserves the group, so that
-// small requests of another tenant do not take the memory that becomes free. A request of a
-// higher priority ends the reservation.
-func TestReservation(t *testing.T) {
-	l := newFairCluster(t, Options{Beta: 1 << 20, BlockTokens: 1},
+// newSmallDecode returns a cluster of one prefill engine and one decode engine with room for 1000 tokens. fetch lets
+// the decode engine report its free room, and returns the requests that are started then.
+func newSmallDecode(t *testing.T, o Options) (l *fairCluster, fetch func(free int) []RequestID) {
+	t.Helper()
+	l = newFairCluster(t, o,
 		GroupUp{Group: 2, Role: Decode, Engines: []EngineSpec{{Engine: 2, Node: 2, HBMTokens: 1000}}},
 		GroupUp{Group: 1, Role: Prefill, Engines: []EngineSpec{{Engine: 1, Node: 1}}})
-	fetch := func(free int) []RequestID {
+	return l, func(free int) []RequestID {
 		l.now += time.Millisecond
 		l.step(Fetch{At: l.now, Group: 2, Seen: l.p.seq, Engines: []EngineReport{{Engine: 2, HBMFree: free}}})
 		l.fetch(l.ups[1])
@@ -323,6 +323,13 @@ func TestReservation(t *testing.T) {
 		l.starts = nil
 		return starts
 	}
+}
+
+// TestReservation: a large request for which its decode group has no room reserves the group, so that
+// small requests of another tenant do not take the memory that becomes free. A request of a
+// higher priority ends the reservation.
+func TestReservation(t *testing.T) {
+	l, fetch := newSmallDecode(t, Options{Beta: 1 << 20, BlockTokens: 1})
 	l.submit(Request{Tenant: "a", Prompt: 600})
 	for range 20 {
 		l.submit(Request{Tenant: "b", Prompt: 100})
@@ -353,17 +360,7 @@ func TestReservation(t *testing.T) {
 // TestReservationBesideARetry: a request that waits for its next attempt takes no room, and does not
 // end the reservation of its decode group.
 func TestReservationBesideARetry(t *testing.T) {
-	l := newFairCluster(t, Options{Beta: 1 << 20, BlockTokens: 1, Cooldown: time.Minute},
-		GroupUp{Group: 2, Role: Decode, Engines: []EngineSpec{{Engine: 2, Node: 2, HBMTokens: 1000}}},
-		GroupUp{Group: 1, Role: Prefill, Engines: []EngineSpec{{Engine: 1, Node: 1}}})
-	fetch := func(free int) []RequestID {
-		l.now += time.Millisecond
-		l.step(Fetch{At: l.now, Group: 2, Seen: l.p.seq, Engines: []EngineReport{{Engine: 2, HBMFree: free}}})
-		l.fetch(l.ups[1])
-		starts := l.starts
-		l.starts = nil
-		return starts
-	}
+	l, fetch := newSmallDecode(t, Options{Beta: 1 << 20, BlockTokens: 1, Cooldown: time.Minute})
 	retried := l.submit(Request{Tenant: "c", Prompt: 10})
 	for range 2 {
 		if got := fetch(1000); !slices.Equal(got, []RequestID{retried}) {

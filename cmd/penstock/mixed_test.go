@@ -90,15 +90,7 @@ func TestMixedVolumes(t *testing.T) {
 	if err := a.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	var addrs []string
-	awaitTrue(t, "the volumes are adopted", func() bool {
-		var names []string
-		names, addrs = adoptedBy(t, b)
-		return slices.Equal(names, []string{"a:2"})
-	})
-	awaitTrue(t, "the adopted node serves", func() bool { return states(t, b) == "a:serving b:serving" })
-	guest := a.client(t)
-	guest.ready.Listen = addrs[0]
+	guest := adoptedClient(t, a, b)
 	for _, q := range on[shared] {
 		fetchEventually(t, guest, dir, q.tokens, q.data)
 	}

@@ -64,6 +64,22 @@ func adoptedBy(t *testing.T, s *served) (names, addrs []string) {
 	return names, addrs
 }
 
+// adoptedClient waits until b has adopted the volumes of the node a, of which it is the first new owner, and serves
+// them. It returns a client of the adopted node.
+func adoptedClient(t *testing.T, a *process, b *served) *served {
+	t.Helper()
+	var addrs []string
+	awaitTrue(t, "the volumes are adopted", func() bool {
+		var names []string
+		names, addrs = adoptedBy(t, b)
+		return slices.Equal(names, []string{"a:2"})
+	})
+	awaitTrue(t, "the adopted node serves", func() bool { return states(t, b) == "a:serving b:serving" })
+	guest := a.client(t)
+	guest.ready.Listen = addrs[0]
+	return guest
+}
+
 // TestSharedNeedsEtcd: shared volumes without etcd are refused, and a shared volume is refused without
 // the setting.
 func TestSharedNeedsEtcd(t *testing.T) {
@@ -116,17 +132,9 @@ func TestAdopt(t *testing.T) {
 				}
 				b.run("volume", "adopt", volume).must(t)
 			}
-			var addrs []string
-			awaitTrue(t, "the volumes are adopted", func() bool {
-				var names []string
-				names, addrs = adoptedBy(t, b)
-				return slices.Equal(names, []string{"a:2"})
-			})
-			awaitTrue(t, "the adopted node serves", func() bool { return states(t, b) == "a:serving b:serving" })
-			guest := a.client(t)
-			guest.ready.Listen = addrs[0]
+			guest := adoptedClient(t, a, b)
 			fetchEventually(t, guest, dir, tokensFile, dataFile)
-			if out := b.run("volume", "list").must(t); !strings.Contains(out, "adopted: node a at "+addrs[0]+", 20 blocks") {
+			if out := b.run("volume", "list").must(t); !strings.Contains(out, "adopted: node a at "+guest.ready.Listen+", 20 blocks") {
 				t.Errorf("no line for the adopted node:\n%s", out)
 			}
 			if out := guest.run("volume", "list").must(t); !strings.Contains(out, volume+": shared, fence 2") {
@@ -179,15 +187,7 @@ func TestPausedOwner(t *testing.T) {
 	if err := a.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	var addrs []string
-	awaitTrue(t, "the volumes are adopted", func() bool {
-		var names []string
-		names, addrs = adoptedBy(t, b)
-		return slices.Equal(names, []string{"a:2"})
-	})
-	awaitTrue(t, "the adopted node serves", func() bool { return states(t, b) == "a:serving b:serving" })
-	guest := a.client(t)
-	guest.ready.Listen = addrs[0]
+	guest := adoptedClient(t, a, b)
 	fetchEventually(t, guest, dir, early, earlyData)
 	// The new owner uses the slots that the old one was about to write.
 	for i := range 12 {
