@@ -25,7 +25,7 @@ start --auth-roles-file @roles.yaml
 ready
 
 run
-ns create team-a/m --layers 4 --block-tokens 4 --token-bytes 1024 --token-file @team.token
+ns create team-a/m --layers 4 --block-tokens 4 --token-bytes 1024 --no-salt --token-file @team.token
 ns create m --layers 4 --block-tokens 4 --token-bytes 1024 --token-file @sre.token
 ns create team-b/m --layers 4 --block-tokens 4 --token-bytes 1024 --token-file @team.token
 ns list --token-file @team.token
