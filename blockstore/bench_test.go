@@ -277,7 +277,7 @@ func BenchmarkReserve(b *testing.B) {
 	}
 }
 
-// BenchmarkEncryption compares writes and reads of an encrypted store with those of a plain one, on
+// BenchmarkEncryption compares an encrypted store with a plain store, in writes and reads on
 // volumes in memory. Rounds of the two alternate. ofplain is the median, over the rounds, of the ratio of
 // the two rates; the other figures are the CPU time of each, in milliseconds per GiB of payload.
 func BenchmarkEncryption(b *testing.B) {

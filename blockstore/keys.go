@@ -78,7 +78,7 @@ func (p periods) begin(k *crypt.Key, boot uint32) (periods, error) {
 	return append(slices.Clone(p), newPeriod(k, boot)), nil
 }
 
-// without returns the periods without those of missing keys. It fails with ErrKey if such a period
+// without returns the periods whose keys are given. It fails with ErrKey if a period of a missing key
 // has slots in use. slots has the number of slots of each period.
 func (p periods) without(slots []int64) (periods, error) {
 	var left periods

@@ -236,7 +236,7 @@ func TestChangedSlots(t *testing.T) {
 	miss(t, s, b, "payload of another slot")
 	restore()
 
-	// Two slots are exchanged, and the clear fields of the headers are those that the reader expects.
+	// The test exchanges two slots, and writes into each header the clear fields that the reader expects.
 	for _, fields := range []int{128, 160, 192} {
 		moved := slices.Concat(slotA[:fields], slotB[fields:])
 		reseal(moved)

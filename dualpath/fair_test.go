@@ -475,7 +475,7 @@ func checkFair(p *Planner, fail func(string, ...any)) {
 	}
 	for _, r := range p.requests {
 		if (r.flow != nil) != (r.at != nil) || (r.lane != nil) != (r.laneAt != 0) || (r.coolingAt != 0 && (r.at == nil || r.lane != nil)) {
-			fail("request %d: waits: %v, in a flow: %v, in a lane: %v, place %d, place %d of those that cool down", r.ID, r.at != nil, r.flow != nil, r.lane != nil, r.laneAt, r.coolingAt)
+			fail("request %d: waits: %v, in a flow: %v, in a lane: %v, place %d, place %d of the requests that cool down", r.ID, r.at != nil, r.flow != nil, r.lane != nil, r.laneAt, r.coolingAt)
 		}
 	}
 }

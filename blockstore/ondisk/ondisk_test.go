@@ -51,7 +51,7 @@ func sealedOf(h SlotHeader) SlotHeader {
 	return h
 }
 
-// encodeSealedSlot encodes an encrypted slot. The encrypted parts are those of the header parts, or
+// encodeSealedSlot encodes an encrypted slot. The encrypted bytes of the header are parts, or
 // numbers if parts is nil.
 func encodeSealedSlot(t testing.TB, h SlotHeader, parts []byte) []byte {
 	t.Helper()

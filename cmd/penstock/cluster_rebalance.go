@@ -38,9 +38,9 @@ func newClusterRebalance(w world, c *connection) *cobra.Command {
 Without it these sequences are misses until engines store them again. Meanwhile clients
 find them at the old and at the new node.
 
-Without names, the nodes are those that serve and whose fill is below 0.8 times the fill of all
-serving nodes together, as is the fill of a node that has joined, or to which an order copies
-already. With names, they are the named nodes.
+Without names, the command chooses each serving node whose fill is below 0.8 times the fill of all
+serving nodes together, as is the fill of a node that has joined, and each node to which an order
+copies already. With names, it takes the named nodes.
 
 Each other node copies the hottest sequences first, each from its first block on. The copies are
 verified, and limited by --rate for each node. Blocks that the new nodes have already are not

@@ -264,7 +264,7 @@ func (m *cudaMark) Close() error {
 	if !open {
 		return nil
 	}
-	// The driver keeps what the waits of a stream need of a destroyed event.
+	// The driver releases a destroyed event when the device has completed it (CUDA Driver API, cuEventDestroy).
 	if r := C.copier_cuda_event_free(c.api, c.context, m.event); r != 0 {
 		return c.failure("destroy an event", r)
 	}

@@ -325,7 +325,7 @@ func (c *Cluster) Members(ctx context.Context) ([]Member, error) {
 
 // Listing is the state of the members of a cluster.
 type Listing struct {
-	// Members are those of Cluster.Members.
+	// Members is the result of Cluster.Members.
 	Members []Member
 	// Removed are the names of the nodes that were removed and that no other node has.
 	Removed []string

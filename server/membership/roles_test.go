@@ -92,8 +92,8 @@ func (f *follower) has(text string, failed bool) func() bool {
 	}
 }
 
-// TestRolesFollow: a follower gets the first document, each change and a deletion, also those that were made while
-// etcd could not be reached. Meanwhile it gets the failure, although no connection has ended.
+// TestRolesFollow: a follower gets the first document, each change and a deletion. If a change or a deletion was made while
+// the follower could not reach etcd, it gets the change afterwards. Meanwhile it gets the failure, although no connection has ended.
 func TestRolesFollow(t *testing.T) {
 	r := newRig(t, 1)
 	gate := testetcd.NewGate(t, r.etcd.Endpoints[0])

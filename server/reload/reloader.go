@@ -24,7 +24,7 @@ type Candidate struct {
 	// Keys are the settings, and Auth the part of them that names the files of credentials.
 	Keys []config.Key
 	Auth config.Auth
-	// Files are the changes of the content of other files than those of Auth, and of the output of
+	// Files are the changes of the content of files that Auth does not name, and of the output of
 	// commands.
 	Files []config.Change
 	// Prepare, if not nil, makes the changes that can fail. It is called before any other change. If it

@@ -31,8 +31,9 @@ type PrefixHits struct {
 }
 
 // prefixHits counts the hits of the prefixes with the most hits, at most max. It uses the algorithm
-// Space-Saving: a prefix that is new takes the place of the one with the lowest rank, and starts above
-// that rank. So each prefix with more than 1/max of all tokens is among those that are counted.
+// Space-Saving (Metwally, Agrawal, El Abbadi, "Efficient Computation of Frequent and Top-k Elements in Data
+// Streams", ICDT 2005, section 3): a prefix that is new takes the place of the prefix with the lowest rank, and its own rank begins above the
+// rank of the removed prefix. So prefixHits counts each prefix that has more than 1/max of all tokens.
 type prefixHits struct {
 	max int
 
@@ -48,7 +49,7 @@ type prefixKey struct {
 }
 
 // rankedPrefix is a prefix at the index at of the heap. rank is an upper bound of all its tokens,
-// including those from before it was counted.
+// including the tokens from before it was counted.
 type rankedPrefix struct {
 	PrefixHits
 	rank int64

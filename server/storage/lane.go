@@ -22,8 +22,8 @@ type lane struct {
 	// loads counts the Loads that read from the volume or wait for budget. Invariant: loads <= max,
 	// unless SetLimits has lowered max since the Loads entered.
 	loads int64
-	// tenants counts the Loads of each tenant that has any, and principals those of each principal. Loads of
-	// namespaces without a tenant, and Loads without a principal, are not in them.
+	// tenants counts the Loads of each tenant that has any, and principals counts the Loads of each principal. tenants
+	// has no Loads of namespaces without a tenant, and principals has no Loads without a principal.
 	tenants, principals map[string]int64
 	// alone is set if the node has no other volume. Then the gate, which has as many places, divides them among
 	// the principals.

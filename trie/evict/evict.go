@@ -66,9 +66,9 @@ type Policy interface {
 	// InsertCold adds a cold node, which is evicted before all nodes added by Insert. Among cold
 	// nodes the order is FIFO.
 	InsertCold(n Node)
-	// Demote makes a node one of those that are evicted before all others, in the order of the calls, and forgets
-	// its touches. A later touch ends that, except under FIFO, which ignores touches. A node that is not in the
-	// policy is ignored.
+	// Demote puts a node into a list whose nodes the policy evicts before all other nodes, in the order of the calls, and
+	// forgets the node's touches. A later touch removes the node from the list, except under FIFO, which ignores
+	// touches. Demote ignores a node that is not in the policy.
 	Demote(n Node)
 	// Touch records a hit. Concurrent touches may be lost. When a chain is hit, touch the deepest
 	// node first and the root last, so that an ancestor counts as at least as recent as its

@@ -17,7 +17,7 @@ import (
 )
 
 // slots is the number of slots of a lane. A batch uses two at a time: while the values of one slot
-// are copied, those of the other are transferred.
+// are copied, the values of the other slot are transferred.
 const slots = 8
 
 // defaultStaging is the default of DeviceOptions.StagingBytes.
