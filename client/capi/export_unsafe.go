@@ -2,6 +2,7 @@ package main
 
 /*
 #include <stdlib.h>
+#include <string.h>
 #include "penstock.h"
 
 static inline void callLog(penstock_log f, void *arg, int32_t level, const char *line) { f(arg, level, line); }
@@ -94,7 +95,9 @@ func text(s *C.char) string {
 	if s == nil {
 		return ""
 	}
-	return C.GoString(s)
+	// C.GoString reads several bytes at once, some of them behind the zero byte, which
+	// memcheck reports to users who run their program under it.
+	return C.GoStringN(s, C.int(C.strlen(s)))
 }
 
 func millis(n C.uint32_t) time.Duration { return time.Duration(n) * time.Millisecond }

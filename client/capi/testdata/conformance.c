@@ -681,7 +681,9 @@ static void test_version(const char *server, const char *other) {
 	char both[128];
 	snprintf(both, sizeof both, "%s,%s", server, other);
 	o.servers = both;
-	penstock_definition d = define("version", PENSTOCK_FLAT);
+	char name[64]; // memcheck reports a read behind the zero byte
+	snprintf(name, sizeof name, "version");
+	penstock_definition d = define(name, PENSTOCK_FLAT);
 	CHECK(penstock_open(&o, &store, &e) == PENSTOCK_OK && penstock_ensure(store, &d, &ns, &e) == PENSTOCK_OK, "%s", e.message);
 	make_keys(7);
 	uint8_t *memory = calloc(KEYS, VALUE);
