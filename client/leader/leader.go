@@ -336,6 +336,14 @@ func (l *Leader) Remove(name string) bool {
 	return true
 }
 
+// Has reports whether the engine of a name is a member of the group.
+func (l *Leader) Has(name string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, ok := l.memberLocked(name)
+	return ok
+}
+
 // memberLocked returns a member by its name.
 func (l *Leader) memberLocked(name string) (Member, bool) {
 	i := slices.IndexFunc(l.members, func(m Member) bool { return m.Name == name })
