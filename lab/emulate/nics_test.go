@@ -42,7 +42,7 @@ func TestComputeNICs(t *testing.T) {
 	c := (&cluster{t: t, compute: func(e rdma.Engine) rdma.Engine { return countingEngine{e, &written} }}).start(1, 2)
 	results := c.gateway.Run(t.Context(), sessions(3, 3), 2)
 	c.check(results, 9)
-	least := uint64(0) // each prompt passes from prefill to decode
+	least := uint64(0) // each block of a prompt goes from one side to the other, once
 	for _, r := range results {
 		least += uint64(r.Prompt / geo.BlockTokens * int(geo.PieceBytes(0)))
 	}
