@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from penstock import Group, GroupKind, InvalidError, Namespace, Store, _adapter, testing
+from penstock.vllm import _layout
 from penstock.vllm._extra import Adapters, Extras
 from penstock.vllm._layout import Definition, Layer, LayerGroup, Layout
 from penstock.vllm._plan import EVENTS, Options, Plan, Report
@@ -597,6 +598,22 @@ def test_a_request_that_has_failed_is_saved_again(node: testing.Node, name: str)
         e.side.update(None, ["b"], (), ["b"])
         assert e.lookup(request) == 0
         assert [s.first for s in e.plan(request, 13, [[5, 6, 7, 8], [15, 16, 17, 18], [25, 26, 27, 28]]).saves] == [0]
+
+
+@dataclasses.dataclass
+class ChunkedLocalAttentionSpec:
+    """The part of vLLM's specification that the connector uses."""
+
+    attention_chunk_size: int
+    block_size: int
+
+
+@pytest.mark.parametrize(("chunk", "block"), [(96, 32), (64, 32), (32, 32), (16, 32), (48, 32), (8192, 16), (100, 16), (7, 4)])
+def test_a_window_has_all_blocks_of_a_begun_chunk(chunk: int, block: int) -> None:
+    """It has no more blocks than the longest part of a chunk before a block."""
+    reads = _layout._reads("a", ChunkedLocalAttentionSpec(chunk, block))
+    before = [end // block - end // chunk * chunk // block for end in range(0, 4 * chunk * block, block)]
+    assert -(-reads.window // block) == max(1, *before)
 
 
 def test_a_prefix_is_found_up_to_a_snapshot(node: testing.Node, name: str) -> None:
