@@ -31,7 +31,7 @@
 //     call that waits longer than QueueWait is Busy. Each volume has a lane. A lane
 //     limits the Loads that read from the volume, and the memory that the volume's
 //     device may hold. Gate and lane divide reads among the principals by their weights
-//     (fairQueue), and gate and places of the lane among the tenants. If the
+//     (fair.Queue), and gate and places of the lane among the tenants. If the
 //     device does not complete a read within ReadWait, the read is a miss and the
 //     Load continues. The memory of the read stays part of the
 //     lane until the device completes, so a volume that hangs exhausts only its own

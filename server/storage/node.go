@@ -119,7 +119,8 @@ func Open(ctx context.Context, opts Options) (*Node, error) {
 	n.lanes = newLanes(opts.Store.Volumes(), opts.ReadsMax, int64(len(opts.Arena.Bytes())))
 	// Each lane admits ReadsMax Loads. So if all volumes but one hang, Loads from the other volume
 	// are still admitted.
-	n.reads = newGate(opts.ReadsMax * len(n.lanes))
+	places := opts.ReadsMax * len(n.lanes)
+	n.reads = newGate(int64(places), places)
 	n.room = newRoomMaker(n)
 	n.movers = newMovers(n)
 	n.loans.max = n.opts.LoanBytesMax
