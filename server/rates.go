@@ -130,7 +130,7 @@ func (s *Server) spenderOf(ctx context.Context) spender {
 }
 
 // shareOf returns the share of the principal of a call: the zero Share if the node has no roles file, and for
-// calls over the unix socket. Its weight is that of the principal in the policy in use when a read is granted.
+// calls over the unix socket. Its weight is that of the principal in the policy in use when a read or memory is granted.
 func (s *Server) shareOf(ctx context.Context) fair.Share {
 	id, ok := identityOf(s.guard.refresh(ctx))
 	if !ok {

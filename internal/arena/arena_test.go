@@ -15,6 +15,7 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 
+	"github.com/penstock-kv/penstock/internal/fair"
 	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/internal/sys"
 )
@@ -82,11 +83,15 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 			}
 			ctx, stop := context.WithCancel(context.Background())
 			s.stops[name] = stop
-			from := s.arena.Alloc
+			from := s.arena.AllocFor
 			if d.Cmd == "alloc-share" {
 				from = s.arena.AllocShare
 			}
-			go s.alloc(ctx, name, pages, from)
+			by, weight := fair.Caller{}, 1
+			d.MaybeScanArgs(t, "by", &by.Share.Principal)
+			d.MaybeScanArgs(t, "weight", &weight)
+			by.Share.Weight = func() int { return weight }
+			go s.alloc(ctx, name, pages, by, from)
 		case "release":
 			s.mu.Lock()
 			b := s.bufs[name]
@@ -109,8 +114,8 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 }
 
 // alloc takes pages under a name, and logs the outcome.
-func (s *script) alloc(ctx context.Context, name string, pages int, from func(context.Context, int) (Buffer, error)) {
-	b, err := from(ctx, pages*Granule)
+func (s *script) alloc(ctx context.Context, name string, pages int, by fair.Caller, from func(context.Context, fair.Caller, int) (Buffer, error)) {
+	b, err := from(ctx, by, pages*Granule)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {

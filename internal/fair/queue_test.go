@@ -243,6 +243,7 @@ func TestForgetsPrincipals(t *testing.T) {
 	for range 4 {
 		q.Push(a.Caller, 0, 1<<20)
 	}
+	holder := q.Take(newPrincipal("holder", 1, 0).Caller, 5, 0)
 	for i := range 10 * flowsMax {
 		q.Take(Caller{Share: Share{Principal: fmt.Sprint("n", i)}}, 0, 1<<20)
 		if len(q.list) > flowsMax || len(q.flows) != len(q.list) {
@@ -252,6 +253,10 @@ func TestForgetsPrincipals(t *testing.T) {
 	if f := q.flows["a"]; f == nil || f.waiting != 4 || q.Next(0).flow != f {
 		t.Error("a principal with waiting calls was forgotten")
 	}
+	if _, held := q.Of("holder"); held != 5 {
+		t.Errorf("a principal that holds 5 units has %d", held)
+	}
+	holder.Release(5)
 	if f := q.flowOf(Share{Principal: "n0"}); f.start < 1<<20 {
 		t.Errorf("a forgotten principal begins again with the tag %v", f.start)
 	}

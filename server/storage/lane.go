@@ -124,7 +124,7 @@ func (n *Node) readSlots(ctx context.Context, l *lane, by fair.Caller, total int
 	if err != nil {
 		return nil, err
 	}
-	buf, err := n.alloc(ctx, total)
+	buf, err := n.alloc(ctx, by, total)
 	if err != nil {
 		budget.leave()
 		return nil, err
