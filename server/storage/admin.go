@@ -301,6 +301,12 @@ type Stats struct {
 // WaitingReads returns the number of a principal's Loads that wait for others to end.
 func (n *Node) WaitingReads(principal string) int { return n.reads.waitingOf(principal) }
 
+// Memory returns the size of the arena memory that a principal's reads hold, also of blocks that they
+// have put into the hot set, and the size that its reservations hold.
+func (n *Node) Memory(principal string) (readBytes, writeBytes int64) {
+	return n.opts.Arena.Held(principal)
+}
+
 // Stats returns the current counters.
 func (n *Node) Stats() Stats {
 	s := Stats{Index: n.index.Stats(), Store: n.store.Stats(), Arena: n.opts.Arena.Stats()}
