@@ -403,14 +403,10 @@ func TestGivenUpWhenServed(t *testing.T) {
 			switch i % 4 {
 			case 0: // served
 				all.Release()
-				synctest.Wait()
-				stop()
 			case 1: // refused: the queue is full
 				go call(t.Context(), "y")
 				synctest.Wait()
 				all.Release()
-				synctest.Wait()
-				stop()
 			case 2: // served while they are given up
 				go stop()
 				all.Release()
@@ -421,6 +417,7 @@ func TestGivenUpWhenServed(t *testing.T) {
 				all.Release()
 			}
 			synctest.Wait()
+			stop()
 			if s := a.Stats(); s.UsedBytes != 0 || s.Waiting != 0 {
 				t.Fatalf("round %d: %d bytes are lent, %d requests wait", i, s.UsedBytes, s.Waiting)
 			}
