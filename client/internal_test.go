@@ -555,7 +555,7 @@ func TestNotAsked(t *testing.T) {
 
 // TestHeard: a node is silent after calls have waited for SilentAfter until their deadlines, also if the
 // transport has noticed the end before ctx has, until it answers. A shorter wait and the cancellation of
-// a call do not count. Waits at the same time count once.
+// a call do not count. Waits at the same time count once, and the time after a deadline does not count.
 func TestHeard(t *testing.T) {
 	late := fmt.Errorf("read: %w", context.DeadlineExceeded)
 	n := newNode(&Store{opts: Options{DeadFor: time.Hour, SilentAfter: time.Second}}, "n:1")
@@ -581,5 +581,12 @@ func TestHeard(t *testing.T) {
 		if n.silentAt(now) != step.want {
 			t.Errorf("after %v from %d to %d ms: silent is %v", step.err, step.began, step.millis, !step.want)
 		}
+	}
+	ctx, cancel := context.WithDeadline(t.Context(), at.Add(10*time.Millisecond))
+	defer cancel()
+	n.unanswered.Store(nil)
+	n.heard(ctx, at, at.Add(time.Minute), late)
+	if u := n.unanswered.Load(); u == nil || u.waited != 10*time.Millisecond {
+		t.Errorf("a call with a deadline of 10 ms that ended after a minute: %+v", u)
 	}
 }
