@@ -99,7 +99,8 @@
 // With Options.Discover the nodes are the members of a cluster. A member gets sequences in proportion
 // to its capacity, whatever its address (placement.Homes). With Namespace.Replicas a sequence is stored on
 // several members, and a Match or Read goes to the next one if a member has no part of the sequence or
-// is down. After a member has let a Match or Read wait until its deadline, it is asked last for DeadFor.
+// is down. After a member has let Match and Read calls wait until their deadlines, for Options.SilentAfter
+// in all, it is asked last for DeadFor.
 // A new sequence passes over a member that is overfull (placement.Overfull). docs/cluster.md has the rules.
 //
 // The Store reads the list of members at intervals, from any member. While no node returns the list,

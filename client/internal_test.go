@@ -151,6 +151,7 @@ func TestOptionsValidate(t *testing.T) {
 		"no engine":        func(o *Options) { o.Engine = nil },
 		"negative timeout": func(o *Options) { o.DialTimeout = -1 },
 		"negative dead":    func(o *Options) { o.DeadFor = -1 },
+		"negative silence": func(o *Options) { o.SilentAfter = -1 },
 		"no parallelism":   func(o *Options) { o.ReadParallel = -1 },
 		"no batch":         func(o *Options) { o.BatchParallel = -1 },
 		"negative task":    func(o *Options) { o.ReadTaskBytes = -1 },
@@ -552,22 +553,40 @@ func TestNotAsked(t *testing.T) {
 	}
 }
 
-// TestHeard: a node is silent after the end of a call's deadline, also if the transport has noticed the end
-// before ctx has, until it answers. The cancellation of a call does not count.
+// TestHeard: a node is silent after calls have waited for SilentAfter until their deadlines, also if the
+// transport has noticed the end before ctx has, until it answers. A shorter wait and the cancellation of
+// a call do not count. Waits at the same time count once, and the time after a deadline does not count.
 func TestHeard(t *testing.T) {
-	n := newNode(&Store{opts: Options{DeadFor: time.Hour}}, "n:1")
+	late := fmt.Errorf("read: %w", context.DeadlineExceeded)
+	n := newNode(&Store{opts: Options{DeadFor: time.Hour, SilentAfter: time.Second}}, "n:1")
+	at := time.Now()
 	for _, step := range []struct {
-		err  error
-		want bool
+		err           error
+		began, millis int // since at
+		want          bool
 	}{
-		{fmt.Errorf("read: %w", context.Canceled), false},
-		{fmt.Errorf("read: %w", context.DeadlineExceeded), true},
-		{fmt.Errorf("read: %w", errDown), true},
-		{nil, false},
+		{fmt.Errorf("read: %w", context.Canceled), 0, 5000, false},
+		{late, 5000, 5010, false},
+		{late, 5010, 5999, false},
+		{late, 5010, 5999, false}, // at the same time as the call before
+		{late, 9000, 9001, true},  // a second in all
+		{fmt.Errorf("read: %w", errDown), 9001, 9002, true},
+		{nil, 9002, 9003, false},
+		{late, 9003, 9103, false}, // the waits before the answer do not count
+		{late, 9050, 10002, false},
+		{late, 9050, 10003, true},
 	} {
-		n.heard(t.Context(), step.err)
-		if n.silent() != step.want {
-			t.Errorf("after %v: silent is %v", step.err, n.silent())
+		began, now := at.Add(time.Duration(step.began)*time.Millisecond), at.Add(time.Duration(step.millis)*time.Millisecond)
+		n.heard(t.Context(), began, now, step.err)
+		if n.silentAt(now) != step.want {
+			t.Errorf("after %v from %d to %d ms: silent is %v", step.err, step.began, step.millis, !step.want)
 		}
+	}
+	ctx, cancel := context.WithDeadline(t.Context(), at.Add(10*time.Millisecond))
+	defer cancel()
+	n.unanswered.Store(nil)
+	n.heard(ctx, at, at.Add(time.Minute), late)
+	if u := n.unanswered.Load(); u == nil || u.waited != 10*time.Millisecond {
+		t.Errorf("a call with a deadline of 10 ms that ended after a minute: %+v", u)
 	}
 }

@@ -159,6 +159,7 @@ func (sh *share) matchHere(ctx context.Context, req MatchRequest) shareMatch {
 		}
 		return nil
 	}
+	began := time.Now()
 	if req.Pin {
 		// A pin is not retried: if the reply to the first call was lost, that call's pin would
 		// never be released.
@@ -170,7 +171,7 @@ func (sh *share) matchHere(ctx context.Context, req MatchRequest) shareMatch {
 	} else {
 		m.err = sh.node.retry(ctx, sh.node.use, call)
 	}
-	sh.node.heard(ctx, m.err)
+	sh.node.heard(ctx, began, time.Now(), m.err)
 	switch {
 	case errors.Is(m.err, errDown):
 		m = shareMatch{cut: CutNodeDown}

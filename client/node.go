@@ -68,9 +68,9 @@ type node struct {
 	local localConns
 	// calling is the number of the Store's Match and Read calls that the node is serving.
 	calling atomic.Int64
-	// silentUntil is set after a Match or Read call that the node had not answered by the caller's
-	// deadline, to DeadFor later. It is nil after the next answer.
-	silentUntil atomic.Pointer[time.Time]
+	// unanswered is about the Match and Read calls since the node's last answer that the node had not
+	// answered by their deadlines. It is nil if there are none.
+	unanswered atomic.Pointer[unanswered]
 
 	mu      sync.Mutex
 	session *session
@@ -80,6 +80,13 @@ type node struct {
 	deadUntil time.Time
 	// attempt is closed when the running attempt to connect has ended; nil if there is none.
 	attempt chan struct{}
+}
+
+// unanswered is how long a node has let calls wait until their deadlines. It is immutable.
+type unanswered struct {
+	// waited is the time in which at least one of the calls waited, and last the end of the last one.
+	waited time.Duration
+	last   time.Time
 }
 
 func newNode(s *Store, target string) *node {
@@ -326,25 +333,42 @@ func (n *node) live(ctx context.Context) (*session, error) {
 	return n.use(ctx)
 }
 
-// heard records whether the node has answered a Match or Read call that ended with err. The deadline of
-// the call may be noticed by the transport or the node just before ctx ends.
-func (n *node) heard(ctx context.Context, err error) {
+// heard records whether the node has answered a Match or Read call from began to now that ended with
+// err. The deadline of the call may be noticed by the transport or the node just before ctx ends.
+func (n *node) heard(ctx context.Context, began, now time.Time, err error) {
 	switch {
 	case err == nil:
-		if n.silentUntil.Load() != nil {
-			n.silentUntil.Store(nil)
+		if n.unanswered.Load() != nil {
+			n.unanswered.Store(nil)
 		}
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(ctx.Err(), context.DeadlineExceeded):
-		until := time.Now().Add(n.store.opts.DeadFor)
-		n.silentUntil.Store(&until)
+		if end, ok := ctx.Deadline(); ok && end.Before(now) {
+			now = end // the rest of the time is a delay of this process
+		}
+		for {
+			before := n.unanswered.Load()
+			next := unanswered{waited: now.Sub(began), last: now}
+			if before != nil {
+				// The part of the call before the end of the last one is counted already.
+				next.waited = before.waited + max(0, min(next.waited, now.Sub(before.last)))
+				if before.last.After(now) {
+					next.last = before.last
+				}
+			}
+			if n.unanswered.CompareAndSwap(before, &next) {
+				return
+			}
+		}
 	}
 }
 
-// silent reports whether the node has let a call wait until its deadline within DeadFor, and has not
-// answered since.
-func (n *node) silent() bool {
-	until := n.silentUntil.Load()
-	return until != nil && time.Now().Before(*until)
+// silent reports whether the node has let calls wait until their deadlines, for SilentAfter in all and
+// within DeadFor, and has not answered since.
+func (n *node) silent() bool { return n.unanswered.Load() != nil && n.silentAt(time.Now()) }
+
+func (n *node) silentAt(now time.Time) bool {
+	u := n.unanswered.Load()
+	return u != nil && u.waited >= n.store.opts.SilentAfter && now.Before(u.last.Add(n.store.opts.DeadFor))
 }
 
 // retry calls f with a session from get. If the connection broke during f, it calls f again, up to

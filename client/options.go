@@ -69,9 +69,13 @@ type Options struct {
 	// DialTimeout bounds one attempt to reach a node. Default 3 s.
 	DialTimeout time.Duration
 	// DeadFor is the time after a node's failure during which its blocks are misses, before the
-	// node is tried again. It is also the time for which other replicas are asked before a node that let a
-	// Match or Read wait until its deadline, unless the node answers meanwhile. Default 5 s.
+	// node is tried again. It is also the time for which other replicas are asked before a silent
+	// node, unless the node answers meanwhile. Default 5 s.
 	DeadFor time.Duration
+	// SilentAfter is the time after which a node is silent: it has let Match and Read calls wait until
+	// their deadlines for as long in all, and has answered none meanwhile. A call with a shorter deadline
+	// alone does not make a node silent. Default 1 s.
+	SilentAfter time.Duration
 	// RetryMax is the number of retries of a Match, or of a part of a Read, after its connection
 	// broke. Default 2; negative: no retry.
 	RetryMax int
@@ -92,6 +96,7 @@ type Options struct {
 func (o *Options) EnsureDefaults() {
 	options.SetDefault(&o.DialTimeout, 3*time.Second)
 	options.SetDefault(&o.DeadFor, 5*time.Second)
+	options.SetDefault(&o.SilentAfter, time.Second)
 	options.SetDefault(&o.MembersEvery, 5*time.Second)
 	options.SetDefault(&o.GoneFor, 10*time.Minute)
 	options.SetDefault(&o.RetryMax, 2)
@@ -122,8 +127,8 @@ func (o *Options) Validate() error {
 		return errors.New("client: Options.Engine is required: bytes move through a transfer engine, tcp.New for example")
 	case o.MembersEvery <= 0 || o.GoneFor < 0:
 		return fmt.Errorf("client: MembersEvery %v must be positive, and GoneFor %v not negative", o.MembersEvery, o.GoneFor)
-	case o.DialTimeout <= 0 || o.DeadFor <= 0:
-		return fmt.Errorf("client: DialTimeout %v and DeadFor %v must be positive", o.DialTimeout, o.DeadFor)
+	case o.DialTimeout <= 0 || o.DeadFor <= 0 || o.SilentAfter <= 0:
+		return fmt.Errorf("client: DialTimeout %v, DeadFor %v and SilentAfter %v must be positive", o.DialTimeout, o.DeadFor, o.SilentAfter)
 	case o.ReadParallel < 1 || o.BatchParallel < 1:
 		return fmt.Errorf("client: ReadParallel %d and BatchParallel %d must be positive", o.ReadParallel, o.BatchParallel)
 	case o.ReadTaskBytes < 1 || o.WriteChunkBytes < 1:

@@ -110,6 +110,7 @@ func (r *reading) runTask(ctx context.Context, t *readTask) error {
 	}
 	t.node.calling.Add(1)
 	defer t.node.calling.Add(-1)
+	began := time.Now()
 	err := t.node.retry(ctx, t.node.live, func(sess *session) error {
 		if r.local != nil {
 			return r.borrow(ctx, t, sess)
@@ -120,7 +121,7 @@ func (r *reading) runTask(ctx context.Context, t *readTask) error {
 		}
 		return err
 	})
-	t.node.heard(ctx, err)
+	t.node.heard(ctx, began, time.Now(), err)
 	switch {
 	case errors.Is(err, errDown):
 		r.loseAll(t, LostNodeDown, err.Error())

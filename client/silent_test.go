@@ -16,6 +16,9 @@ import (
 	"github.com/penstock-kv/penstock/lab/testnode"
 )
 
+// silentAfter is long enough that a read with a much shorter deadline ends before it on a busy machine.
+const silentAfter = time.Second
+
 // heldDevice does not complete batches while hold is locked.
 type heldDevice struct {
 	blockio.Device
@@ -28,14 +31,14 @@ func (d *heldDevice) Do(ctx context.Context, batch []blockio.Request) error {
 	return d.Device.Do(ctx, batch)
 }
 
-// TestSilentReplica: after one read that a node has let wait until its deadline, the other replica is
-// asked first, until the node has answered again.
+// TestSilentReplica: a read with a deadline shorter than SilentAfter that a node has not answered changes
+// nothing. After a longer one the other replica is asked first, until the node has answered again.
 func TestSilentReplica(t *testing.T) {
 	etcd := testetcd.Start(t, 1)
 	device := &heldDevice{Device: memio.New(memio.Options{})}
 	a := testnode.Start(t, testnode.Options{Name: "a", Etcd: etcd.Endpoints, Device: device})
 	b := testnode.Start(t, testnode.Options{Name: "b", Etcd: etcd.Endpoints})
-	c := openMember(t, client.Options{Servers: []string{b.Addr}, Discover: true, DeadFor: time.Hour})
+	c := openMember(t, client.Options{Servers: []string{b.Addr}, Discover: true, DeadFor: time.Hour, SilentAfter: silentAfter})
 	var err error
 	if c.ns, err = c.EnsureNamespace(t.Context(), kv.Namespace{Name: "r", Index: kv.IndexTrie, Replicas: 2, Geometry: c.ns.Geometry}); err != nil {
 		t.Fatal(err)
@@ -61,11 +64,19 @@ func TestSilentReplica(t *testing.T) {
 	device.hold.Lock()
 	release := sync.OnceFunc(device.hold.Unlock)
 	t.Cleanup(release)
-	within, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
-	if _, err := c.Read(within, client.ReadRequest{Namespace: c.ns, IDs: sequenceIDs(sequence), Into: c.memory}); !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatalf("a read from the node that does not answer: %v", err)
+	read := func(limit time.Duration) {
+		t.Helper()
+		within, cancel := context.WithTimeout(t.Context(), limit)
+		defer cancel()
+		if _, err := c.Read(within, client.ReadRequest{Namespace: c.ns, IDs: sequenceIDs(sequence), Into: c.memory}); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("a read from the node that does not answer: %v", err)
+		}
 	}
+	read(time.Millisecond)
+	if _, n := first(); n != before {
+		t.Errorf("after a read with a deadline of 1 ms, %d sequences are read from node a first; %d before", n, before)
+	}
+	read(2 * silentAfter)
 	if _, n := first(); n > 0 {
 		t.Errorf("%d sequences are read from the node that does not answer", n)
 	}
@@ -94,7 +105,7 @@ func TestSilentWhileDraining(t *testing.T) {
 	a := testnode.Start(t, testnode.Options{Name: "a", Etcd: etcd.Endpoints, Device: device})
 	b := testnode.Start(t, testnode.Options{Name: "b", Etcd: etcd.Endpoints})
 	testnode.Start(t, testnode.Options{Name: "c", Etcd: etcd.Endpoints})
-	c := openMember(t, client.Options{Servers: []string{b.Addr}, Discover: true, DeadFor: time.Hour})
+	c := openMember(t, client.Options{Servers: []string{b.Addr}, Discover: true, DeadFor: time.Hour, SilentAfter: silentAfter})
 	var err error
 	if c.ns, err = c.EnsureNamespace(t.Context(), kv.Namespace{Name: "r", Index: kv.IndexTrie, Replicas: 2, Geometry: c.ns.Geometry}); err != nil {
 		t.Fatal(err)
@@ -123,7 +134,7 @@ func TestSilentWhileDraining(t *testing.T) {
 	device.hold.Lock()
 	release := sync.OnceFunc(device.hold.Unlock)
 	t.Cleanup(release)
-	within, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	within, cancel := context.WithTimeout(t.Context(), 2*silentAfter)
 	defer cancel()
 	if _, err := c.Read(within, client.ReadRequest{Namespace: c.ns, IDs: sequenceIDs(before[0]), Into: c.memory}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("a read from the node that does not answer: %v", err)

@@ -1,7 +1,7 @@
 """Clusters of vLLM's servers for ``penstock bench cluster --engines vllm``, on a machine with root.
 
     start     engines, node, planner and gateway in network namespaces; the prompts of agents are served once, and so stored
-    replay    each prompt again, with a block of new tokens behind it; the sides that read storage are those of a policy
+    replay    each prompt again, with a block of new tokens behind it; a policy sets the sides that read storage, bits the rate of a NIC
     stop
 
 All replays of a cluster use the same engines and the same node. The planner starts again with the policy.
@@ -57,7 +57,7 @@ class Bench:
         vllm, directory = self._begin(length, agents, tokens)
         names = [f"p{i}" for i in range(prefill)] + [f"d{i}" for i in range(decode)]
         c = self._ends.enter_context(cluster(vllm, directory, names, bits=bits, length=length))
-        self._cluster, self._bits = c, bits
+        self._cluster = c
         c.limit(_FAST)
         blocks = sum(len(prompt) // BLOCK for prompt in self._prompts)
         answers = c.serve(self._prompts, 1)
@@ -81,12 +81,12 @@ class Bench:
     def _tokens(self, prompts: list[list[int]], output: int) -> list[list[int]]:
         return [answer["tokens"] for answer in self._alone.generate(_ALONE, prompts, output)]
 
-    def replay(self, policy: str, seed: int) -> dict[str, Any]:
+    def replay(self, policy: str, seed: int, bits: int) -> dict[str, Any]:
         """Serve all prompts at once, each with new tokens at its end. Compare all tokens with one vLLM's. Times are in seconds."""
         assert self._cluster is not None
         c = self._cluster
         c.plan_by(policy)
-        c.limit(self._bits)
+        c.limit(bits)
         new = random.Random(seed)
         prompts = [[*prompt, *(new.randrange(FIRST_TOKEN, VOCABULARY) for _ in range(BLOCK))] for prompt in self._prompts]
         before = {name: engine.host.storage.received() for name, engine in c.engines.items()}

@@ -36,14 +36,17 @@ func TestVLLMOptions(t *testing.T) {
 
 // TestUsage: with reads by prefill engines only, the NICs of decode engines are not part of the capacity.
 func TestUsage(t *testing.T) {
-	s := &vllmSuite{opts: VLLMOptions{RateBits: 80e6}} // 10 MB/s
+	const rate = 80e6 // 10 MB/s
 	engines := map[string]float64{"p0": 0, "d0": 0, "d1": 0}
 	for policy, want := range map[dualpath.ReadPolicy]float64{dualpath.PrefillOnly: 0.9, dualpath.Shorter: 0.3} {
-		if got := s.usage(18e6, 2, engines, policy); math.Abs(got-want) > 1e-9 {
+		if got := usage(18e6, 2, engines, policy, rate); math.Abs(got-want) > 1e-9 {
 			t.Errorf("%v: %v; want %v", policy, got, want)
 		}
 	}
-	if got := s.usage(1, 0, engines, dualpath.PrefillOnly); math.IsInf(got, 0) || math.IsNaN(got) {
+	if got := usage(18e6, 2, engines, dualpath.PrefillOnly, 3*rate); math.Abs(got-0.3) > 1e-9 {
+		t.Errorf("at three times the rate: %v; want 0.3", got)
+	}
+	if got := usage(1, 0, engines, dualpath.PrefillOnly, rate); math.IsInf(got, 0) || math.IsNaN(got) {
 		t.Errorf("a replay without a duration: %v", got)
 	}
 }

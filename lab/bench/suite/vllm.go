@@ -57,7 +57,7 @@ type vllmSuite struct {
 }
 
 // ClusterVLLM compares reads by prefill nodes only (basic) with dual path, on clusters of vLLM's
-// servers. Both replays of a cluster use the same engines and the same node. A section of the report
+// servers. All replays of a cluster use the same engines and the same node. A section of the report
 // compares loads of whole prompts with loads layer by layer.
 func ClusterVLLM(ctx context.Context, w World, o VLLMOptions) (_ bench.Report, err error) {
 	s := &vllmSuite{suiteRun: newRun(w, vllmSection), opts: o}
@@ -110,11 +110,19 @@ func (s *vllmSuite) shape(ctx context.Context, prefill, decode int) (err error) 
 	if err != nil {
 		return err
 	}
-	const basic, dual = "basic", "dualpath"
+	const basic, dual, summed = "basic", "dualpath", "basic, summed rate"
 	bound := float64(prefill+decode) / float64(prefill)
+	// The prefill NICs of the contender summed have the rates of all NICs together. Requests reach
+	// decode as fast as with dual path, so the engines have as much to compute in the same time.
+	// This separates the end of a turn under dual path from that of more requests per second.
+	rate := s.opts.RateBits
 	return s.compareAfter(ctx, bench.Comparison{
-		Name:       name,
-		Contenders: []bench.Contender{s.contender(basic, dualpath.PrefillOnly), s.contender(dual, dualpath.Split)},
+		Name: name,
+		Contenders: []bench.Contender{
+			s.contender(basic, dualpath.PrefillOnly, rate),
+			s.contender(dual, dualpath.Split, rate),
+			s.contender(summed, dualpath.PrefillOnly, uint64(float64(rate)*bound)),
+		},
 		Measures: []bench.Measure{
 			{Name: fmt.Sprintf("x of the bound %.2g", bound), Target: bench.AtLeast(0.85), Of: func(r bench.Round) (float64, bool) {
 				x, ok := quotient(r, basic, dual)
@@ -122,19 +130,22 @@ func (s *vllmSuite) shape(ctx context.Context, prefill, decode int) (err error) 
 			}},
 			bench.Ratio("first token, dualpath / basic", tokenMetric, dual, basic, bench.Target{}),
 			bench.Ratio("end of turn, dualpath / basic", endMetric, dual, basic, bench.AtMost(1.2)),
+			bench.Ratio("end of turn, dualpath / basic with the summed rate", endMetric, dual, summed, bench.Target{}),
 			bench.Figure("share of the decode side", "%", decodeMetric, dual, bench.Target{}),
 			bench.Figure("basic: failed requests", "", failedMetric, basic, bench.AtMost(0)),
 			bench.Figure("dualpath: failed requests", "", failedMetric, dual, bench.AtMost(0)),
+			bench.Figure("basic with the summed rate: failed requests", "", failedMetric, summed, bench.AtMost(0)),
 		},
 		Notes: []string{
 			fmt.Sprintf("%.2f MiB of KV for each prompt; the bound (P+D)/P is what the number of storage NICs allows (DualPath, section 4.2)", started.KVBytes/(1<<20)),
+			fmt.Sprintf("summed rate: each prefill NIC has %.2g times the rate, as much as all NICs of dualpath together", bound),
 		},
 	}, 0)
 }
 
 // contender returns a contender whose turn replays all prompts; policy determines whether prefill
-// nodes, decode nodes or both read.
-func (s *vllmSuite) contender(name string, policy dualpath.ReadPolicy) bench.Contender {
+// nodes, decode nodes or both read. A storage NIC has a rate of rateBits per second.
+func (s *vllmSuite) contender(name string, policy dualpath.ReadPolicy, rateBits uint64) bench.Contender {
 	return bench.Contender{Name: name, Turn: func(ctx context.Context) (bench.Sample, error) {
 		s.seed++
 		var r struct {
@@ -144,7 +155,7 @@ func (s *vllmSuite) contender(name string, policy dualpath.ReadPolicy) bench.Con
 			Failed     float64
 			Bytes      map[string]float64
 		}
-		if err := s.driver.Call(ctx, "replay", map[string]any{"policy": policy.String(), "seed": s.seed}, &r); err != nil {
+		if err := s.driver.Call(ctx, "replay", map[string]any{"policy": policy.String(), "seed": s.seed, "bits": rateBits}, &r); err != nil {
 			return nil, err
 		}
 		var decode, whole float64
@@ -156,19 +167,19 @@ func (s *vllmSuite) contender(name string, policy dualpath.ReadPolicy) bench.Con
 		}
 		return bench.Sample{
 			completionMetric: r.Completion, tokenMetric: r.First * 1e3, endMetric: r.End * 1e3, failedMetric: r.Failed,
-			decodeMetric: 100 * decode / max(whole, 1), usageMetric: 100 * s.usage(whole, r.Completion, r.Bytes, policy),
+			decodeMetric: 100 * decode / max(whole, 1), usageMetric: 100 * usage(whole, r.Completion, r.Bytes, policy, rateBits),
 		}, nil
 	}}
 }
 
 // usage returns the used share, 0 to 1, of the capacity of the storage NICs that may read under the
-// policy.
-func (s *vllmSuite) usage(whole, seconds float64, engines map[string]float64, policy dualpath.ReadPolicy) float64 {
+// policy. A NIC has a rate of rateBits per second.
+func usage(whole, seconds float64, engines map[string]float64, policy dualpath.ReadPolicy, rateBits uint64) float64 {
 	nics := 0
 	for engine := range engines {
 		if engine[0] == 'p' || policy != dualpath.PrefillOnly {
 			nics++
 		}
 	}
-	return whole * 8 / (float64(s.opts.RateBits) * float64(nics) * max(seconds, time.Millisecond.Seconds()))
+	return whole * 8 / (float64(rateBits) * float64(nics) * max(seconds, time.Millisecond.Seconds()))
 }
