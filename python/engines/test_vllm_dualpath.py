@@ -18,7 +18,7 @@ from harness.process import EngineError
 from harness.sessions import Session
 from harness.vllm import BLOCK, OUTPUT, RANKS, Stored, Vllm, dual_path
 
-from penstock import Event, EventKind, Gateway, Request, Store, _adapter, testing
+from penstock import Event, EventKind, Gateway, Group, GroupKind, Request, Store, _adapter, testing
 
 TIMEOUT = 300
 BATCH = 10  # requests that are under way at once
@@ -52,7 +52,8 @@ class Cluster:
             self.start(name)
         self.store = Store(node.address)
         definition = vllm.call(names[0], "namespace")
-        self.ns = self.store.namespace(**definition, ids=True)
+        groups = [Group(GroupKind(kind), *sizes) for kind, *sizes in definition.pop("groups")]
+        self.ns = self.store.namespace(**definition, groups=groups, ids=True)
         self.gateway = Gateway(self.ns, planner.address)
         self.count = 0
 

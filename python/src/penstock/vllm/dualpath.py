@@ -81,7 +81,8 @@ class PenstockDualPath(KVConnectorBase_V1):
     """Makes the engine one of a prefill/decode cluster. docs/dualpath.md has the options.
 
     It is no SupportsHMA, so vLLM allocates blocks of all tokens in layers with a sliding window too, if other layers have full
-    attention. The windows' computation is the same. Without that the engine would free and reuse blocks while they are transferred.
+    attention. Otherwise the engine would free and reuse blocks while they are transferred. Of these layers only the blocks within the
+    window at the end of a cached prefix are read and sent.
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -119,7 +120,8 @@ class PenstockDualPath(KVConnectorBase_V1):
         assert self._worker is not None
         parallel = self._vllm_config.parallel_config
         facts = {"model": self._model, **_engine.facts_of(self._vllm_config, kv_caches)}
-        self._worker.register(kv_caches, self._kv_cache_config, facts, parallel.rank, parallel.tensor_parallel_size)
+        windows = _engine.windows_of(self._vllm_config, self._kv_cache_config)
+        self._worker.register(kv_caches, self._kv_cache_config, windows, facts, parallel.rank, parallel.tensor_parallel_size)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         assert self._worker is not None
