@@ -159,6 +159,15 @@ func (g Geometry) PieceBytes(group int) int64 {
 	return g.LayerBytes(group) * int64(g.Groups[group].Layers)
 }
 
+// LayerCount is the number of layers in all groups.
+func (g Geometry) LayerCount() int {
+	n := 0
+	for _, group := range g.Groups {
+		n += group.Layers
+	}
+	return n
+}
+
 // BlockBytes is the size of one block with all its groups, in bytes.
 func (g Geometry) BlockBytes() int64 {
 	var n int64

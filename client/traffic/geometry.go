@@ -68,11 +68,7 @@ func checkGroups(g kv.Geometry) error {
 
 // checkOrder returns an error for an Options.Order that does not list each layer once.
 func checkOrder(order []int, g kv.Geometry) error {
-	layers := 0
-	for _, group := range g.Groups {
-		layers += group.Layers
-	}
-	sorted := slices.Sorted(slices.Values(order))
+	layers, sorted := g.LayerCount(), slices.Sorted(slices.Values(order))
 	for i, l := range sorted {
 		if l != i || len(sorted) != layers {
 			return fmt.Errorf("Order lists %d layers, %v; want each of %d once: %w", len(order), order, layers, ErrJob)
