@@ -267,13 +267,11 @@ def test_sliding_windows(vllm: Vllm, agents: list[Session], tmp_path: Path) -> N
     stored = Stored()
     # Neither side reads a part of the other side, however busy the machine is.
     with cluster(vllm, ["p0", "d0"], model=model, schedule=("--schedule-patience", "120s")) as c:
-        assert [(group.kind, group.layers, group.window_tokens) for group in c.groups] == [
-            (GroupKind.FULL, 1, 0),
-            (GroupKind.WINDOW, 3, 63),
-        ]
+        size = c.groups[0].token_bytes  # of a token in a layer
+        assert c.groups == [Group(GroupKind.FULL, 1, size), Group(GroupKind.WINDOW, 3, size, 63)]
         hits: list[int] = []  # blocks of each prefix
         check_sessions(c, agents[:4], plain, stored, hits)
-        assert sum(hits) > 3 * 2 * len(hits)
+        assert max(hits) > 2
         assert c.read_bytes() == BLOCK * size * sum(hit + 3 * min(hit, 2) for hit in hits)
 
         # If a cached block is damaged, the model computes the whole prompt.
