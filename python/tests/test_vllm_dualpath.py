@@ -1279,7 +1279,8 @@ def test_first_block_with_windows(windows: bool, recomputed: int | None, first: 
     """If the planner has an engine with windows compute a cached block that was loaded, the engine computes the whole prefix."""
     side = Scheduler(Options(), _adapter.Counters("x"), role=Role.PREFILL, extras=EXTRAS)
     side._shards, side._windows = 1, windows
-    turn = _Turn(SimpleNamespace(hit=8), loaded={0: 8}, recomputed=recomputed)
+    attempt: Any = SimpleNamespace(hit=8)
+    turn = _Turn(attempt, loaded={0: 8}, recomputed=recomputed)
     assert side._first(turn) == first
 
 
