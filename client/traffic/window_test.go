@@ -180,7 +180,7 @@ func TestWindowsRecompute(t *testing.T) {
 			t.Fatal(err)
 		}
 		if miss := p.Miss(); len(miss) != 30 || miss[0] != 0 {
-			t.Errorf("the model computes %v; want all 30 blocks", miss)
+			t.Fatalf("the model computes %v; want all 30 blocks", miss)
 		}
 		r.again = true
 		if err := errors.Join(r.prefill(t.Context(), p), d.Finish(t.Context()), r.check()); err != nil {

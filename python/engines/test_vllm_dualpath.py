@@ -19,7 +19,7 @@ from harness.process import EngineError
 from harness.sessions import Session
 from harness.vllm import BLOCK, OUTPUT, RANKS, Stored, Vllm, dual_path
 
-from penstock import Event, EventKind, Gateway, Group, GroupKind, Request, Store, _adapter, testing
+from penstock import Event, EventKind, Gateway, Group, GroupKind, Request, Store, _adapter, errors, testing
 
 TIMEOUT = 300
 BATCH = 10  # requests that are under way at once
@@ -311,6 +311,24 @@ def test_refused_ranks(vllm: Vllm, options: dict[str, Any], extra: dict[str, Any
         with pytest.raises(EngineError) as raised:
             vllm.start("refused", dual_path(node, planner, "refused", prefill=True, **extra), **{**ALONE, **options})
         assert why in str(raised.value) + vllm.host.log.read_text()  # a rank in a process of its own logs the reason
+
+
+@pytest.mark.filterwarnings("ignore")  # those of vLLM's imports
+@pytest.mark.parametrize(
+    ("kinds", "why"),
+    [
+        (["FullAttentionSpec", "MambaSpec"], r"recurrent state \(MambaSpec\)"),
+        (["MambaSpec"], r"recurrent state \(MambaSpec\)"),
+        (["FullAttentionSpec", "SlidingWindowSpec"], "a KV cache group for each kind of layer; .* --no-disable-hybrid-kv-cache-manager"),
+    ],
+)
+def test_refused_groups(kinds: list[str], why: str) -> None:
+    """KV cache groups that the connector does not support are refused, and the error names the kind of the layers or the setting."""
+    from penstock.vllm import dualpath
+
+    groups = [SimpleNamespace(kv_cache_spec=type(kind, (), {})()) for kind in kinds]
+    with pytest.raises(errors.InvalidError, match=why):
+        dualpath._refuse_groups(SimpleNamespace(kv_cache_groups=groups))
 
 
 @pytest.mark.filterwarnings("ignore")  # those of vLLM's imports

@@ -256,8 +256,7 @@ def _refuse(config: Any, kv_cache_config: Any, options: Options) -> None:
         raise errors.InvalidError(
             f"option 'shards' of PenstockDualPath is {options.shards}; want a multiple of tensor_parallel_size, which is {ranks}"
         )
-    if len(kv_cache_config.kv_cache_groups) > 1:
-        raise errors.InvalidError(GROUPS)
+    _refuse_groups(kv_cache_config)
     if config.cache_config.enable_prefix_caching:
         raise errors.InvalidError(
             "the engine has a prefix cache, whose blocks other requests read while PenstockDualPath writes them: start it with"
@@ -268,6 +267,18 @@ def _refuse(config: Any, kv_cache_config: Any, options: Options) -> None:
             f"long_prefill_token_threshold is {threshold}: after a failed load vLLM could run a request on blocks that are still to be"
             " computed. Set it to 0"
         )
+
+
+def _refuse_groups(kv_cache_config: Any) -> None:
+    """Raise InvalidError for KV cache groups that PenstockDualPath does not support."""
+    kinds = {type(group.kv_cache_spec).__name__ for group in kv_cache_config.kv_cache_groups}
+    if "MambaSpec" in kinds:
+        raise errors.InvalidError(
+            "the model has layers with recurrent state (MambaSpec); PenstockDualPath transfers full attention, MLA and sliding windows:"
+            " start the engine without PenstockDualPath"
+        )
+    if len(kv_cache_config.kv_cache_groups) > 1:
+        raise errors.InvalidError(GROUPS)
 
 
 def _broadcast(spans: Sequence[tuple[int, int]]) -> None:
