@@ -1237,17 +1237,13 @@ def test_epoch_of_latent_ranks(make: Callable[..., Cluster]) -> None:
     c.check()
 
 
-windows_ranks = pytest.mark.parametrize("make", [(1, 1), (2, 1), (2, 2)], indirect=True, ids=["1P1D", "2P1D", "2P2D"])
-
-
-@windows_ranks
-@pytest.mark.parametrize("chunk", [1000, 5])
+@pytest.mark.parametrize(("make", "chunk"), [((1, 1), 1000), ((2, 1), 5), ((2, 2), 5)], indirect=["make"], ids=["1P1D", "2P1D", "2P2D"])
 def test_turns_of_a_session_with_windows(make: Callable[..., Cluster], chunk: int) -> None:
     """Layers with a window are loaded from the window at the end of the cached prefix on, and stored with all their blocks."""
     check_turns(make(chunk=chunk, windows=True))
 
 
-@windows_ranks
+@pytest.mark.parametrize("make", [(1, 1), (2, 2)], indirect=True, ids=["1P1D", "2P2D"])
 def test_windows_that_lack_a_block(make: Callable[..., Cluster]) -> None:
     """If a cached block is missing, the model computes the whole prompt, because the window in front of that block was not read."""
     c = make(chunk=5, windows=True)
