@@ -265,8 +265,8 @@ func (m *Manager) AppendAfter(ctx context.Context, request string, ids []kv.Bloc
 }
 
 // take copies all layers of one block from the device to the buffer of decoded blocks and returns
-// the checksums of its layers, both in the order of a Full Block. The checksums are computed over device memory or, if the CPU cannot
-// address device memory, over the copy.
+// the checksums of its layers, both in the order of a Full Block. The checksums are computed over
+// device memory or, if the CPU cannot address device memory, over the copy.
 func (m *Manager) take(ctx context.Context, page uint32, after copier.Mark) (arena.Buffer, []uint64, error) {
 	g, dev := &m.geo, &m.opts.Device
 	buf, err := m.appended.Alloc(ctx, int(g.fullBytes))

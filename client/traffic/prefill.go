@@ -278,8 +278,9 @@ func (p *Prefill) load1(part Part, buf arena.Buffer, base uint64) error {
 // rank, adds the pages only when all jobs are Loaded. So it can call Recompute on a Loaded job for
 // blocks that another job lacks.
 //
-// If a layer group has a sliding window, the model computes all hit blocks: the KV that the block part.From
-// needs in that group's layers was not read, because it is outside of the window at the end of the hit.
+// If a layer group has a sliding window, the model computes all hit blocks. In that group's layers
+// the block part.From needs KV that was not read, because it is outside of the window at the end of
+// the hit.
 func (p *Prefill) Recompute(part Part) {
 	if p.m.geo.windows && part.To > max(part.From, 0) && part.From < p.job.Hit {
 		part = Part{0, p.job.Hit}
@@ -644,7 +645,8 @@ func joined(spans []rdma.Span) []rdma.Span {
 // land copies one layer of the hit blocks from the PE buffer to device memory, waits until the
 // other hit blocks of the layer have arrived from the DE, and verifies the layer. hit are the pages
 // of the hit blocks that come from buffers. mine are the blocks from the PE buffer, theirs the
-// blocks from the DE. Blocks outside of the layer's window are left out. after is nil, or the mark before which the engine may use the pages.
+// blocks from the DE. Blocks outside of the layer's window are left out. after is nil, or the mark
+// before which the engine may use the pages.
 func (p *Prefill) land(layer int, hit, mine, theirs []uint32, after copier.Mark) error {
 	g, d := &p.m.geo, &p.m.opts.Device
 	first := g.first(layer, p.job.Hit)

@@ -34,7 +34,7 @@ func newHybridShelf(order []int) *shelf {
 	return s
 }
 
-// layersSent counts, by offset of the destination modulo a Full Block, the Layer Blocks that an engine sends.
+// layersSent counts the Layer Blocks that an engine sends.
 type layersSent struct {
 	rdma.Engine
 	mu   sync.Mutex
