@@ -2,16 +2,10 @@ package client_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/sha256"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"math/big"
-	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -19,8 +13,10 @@ import (
 	"testing"
 	"time"
 
-	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/zeebo/xxh3"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/internal/testkit"
 
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/io/faultio"
@@ -958,14 +954,14 @@ func TestClosed(t *testing.T) {
 // TestTLS: a Store that trusts the node's certificate works. A Store that does not treats the node
 // as down and reports the reason.
 func TestTLS(t *testing.T) {
-	cert, pool := certificate(t)
+	ca := testkit.NewAuthority(t)
 	h := newHost(t, func(_ *storage.Options, o *server.Options) {
-		o.TLS = &tls.Config{Certificates: []tls.Certificate{cert}}
+		o.TLS = &tls.Config{Certificates: []tls.Certificate{ca.Issue(nil)}}
 	})
 	engine, err := tcp.New(t.Context(), tcp.Options{})
 	h.must(err)
 	defer engine.Close()
-	good, err := client.Open(t.Context(), client.Options{Servers: []string{h.control}, Engine: engine, TLS: &tls.Config{RootCAs: pool}})
+	good, err := client.Open(t.Context(), client.Options{Servers: []string{h.control}, Engine: engine, TLS: &tls.Config{RootCAs: ca.Pool}})
 	h.must(err)
 	defer good.Close()
 	if n := good.Nodes()[0]; !n.Up {
@@ -980,29 +976,4 @@ func TestTLS(t *testing.T) {
 	if n := stranger.Nodes()[0]; n.Up || n.Err == nil || !strings.Contains(n.Err.Error(), "certificate") {
 		t.Errorf("node: %+v", n)
 	}
-}
-
-// certificate makes a self-signed certificate for 127.0.0.1.
-func certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		IsCA:        true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	leaf, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pool := x509.NewCertPool()
-	pool.AddCert(leaf)
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pool
 }

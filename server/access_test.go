@@ -5,6 +5,8 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"errors"
 	"flag"
 	"fmt"
@@ -935,7 +937,7 @@ func TestEventsEndWithTheRole(t *testing.T) {
 // TestSubjects: a client certificate is a principal by its subject. A token decides before the
 // certificate. A certificate of the CA whose subject has no principal is refused.
 func TestSubjects(t *testing.T) {
-	ca := newAuthority(t)
+	ca := testkit.NewAuthority(t)
 	policy, err := access.Parse("roles.yaml", []byte(fmt.Sprintf(`principals:
   - {name: engines, subjects: [CN=engine], grants: [{roles: [read], namespaces: [m]}]}
   - {name: sre, tokens: [sha256:%x], grants: [{roles: [operate], namespaces: ["*"]}]}
@@ -944,10 +946,11 @@ func TestSubjects(t *testing.T) {
 		t.Fatal(err)
 	}
 	creds := func(name string) credentials.TransportCredentials {
-		return credentials.NewTLS(&tls.Config{RootCAs: ca.pool, Certificates: []tls.Certificate{ca.issue(t, name)}})
+		c := ca.Issue(func(c *x509.Certificate) { c.Subject = pkix.Name{CommonName: name} })
+		return credentials.NewTLS(&tls.Config{RootCAs: ca.Pool, Certificates: []tls.Certificate{c}})
 	}
 	h := newHost(t, func(o *server.Options) {
-		o.TLS = &tls.Config{Certificates: []tls.Certificate{ca.issue(t, "node")}, ClientCAs: ca.pool, ClientAuth: tls.RequireAndVerifyClientCert}
+		o.TLS = &tls.Config{Certificates: []tls.Certificate{ca.Issue(nil)}, ClientCAs: ca.Pool, ClientAuth: tls.RequireAndVerifyClientCert}
 		o.Roles = func() *access.Policy { return policy }
 	}, creds("engine"))
 	match := &pb.MatchRequest{Namespace: "m", BlockIds: make([]byte, 16)}

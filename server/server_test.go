@@ -2,18 +2,12 @@ package server_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"math/big"
 	"net"
 	"net/http"
 	"os"
@@ -512,58 +506,18 @@ func TestBearerToken(t *testing.T) {
 	}
 }
 
-// authority makes certificates for one test.
-type authority struct {
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-	pool *x509.CertPool
-}
-
-func newAuthority(t *testing.T) authority {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test CA"}, NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pool := x509.NewCertPool()
-	pool.AddCert(cert)
-	return authority{cert, key, pool}
-}
-
-func (a authority) issue(t *testing.T, name string) tls.Certificate {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	tmpl := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name}, NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, a.cert, &key.PublicKey, a.key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
-}
-
 func TestMutualTLS(t *testing.T) {
-	ca, stranger := newAuthority(t), newAuthority(t)
-	client := credentials.NewTLS(&tls.Config{RootCAs: ca.pool, Certificates: []tls.Certificate{ca.issue(t, "client")}})
+	ca, stranger := testkit.NewAuthority(t), testkit.NewAuthority(t)
+	client := credentials.NewTLS(&tls.Config{RootCAs: ca.Pool, Certificates: []tls.Certificate{ca.Issue(nil)}})
 	h := newHost(t, func(o *server.Options) {
-		o.TLS = &tls.Config{Certificates: []tls.Certificate{ca.issue(t, "node")}, ClientCAs: ca.pool, ClientAuth: tls.RequireAndVerifyClientCert}
+		o.TLS = &tls.Config{Certificates: []tls.Certificate{ca.Issue(nil)}, ClientCAs: ca.Pool, ClientAuth: tls.RequireAndVerifyClientCert}
 	}, client)
 	if _, err := h.cache.Describe(t.Context(), &pb.DescribeRequest{}); err != nil {
 		t.Fatalf("with a certificate: %v", err)
 	}
 	for name, creds := range map[string]credentials.TransportCredentials{
-		"no certificate":      credentials.NewTLS(&tls.Config{RootCAs: ca.pool}),
-		"another authority's": credentials.NewTLS(&tls.Config{RootCAs: ca.pool, Certificates: []tls.Certificate{stranger.issue(t, "client")}}),
+		"no certificate":      credentials.NewTLS(&tls.Config{RootCAs: ca.Pool}),
+		"another authority's": credentials.NewTLS(&tls.Config{RootCAs: ca.Pool, Certificates: []tls.Certificate{stranger.Issue(nil)}}),
 		"no TLS":              insecure.NewCredentials(),
 	} {
 		conn, err := grpc.NewClient(h.control, grpc.WithTransportCredentials(creds))

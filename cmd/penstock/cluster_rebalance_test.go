@@ -182,9 +182,10 @@ func TestRebalanceEvictsCopies(t *testing.T) {
 // replaces it by one for other nodes.
 func TestRebalanceEnded(t *testing.T) {
 	r := newMovesRig(t)
-	a := r.here("a")
-	r.here("b")
-	r.here("c")
+	ttl := []string{"--cluster-lease-ttl", "60s"} // each command needs all nodes
+	a := r.here("a", ttl...)
+	r.here("b", ttl...)
+	r.here("c", ttl...)
 	a.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024", "--replicas", "3").must(t)
 	r.only(a, "m").writeAll()
 	ended := func(why string, begin []string, end ...string) {

@@ -3,13 +3,8 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/binary"
-	"encoding/pem"
 	"errors"
 	"log/slog"
 	"math/big"
@@ -436,7 +431,7 @@ func prompt2(t testing.TB, dir string) (tokensFile, dataFile string) {
 	return writeFile(t, dir, "tokens", tokens(1, 8)), writeFile(t, dir, "data", bytesOf(1, 2*8192))
 }
 
-// certificates makes a certificate that is the CA, the server's and the client's certificate.
+// certificates writes the certificate of an authority, and one that it issued with its key.
 func certificates(t testing.TB, dir string) (ca, cert, key string) {
 	t.Helper()
 	return certificatesUntil(t, dir, time.Now().Add(time.Hour))
@@ -444,28 +439,9 @@ func certificates(t testing.TB, dir string) (ca, cert, key string) {
 
 func certificatesUntil(t testing.TB, dir string, end time.Time) (ca, cert, key string) {
 	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: end,
-		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, IsCA: true, BasicConstraintsValid: true,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	raw, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert = writeFile(t, dir, "cert.pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
-	key = writeFile(t, dir, "key.pem", pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw}))
-	return cert, cert, key
+	a := testkit.NewAuthority(t)
+	crt, private := testkit.PairPEM(t, a.Issue(func(c *x509.Certificate) { c.NotAfter = end }))
+	return writeFile(t, dir, "ca.pem", a.PEM), writeFile(t, dir, "cert.pem", crt), writeFile(t, dir, "key.pem", private)
 }
 
 func TestHealthAndMetrics(t *testing.T) {

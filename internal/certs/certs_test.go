@@ -2,12 +2,9 @@ package certs_test
 
 import (
 	"bytes"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/pem"
+	"errors"
 	"log/slog"
 	"math/big"
 	"net"
@@ -15,39 +12,21 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/penstock-kv/penstock/internal/certs"
+	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
-// files returns the paths of a new pair with a serial number. The certificate is its own authority.
+// files returns the paths of a new pair with a serial number.
 func files(t *testing.T, serial int64) (cert, key string) {
 	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(serial), DNSNames: []string{"peer"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	secret, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
+	crt, secret := testkit.PairPEM(t, testkit.NewAuthority(t).Issue(func(c *x509.Certificate) { c.SerialNumber = big.NewInt(serial) }))
 	dir := t.TempDir()
-	write := func(name, kind string, b []byte) string {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: b}), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
+	cert, key = filepath.Join(dir, "crt"), filepath.Join(dir, "key")
+	if err := errors.Join(os.WriteFile(cert, crt, 0o600), os.WriteFile(key, secret, 0o600)); err != nil {
+		t.Fatal(err)
 	}
-	return write("crt", "CERTIFICATE", der), write("key", "PRIVATE KEY", secret)
+	return cert, key
 }
 
 // serials performs a handshake between two peers that use the pair, and returns the serial numbers of

@@ -2,7 +2,7 @@
 // one case, and uring, posixio, usrbio, memio and faultio (without rules) pass all of them. A bug
 // found in one backend becomes a case of the suite, for all backends.
 //
-// Create, Pattern, One and PageReads are parts of tests that backends have beside the suite.
+// Create, Pattern, One, PageReads and CloseUnderLoad are parts of tests that backends have beside the suite.
 //
 // The suite does not test speed, nor the state after a crash, which the tests of memio cover.
 //

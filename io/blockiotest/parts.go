@@ -1,7 +1,11 @@
 package blockiotest
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/penstock-kv/penstock/internal/testkit"
@@ -48,4 +52,48 @@ func PageReads(t testing.TB, f blockio.File, n int) []blockio.Request {
 		batch[i] = blockio.Request{Op: blockio.Read, File: f, Offset: int64(off), Bufs: [][]byte{mem[off : off+blockio.Align]}}
 	}
 	return batch
+}
+
+// CloseUnderLoad closes d, twice at once, while streams goroutines read batches of 8, 16, 24… pages
+// of f, and after as many batches as given. want is the content of f. Each batch completes with its
+// bytes or is refused with ErrClosed.
+func CloseUnderLoad(t testing.TB, d blockio.Device, f blockio.File, want []byte, streams int, batches int64) {
+	t.Helper()
+	var wg sync.WaitGroup
+	var done atomic.Int64
+	enough := make(chan struct{})
+	for g := range streams {
+		batch := PageReads(t, f, 8*(g+1))
+		wg.Go(func() {
+			for {
+				err := d.Do(context.Background(), batch)
+				if errors.Is(err, blockio.ErrClosed) {
+					return
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				for i, r := range batch {
+					if off := i * blockio.Align; r.Err != nil || !bytes.Equal(r.Bufs[0], want[off:off+blockio.Align]) {
+						t.Errorf("page %d: %v", i, r.Err)
+						return
+					}
+					clear(r.Bufs[0])
+				}
+				if done.Add(1) == batches {
+					close(enough)
+				}
+			}
+		})
+	}
+	<-enough
+	for range 2 {
+		wg.Go(func() {
+			if err := d.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
 }

@@ -35,13 +35,7 @@ const benchFileBytes = 1 << 30
 
 func benchmark(b *testing.B, op blockio.Op) {
 	requireRings(b)
-	a, err := arena.New(arena.Options{SizeBytes: 64 << 20})
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { a.Close() })
-	dir := b.TempDir()
-	prewrite(b, dir, a.Bytes())
+	a, dir := written(b)
 	// All variants have the same depth: the budget never limits.
 	fixed := blockio.BudgetOptions{MinBytes: 1 << 30, MaxBytes: 1 << 30}
 	regions := [][]byte{a.Bytes()}
@@ -99,10 +93,16 @@ func benchmark(b *testing.B, op blockio.Op) {
 	}
 }
 
-// prewrite creates the file and writes all of it once, so that no benchmark includes the cost of
-// first writes.
-func prewrite(b *testing.B, dir string, mem []byte) {
+// written returns an arena, and a directory with the file, all of which is written, so that no
+// benchmark includes the cost of first writes.
+func written(b *testing.B) (*arena.Arena, string) {
 	b.Helper()
+	a, err := arena.New(arena.Options{SizeBytes: 64 << 20})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { a.Close() })
+	mem, dir := a.Bytes(), b.TempDir()
 	d, err := posixio.Open(dir, posixio.Options{})
 	if err != nil {
 		b.Fatal(err)
@@ -117,6 +117,7 @@ func prewrite(b *testing.B, dir string, mem []byte) {
 			b.Fatal(err)
 		}
 	}
+	return a, dir
 }
 
 // runBatches performs b.N requests, len(batch) at a time.
@@ -174,13 +175,7 @@ func cpuSeconds(b *testing.B) float64 {
 // the cost of a wait through the scheduler on busy CPUs.
 func BenchmarkBusy(b *testing.B) {
 	requireRings(b)
-	a, err := arena.New(arena.Options{SizeBytes: 64 << 20})
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { a.Close() })
-	dir := b.TempDir()
-	prewrite(b, dir, a.Bytes())
+	a, dir := written(b)
 	fixed := blockio.BudgetOptions{MinBytes: 1 << 30, MaxBytes: 1 << 30}
 	for name, open := range map[string]func() (blockio.Device, error){
 		"posix":  func() (blockio.Device, error) { return posixio.Open(dir, posixio.Options{Budget: fixed}) },
@@ -232,13 +227,7 @@ func keepBusy(n int) (stop func()) {
 // through a registered file. The difference is the gain of a registration.
 func BenchmarkRegisteredFile(b *testing.B) {
 	requireRings(b)
-	a, err := arena.New(arena.Options{SizeBytes: 64 << 20})
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { a.Close() })
-	dir := b.TempDir()
-	prewrite(b, dir, a.Bytes())
+	a, dir := written(b)
 	fd, err := unix.Open(dir+"/data", unix.O_RDONLY|unix.O_DIRECT, 0)
 	if err != nil {
 		b.Fatal(err)

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
@@ -22,13 +21,7 @@ import (
 func BenchmarkBudget(b *testing.B) {
 	const size, clients = 4 << 20, 4
 	requireRings(b)
-	a, err := arena.New(arena.Options{SizeBytes: 64 << 20})
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { a.Close() })
-	dir := b.TempDir()
-	prewrite(b, dir, a.Bytes())
+	a, dir := written(b)
 	for _, c := range []struct {
 		op   blockio.Op
 		busy int

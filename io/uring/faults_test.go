@@ -394,43 +394,7 @@ func TestCloseUnderLoad(t *testing.T) {
 		if err := blockiotest.One(t, d, blockio.Write, f, 0, want); err != nil {
 			t.Fatal(err)
 		}
-		var wg sync.WaitGroup
-		var done atomic.Int64
-		enough := make(chan struct{})
-		for g := range 8 {
-			batch := blockiotest.PageReads(t, f, 8*(1+g%8))
-			wg.Go(func() {
-				for {
-					err := d.Do(context.Background(), batch)
-					if errors.Is(err, blockio.ErrClosed) {
-						return
-					}
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					for i, r := range batch {
-						if r.Err != nil || !bytes.Equal(r.Bufs[0], want[i*page:(i+1)*page]) {
-							t.Errorf("page %d: %v", i, r.Err)
-							return
-						}
-						clear(r.Bufs[0])
-					}
-					if done.Add(1) == 100 {
-						close(enough)
-					}
-				}
-			})
-		}
-		<-enough
-		for range 2 {
-			wg.Go(func() {
-				if err := d.Close(); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		wg.Wait()
+		blockiotest.CloseUnderLoad(t, d, f, want, 8, 100)
 	})
 }
 

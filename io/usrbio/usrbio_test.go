@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -447,43 +446,7 @@ func TestCloseUnderLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.control.Set(usrbiotest.Fault{Kind: usrbiotest.Slow, Count: always, Arg: 200})
-	var wg sync.WaitGroup
-	var done atomic.Int64
-	enough := make(chan struct{})
-	for g := range 6 {
-		batch := blockiotest.PageReads(t, f, 8*(1+g))
-		wg.Go(func() {
-			for {
-				err := d.Do(context.Background(), batch)
-				if errors.Is(err, blockio.ErrClosed) {
-					return
-				}
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				for i, r := range batch {
-					if r.Err != nil || !bytes.Equal(r.Bufs[0], want[i*page:(i+1)*page]) {
-						t.Errorf("page %d: %v", i, r.Err)
-						return
-					}
-					clear(r.Bufs[0])
-				}
-				if done.Add(1) == 12 {
-					close(enough)
-				}
-			}
-		})
-	}
-	<-enough
-	for range 2 {
-		wg.Go(func() {
-			if err := d.Close(); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	wg.Wait()
+	blockiotest.CloseUnderLoad(t, d, f, want, 6, 12)
 }
 
 // TestBrokenRing: after the library has failed in a way that leaves the requests in flight unknown,

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/group"
 	"github.com/penstock-kv/penstock/rdma/rdmatest/simrdma"
@@ -108,7 +109,8 @@ func controls(t *testing.T) map[string][2]group.Control {
 		func() (group.Control, error) { return group.TCP(ctx, "", "", nil) })
 	path := filepath.Join(t.TempDir(), "engine.sock")
 	pair("unix", func() (group.Control, error) { return group.Unix(ctx, path) }, func() (group.Control, error) { return group.Unix(ctx, "") })
-	serverTLS, clientTLS := selfSigned(t)
+	ca := testkit.NewAuthority(t)
+	serverTLS, clientTLS := &tls.Config{Certificates: []tls.Certificate{ca.Issue(nil)}}, &tls.Config{RootCAs: ca.Pool}
 	pair("tls", func() (group.Control, error) { return group.TCP(ctx, "127.0.0.1:0", "", serverTLS) },
 		func() (group.Control, error) { return group.TCP(ctx, "", "", clientTLS) })
 	return out

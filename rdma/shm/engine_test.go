@@ -92,13 +92,9 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// TestNICComesBack: a domain that dies is replaced. The new domain has the arenas of the dead
-// one, and waiting writes land.
-func TestNICComesBack(t *testing.T) {
-	testkit.VerifyNone(t)
-	space := openArena(t, 4<<20)
-	var engines [2]*group.Engine
-	var hosts [2]*host
+// connected returns two engines with a session and the same arena, of which the first one listens.
+func connected(t *testing.T, space *arena.Arena) (engines [2]*group.Engine, hosts [2]*host) {
+	t.Helper()
 	for i := range engines {
 		o := Options{Arenas: []*arena.Arena{space}, Group: group.Options{Token: rdma.Token(testToken)}}
 		if i == 0 {
@@ -108,11 +104,20 @@ func TestNICComesBack(t *testing.T) {
 		if engines[i], hosts[i], err = start(t.Context(), o, func(int) error { return nil }); err != nil {
 			t.Fatal(err)
 		}
-		defer engines[i].Close()
+		t.Cleanup(func() { _ = engines[i].Close() })
 	}
 	if _, err := engines[1].Connect(t.Context(), engines[0].Addr(), rdma.Token(testToken)); err != nil {
 		t.Fatal(err)
 	}
+	return engines, hosts
+}
+
+// TestNICComesBack: a domain that dies is replaced. The new domain has the arenas of the dead
+// one, and waiting writes land.
+func TestNICComesBack(t *testing.T) {
+	testkit.VerifyNone(t)
+	space := openArena(t, 4<<20)
+	engines, hosts := connected(t, space)
 	mem := space.Bytes()
 	fill(1, mem[:2<<20])
 	src, err := engines[1].Register(mem[:2<<20], rdma.RegisterOptions{})
@@ -152,22 +157,7 @@ func TestNICComesBack(t *testing.T) {
 func TestUnreadableSourceError(t *testing.T) {
 	testkit.VerifyNone(t)
 	space := openArena(t, 2<<20)
-	var engines [2]*group.Engine
-	var hosts [2]*host
-	for i := range engines {
-		o := Options{Arenas: []*arena.Arena{space}, Group: group.Options{Token: rdma.Token(testToken)}}
-		if i == 0 {
-			o.Listen = filepath.Join(t.TempDir(), "s")
-		}
-		var err error
-		if engines[i], hosts[i], err = start(t.Context(), o, func(int) error { return nil }); err != nil {
-			t.Fatal(err)
-		}
-		defer engines[i].Close()
-	}
-	if _, err := engines[1].Connect(t.Context(), engines[0].Addr(), rdma.Token(testToken)); err != nil {
-		t.Fatal(err)
-	}
+	engines, hosts := connected(t, space)
 	for _, e := range *hosts[0].domains[0].live.Load() {
 		e.forbid()
 	}

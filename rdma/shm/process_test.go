@@ -23,6 +23,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/group"
+	"github.com/penstock-kv/penstock/rdma/rdmatest"
 )
 
 // childEnv makes the test binary the other process. "arena" or "process" selects the location
@@ -253,50 +254,7 @@ func killTarget(t *testing.T, kind string) int {
 	t.Helper()
 	child, process := startChild(t, kind)
 	p := newParent(t, kind, child)
-	var mu sync.Mutex
-	var submitted, landed, died int
-	landing := make(chan struct{})
-	done := func(err error) {
-		mu.Lock()
-		defer mu.Unlock()
-		switch {
-		case err == nil:
-			if landed++; landed == 50 {
-				close(landing)
-			}
-		case errors.Is(err, rdma.ErrPeerDied):
-			died++
-		default:
-			t.Errorf("write: %v", err)
-		}
-	}
-	var writer sync.WaitGroup
-	writer.Go(func() {
-		for {
-			if err := p.Write(p.ctx, rdma.Write{Src: p.region, Dst: child, Len: 4 << 20, Done: done}); err != nil {
-				if !errors.Is(err, rdma.ErrNoPeer) && !errors.Is(err, rdma.ErrPeerDied) {
-					t.Errorf("submit: %v", err)
-				}
-				return
-			}
-			mu.Lock()
-			submitted++
-			mu.Unlock()
-		}
-	})
-	<-landing
-	if err := process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	writer.Wait()
-	if err := p.region.Close(p.ctx); err != nil {
-		t.Fatal(err)
-	}
-	mu.Lock()
-	defer mu.Unlock()
-	if landed+died != submitted {
-		t.Errorf("%d submitted, %d landed, %d died", submitted, landed, died)
-	}
+	died := rdmatest.KillTarget(p.ctx, t, p, p.region, child, process.Kill)
 	// The end of the session is counted before OnPeerDown, and may follow the last Done.
 	if err := p.down.Wait(p.ctx); err != nil {
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/rdmatest"
 )
 
 // TestKilledPeer: kill -9 of the target process ends the operations in flight with ErrPeerDied,
@@ -38,56 +39,9 @@ func killPeer(t *testing.T) int {
 	if _, err := e.ExpectImm(rdma.Expect{Imm: 1, Count: 1, From: []rdma.EngineID{dst.Engine}, Done: expected.Set}); err != nil {
 		t.Fatal(err)
 	}
-	var mu sync.Mutex
-	var submitted, landed, died int
-	landing := make(chan struct{})
-	done := func(err error) {
-		mu.Lock()
-		defer mu.Unlock()
-		switch {
-		case err == nil:
-			if landed++; landed == 50 {
-				close(landing)
-			}
-		case errors.Is(err, rdma.ErrPeerDied):
-			died++
-		default:
-			t.Errorf("write: %v", err)
-		}
-	}
-	var writer sync.WaitGroup
-	writer.Go(func() {
-		for {
-			if err := e.Write(ctx, rdma.Write{Src: src, Dst: dst, Len: 4 << 20, Done: done}); err != nil {
-				if !errors.Is(err, rdma.ErrNoPeer) {
-					t.Errorf("submit: %v", err)
-				}
-				return
-			}
-			mu.Lock()
-			submitted++
-			mu.Unlock()
-		}
-	})
-	select {
-	case <-landing:
-	case <-ctx.Done():
-		t.Fatal("nothing lands")
-	}
-	if err := process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	writer.Wait()
+	died := rdmatest.KillTarget(ctx, t, e, src, dst, process.Kill)
 	if err := expected.Wait(ctx); !errors.Is(err, rdma.ErrPeerDied) {
 		t.Errorf("expectation: %v", err)
-	}
-	if err := src.Close(ctx); err != nil {
-		t.Fatal(err)
-	}
-	mu.Lock()
-	defer mu.Unlock()
-	if landed+died != submitted {
-		t.Errorf("%d submitted, %d landed, %d died", submitted, landed, died)
 	}
 	if st := e.Stats(); st.InFlightOps != 0 || st.InFlightBytes != 0 || st.SessionsClosed != 1 {
 		t.Errorf("counters: %+v", st)

@@ -2,15 +2,9 @@ package tcp
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"errors"
-	"math/big"
-	"net"
 	"strings"
 	"testing"
 	"time"
@@ -19,75 +13,29 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// authority signs certificates for 127.0.0.1.
-type authority struct {
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-}
-
-func newAuthority(t *testing.T) *authority {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "penstock test CA"},
-		NotBefore: time.Now().Add(-48 * time.Hour), NotAfter: time.Now().Add(48 * time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &authority{cert: cert, key: key}
-}
-
-// issue returns a certificate that was valid from a day ago for validFor.
-func (a *authority) issue(t *testing.T, validFor time.Duration) tls.Certificate {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	start := time.Now().Add(-24 * time.Hour)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "penstock test"},
-		NotBefore: start, NotAfter: start.Add(validFor),
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
-}
-
-func (a *authority) pool() *x509.CertPool {
-	p := x509.NewCertPool()
-	p.AddCert(a.cert)
-	return p
+// testTLS returns a configuration for both sides with a certificate of its own.
+func testTLS(t testing.TB) *tls.Config {
+	ca := testkit.NewAuthority(t)
+	return &tls.Config{RootCAs: ca.Pool, Certificates: []tls.Certificate{ca.Issue(nil)}}
 }
 
 // TestTLSMistakesAreNamed: the error of a failed connection names the wrong part of the TLS
 // configuration, and no connection falls back to plain text.
 func TestTLSMistakesAreNamed(t *testing.T) {
 	testkit.VerifyNone(t)
-	ca, stranger := newAuthority(t), newAuthority(t)
-	const good, expired = 48 * time.Hour, time.Hour
+	ca, stranger := testkit.NewAuthority(t), testkit.NewAuthority(t)
+	const good, expired = time.Hour, -time.Hour // from now
+	issue := func(by *testkit.Authority, validFor time.Duration) []tls.Certificate {
+		return []tls.Certificate{by.Issue(func(c *x509.Certificate) { c.NotAfter = time.Now().Add(validFor) })}
+	}
 	mutual := func(server time.Duration) *tls.Config {
 		return &tls.Config{
-			Certificates: []tls.Certificate{ca.issue(t, server)},
-			ClientCAs:    ca.pool(), ClientAuth: tls.RequireAndVerifyClientCert,
+			Certificates: issue(ca, server),
+			ClientCAs:    ca.Pool, ClientAuth: tls.RequireAndVerifyClientCert,
 		}
 	}
-	client := func(roots, signer *authority, validFor time.Duration) *tls.Config {
-		return &tls.Config{RootCAs: roots.pool(), Certificates: []tls.Certificate{signer.issue(t, validFor)}}
+	client := func(roots, signer *testkit.Authority, validFor time.Duration) *tls.Config {
+		return &tls.Config{RootCAs: roots.Pool, Certificates: issue(signer, validFor)}
 	}
 	for _, tc := range []struct {
 		name           string
@@ -98,7 +46,7 @@ func TestTLSMistakesAreNamed(t *testing.T) {
 		{"client without TLS", mutual(good), nil, "requires TLS"},
 		{"client trusts another CA", mutual(good), client(stranger, ca, good), "unknown authority"},
 		{"server's certificate expired", mutual(expired), client(ca, ca, good), "expired"},
-		{"client without a certificate", mutual(good), &tls.Config{RootCAs: ca.pool()}, "certificate required"},
+		{"client without a certificate", mutual(good), &tls.Config{RootCAs: ca.Pool}, "certificate required"},
 		{"client of another CA", mutual(good), client(ca, stranger, good), "unknown certificate authority"},
 		{"client's certificate expired", mutual(good), client(ca, ca, expired), "expired"},
 		{"server without TLS", nil, client(ca, ca, good), ""},

@@ -13,13 +13,13 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/group"
+	"github.com/penstock-kv/penstock/rdma/rdmatest"
 )
 
 // envChild makes a test binary a peer in its own process: "sink DEVICE" or "source DEVICE".
@@ -205,52 +205,9 @@ func killReceiver(t *testing.T, names []string) int {
 	if _, err := e.ExpectImm(rdma.Expect{Imm: 1, Count: 1, From: []rdma.EngineID{d.Engine}, Done: expected.Set}); err != nil {
 		t.Fatal(err)
 	}
-	var mu sync.Mutex
-	var submitted, landed, died int
-	landing := make(chan struct{})
-	done := func(err error) {
-		mu.Lock()
-		defer mu.Unlock()
-		switch {
-		case err == nil:
-			if landed++; landed == 20 {
-				close(landing)
-			}
-		case errors.Is(err, rdma.ErrPeerDied):
-			died++
-		default:
-			t.Errorf("write: %v", err)
-		}
-	}
-	var writer sync.WaitGroup
-	writer.Go(func() {
-		for {
-			if err := e.Write(ctx, rdma.Write{Src: src, Dst: d, Len: childBytes, Done: done}); err != nil {
-				if !errors.Is(err, rdma.ErrNoPeer) && !errors.Is(err, rdma.ErrPeerDied) {
-					t.Errorf("submit: %v", err)
-				}
-				return
-			}
-			mu.Lock()
-			submitted++
-			mu.Unlock()
-		}
-	})
-	<-landing
-	if err := sink.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	writer.Wait()
+	died := rdmatest.KillTarget(ctx, t, e, src, d, sink.Process.Kill)
 	if err := expected.Wait(ctx); !errors.Is(err, rdma.ErrPeerDied) {
 		t.Errorf("expectation: %v", err)
-	}
-	if err := src.Close(ctx); err != nil {
-		t.Fatal(err)
-	}
-	mu.Lock()
-	defer mu.Unlock()
-	if landed+died != submitted {
-		t.Errorf("%d submitted, %d landed, %d died", submitted, landed, died)
 	}
 	if st := e.Stats(); st.InFlightOps != 0 || st.InFlightBytes != 0 || st.SessionsClosed != 1 {
 		t.Errorf("counters: %+v", st)

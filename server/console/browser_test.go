@@ -27,7 +27,8 @@ type browser struct {
 }
 
 // openBrowser starts Chromium, and ends it with the test. The test fails if a page has written an
-// error, a warning or a violation of its policy to the console of the browser.
+// error, a warning or a violation of its policy to the console of the browser. Servers start before
+// the browser, so that they end after it: a page reports a stream that its server cuts.
 func openBrowser(t *testing.T) *browser {
 	t.Helper()
 	path := testkit.Program(t, "chromium", "chromium")
@@ -167,8 +168,8 @@ const structure = `(() => {
 func TestBrowser(t *testing.T) {
 	src := activity()
 	src.overview, src.namespaces = sample(), many()
-	b := openBrowser(t)
 	c, url := serve(t, console.Options{Source: src, Node: "n1", Interval: 20 * time.Millisecond})
+	b := openBrowser(t)
 	b.theme("light")
 
 	b.open(url + "/")
@@ -270,8 +271,8 @@ func TestBrowser(t *testing.T) {
 
 // TestPolicy: the policy of the pages blocks a script that is in the page.
 func TestPolicy(t *testing.T) {
-	b := openBrowser(t)
 	_, url := serve(t, console.Options{Source: &source{overview: sample()}})
+	b := openBrowser(t)
 	b.open(url + "/")
 	b.do(chromedp.Evaluate[chromedp.Void](`(() => {
   const s = document.createElement("script");

@@ -142,8 +142,8 @@ func TestLongQueue(t *testing.T) {
 // show changes, and lead to the time line of a request.
 func TestPlannerBrowser(t *testing.T) {
 	src := plannerSample()
-	b := openBrowser(t)
 	_, url := serve(t, console.Options{Planner: src, Node: "planner 10.0.0.9:7430", Interval: 20 * time.Millisecond})
+	b := openBrowser(t)
 	b.theme("light")
 	b.open(url + "/")
 	if missing := b.text(structure); missing != "" {

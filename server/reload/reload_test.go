@@ -2,14 +2,9 @@ package reload_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -139,24 +134,8 @@ func (p *process) write(name, content string) {
 // pair returns a certificate with the serial number, and its key.
 func pair(t *testing.T, serial int64) (crt, key string) {
 	t.Helper()
-	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: "node"}, DNSNames: []string{"node"},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &k.PublicKey, k)
-	if err != nil {
-		t.Fatal(err)
-	}
-	private, err := x509.MarshalPKCS8PrivateKey(k)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}))
+	c, k := testkit.PairPEM(t, testkit.NewAuthority(t).Issue(func(c *x509.Certificate) { c.SerialNumber = big.NewInt(serial) }))
+	return string(c), string(k)
 }
 
 func (p *process) writePair(serial int64) {
@@ -371,24 +350,17 @@ func TestRoles(t *testing.T) {
 // replaced. A new connection needs a certificate of the new CA, also if it could resume a session.
 func TestConnectionsOutliveTheirCertificate(t *testing.T) {
 	p := newProcess(t)
-	oldCA, oldKey := pair(t, 10)
-	nextCA, nextKey := pair(t, 11)
-	p.write("ca", oldCA)
+	old, next := testkit.NewAuthority(t), testkit.NewAuthority(t)
+	oldPair := old.Issue(nil)
+	p.write("ca", string(old.PEM))
 	p.next.Auth.ClientCA = p.path("ca")
 	if _, err := p.reloader.Reload(); err != nil {
 		t.Fatal(err)
 	}
-	certificate := func(crt, key string) tls.Certificate {
-		c, err := tls.X509KeyPair([]byte(crt), []byte(key))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return c
-	}
 	if _, _, err := p.connect(); err == nil {
 		t.Fatal("a client without a certificate is accepted")
 	}
-	client, server, err := p.connect(certificate(oldCA, oldKey))
+	client, server, err := p.connect(oldPair)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -399,10 +371,10 @@ func TestConnectionsOutliveTheirCertificate(t *testing.T) {
 	if _, err := io.ReadFull(client, make([]byte, 5)); err != nil {
 		t.Fatal(err)
 	}
-	if again, _, err := p.connect(certificate(oldCA, oldKey)); err != nil || !again.ConnectionState().DidResume {
+	if again, _, err := p.connect(oldPair); err != nil || !again.ConnectionState().DidResume {
 		t.Errorf("the session is not resumed before the reload: %v", err)
 	}
-	p.write("ca", nextCA)
+	p.write("ca", string(next.PEM))
 	p.writePair(2)
 	if _, err := p.reloader.Reload(); err != nil {
 		t.Fatal(err)
@@ -412,10 +384,10 @@ func TestConnectionsOutliveTheirCertificate(t *testing.T) {
 	if _, err := io.ReadFull(server, got); err != nil || string(got) != "still" {
 		t.Errorf("the old connection: %q, %v", got, err)
 	}
-	if _, _, err := p.connect(certificate(oldCA, oldKey)); err == nil {
+	if _, _, err := p.connect(oldPair); err == nil {
 		t.Error("a certificate of the removed CA is accepted")
 	}
-	if client, _, err := p.connect(certificate(nextCA, nextKey)); err != nil || client.ConnectionState().PeerCertificates[0].SerialNumber.Int64() != 2 {
+	if client, _, err := p.connect(next.Issue(nil)); err != nil || client.ConnectionState().PeerCertificates[0].SerialNumber.Int64() != 2 {
 		t.Errorf("a certificate of the new CA: %v", err)
 	}
 }

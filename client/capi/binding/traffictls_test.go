@@ -3,15 +3,8 @@ package binding
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"log/slog"
-	"math/big"
 	"net"
 	"os"
 	"path/filepath"
@@ -21,61 +14,40 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/client/traffic"
+	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/lab/testnode"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 
-// authority issues certificates for 127.0.0.1, as files.
+// authority issues certificates as files.
 type authority struct {
-	t    *testing.T
-	dir  string
-	ca   string // the authority's own certificate
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
+	*testkit.Authority
+	t  *testing.T
+	ca string // the authority's own certificate
 }
 
 func newAuthority(t *testing.T) *authority {
-	a := &authority{t: t, dir: t.TempDir()}
-	a.cert, a.key = a.sign(&x509.Certificate{IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}, "ca")
-	a.ca = filepath.Join(a.dir, "ca.crt")
+	a := &authority{Authority: testkit.NewAuthority(t), t: t}
+	a.ca = a.file(t.TempDir(), "ca.crt", a.PEM)
 	return a
 }
 
 // issue returns the files of a certificate and its key.
 func (a *authority) issue() (cert, key string) {
-	a.sign(&x509.Certificate{
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-	}, "engine")
-	return filepath.Join(a.dir, "engine.crt"), filepath.Join(a.dir, "engine.key")
+	a.t.Helper()
+	c, k := testkit.PairPEM(a.t, a.Issue(nil))
+	dir := a.t.TempDir()
+	return a.file(dir, "engine.crt", c), a.file(dir, "engine.key", k)
 }
 
-// sign signs a certificate, the authority's own if there is none yet, and writes it and its key to files.
-func (a *authority) sign(c *x509.Certificate, name string) (*x509.Certificate, *ecdsa.PrivateKey) {
+func (a *authority) file(dir, name string, text []byte) string {
 	a.t.Helper()
-	must := func(err error) {
-		a.t.Helper()
-		if err != nil {
-			a.t.Fatal(err)
-		}
+	path := filepath.Join(dir, name)
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		a.t.Fatal(err)
 	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(err)
-	c.SerialNumber, c.Subject = big.NewInt(time.Now().UnixNano()), pkix.Name{CommonName: "penstock test " + name}
-	c.NotBefore, c.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
-	parent, by := a.cert, a.key
-	if parent == nil {
-		parent, by = c, key
-	}
-	der, err := x509.CreateCertificate(rand.Reader, c, parent, key.Public(), by)
-	must(err)
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	must(err)
-	must(os.WriteFile(filepath.Join(a.dir, name+".crt"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
-	must(os.WriteFile(filepath.Join(a.dir, name+".key"), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), 0o600))
-	made, err := x509.ParseCertificate(der)
-	must(err)
-	return made, key
+	return path
 }
 
 // wire records the bytes on the sockets of compute NICs.
