@@ -320,6 +320,7 @@ func (s *cacheService) reserve(ctx context.Context, by caller, req *pb.ReserveRe
 		resp.Outcome, resp.BusyReason = pb.Outcome_OUTCOME_BUSY, sentence(err)
 		return resp, nil
 	}
+	r.Share = s.shareOf(ctx)
 	r.Attach = func(res *storage.Reservation) error {
 		if err := s.attach(res, writers, resp); err != nil {
 			return err

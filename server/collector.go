@@ -113,6 +113,14 @@ func principalFigures() []principalFigure {
 		of("limited_reads_total", "Reads of a principal that were Busy because it was above its rate.", func(s *spending) uint64 { return s.read.limited.Load() }),
 		of("limited_writes_total", "Reservations of a principal that were Busy because it was above its rate.", func(s *spending) uint64 { return s.write.limited.Load() }),
 		{desc("waiting_reads", "Reads of a principal that wait for others to end."), prometheus.GaugeValue, func(s *Server, name string, _ *spending) float64 { return float64(s.node.WaitingReads(name)) }},
+		{desc("read_memory_bytes", "Arena memory of a principal's reads, also of blocks that they have put into the hot set."), prometheus.GaugeValue, func(s *Server, name string, _ *spending) float64 {
+			reads, _ := s.node.Memory(name)
+			return float64(reads)
+		}},
+		{desc("write_memory_bytes", "Arena memory of a principal's reservations."), prometheus.GaugeValue, func(s *Server, name string, _ *spending) float64 {
+			_, writes := s.node.Memory(name)
+			return float64(writes)
+		}},
 		{desc("weight", "Weight of a principal in the roles in use."), prometheus.GaugeValue, func(s *Server, name string, _ *spending) float64 { return float64(s.weightOf(name)) }},
 	}
 }

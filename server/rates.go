@@ -10,6 +10,7 @@ import (
 
 	"github.com/dustin/go-humanize"
 
+	"github.com/penstock-kv/penstock/internal/fair"
 	"github.com/penstock-kv/penstock/server/access"
 	"github.com/penstock-kv/penstock/server/storage"
 )
@@ -129,14 +130,14 @@ func (s *Server) spenderOf(ctx context.Context) spender {
 }
 
 // shareOf returns the share of the principal of a call: the zero Share if the node has no roles file, and for
-// calls over the unix socket. Its weight is that of the principal in the policy in use when a read is granted.
-func (s *Server) shareOf(ctx context.Context) storage.Share {
+// calls over the unix socket. Its weight is that of the principal in the policy in use when a read or memory is granted.
+func (s *Server) shareOf(ctx context.Context) fair.Share {
 	id, ok := identityOf(s.guard.refresh(ctx))
 	if !ok {
-		return storage.Share{}
+		return fair.Share{}
 	}
 	name := id.Principal.Name()
-	return storage.Share{Principal: name, Weight: func() int { return s.weightOf(name) }}
+	return fair.Share{Principal: name, Weight: func() int { return s.weightOf(name) }}
 }
 
 // weightOf returns the weight of a principal in the policy in use; 1 if the policy does not have the principal.

@@ -183,6 +183,43 @@ func TestWaitingReadsOfPrincipals(t *testing.T) {
 	expect(`penstock_principal_waiting_reads{principal="heavy"} 0`)
 }
 
+// TestMemoryOfPrincipals: the memory of reads and of reservations counts for the principal of the call.
+func TestMemoryOfPrincipals(t *testing.T) {
+	var policy roles
+	h := newHost(t, func(o *server.Options) { o.Roles = policy.current }, nil)
+	ns := h.namespace()
+	h.write(ns, 2)
+	policy.set(t, "a read,write m", "b read,write m", "root operate *")
+	expect := func(metric string, ofA, ofB bool) {
+		t.Helper()
+		page := h.metricsAs("root")
+		for name, want := range map[string]bool{"a": ofA, "b": ofB} {
+			_, line, ok := strings.Cut(page, fmt.Sprintf("penstock_principal_%s{principal=%q} ", metric, name))
+			if holds := ok && !strings.HasPrefix(line, "0\n"); holds != want {
+				t.Errorf("%s of %s is %.10q", metric, name, line)
+			}
+		}
+	}
+	a, b := h.client("a"), h.client("b")
+	expect("read_memory_bytes", false, false)
+	read := &pb.ReadRequest{Namespace: "m", BlockIds: chain(ns, 2), Pieces: []*pb.PieceRef{{}}, Destination: b.dst}
+	if resp, err := h.cache.Read(b.ctx, read); err != nil || resp.GetOutcome() != pb.Outcome_OUTCOME_HIT {
+		t.Fatalf("%v: %v", resp, err)
+	}
+	expect("read_memory_bytes", false, true) // the hot set has the block
+	reserve := &pb.ReserveRequest{Namespace: "m", BlockIds: make([]byte, 16), GeometryDigest: digestOf(ns)}
+	reserve.BlockIds[0] = 1
+	resp, err := h.cache.Reserve(a.ctx, reserve)
+	if err != nil || resp.GetReservation() == 0 {
+		t.Fatalf("%v: %v", resp, err)
+	}
+	expect("write_memory_bytes", true, false)
+	if _, err := h.cache.Abort(a.ctx, &pb.AbortRequest{Reservation: resp.GetReservation()}); err != nil {
+		t.Fatal(err)
+	}
+	expect("write_memory_bytes", false, false)
+}
+
 // metricsAs returns the page /metrics for a principal.
 func (h *host) metricsAs(principal string) string {
 	h.t.Helper()

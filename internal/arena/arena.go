@@ -7,6 +7,7 @@ import (
 	"os"
 	"sync"
 
+	"github.com/penstock-kv/penstock/internal/fair"
 	"github.com/penstock-kv/penstock/internal/runs"
 	"github.com/penstock-kv/penstock/internal/sys"
 )
@@ -81,16 +82,17 @@ type Arena struct {
 	pages uint32
 
 	mu sync.Mutex
-	// share is the number of the first page of the share (SetShare).
-	share uint32
+	// share is the number of the first page of the share (SetShare), and shareFree the number of its free
+	// pages.
+	share, shareFree uint32
 	// free holds the free pages.
 	free *runs.Set
 	// seq is indexed by page. For the first page of a Buffer it has the number of loans that began
 	// there plus the number that ended there, so it is odd while the Buffer is on loan.
 	seq []uint32
 	// waiting is the queue of the requests of Alloc, and sharing the queue of the requests of
-	// AllocShare.
-	waiting, sharing queue
+	// AllocShare. Their units are pages.
+	waiting, sharing *fair.Queue
 	closed           bool
 	stats            Stats
 	// takers records the call stack that took each Buffer, in builds with the tag invariants.
@@ -112,6 +114,7 @@ func New(o Options) (*Arena, error) {
 	a := &Arena{
 		region: r, max: max(0, o.QueueMax), pages: pages, share: pages,
 		free: runs.New(pages), seq: make([]uint32, pages),
+		waiting: fair.New(), sharing: fair.New(),
 	}
 	a.free.Add(runs.Run{N: pages})
 	a.stats.SizeBytes = o.SizeBytes
@@ -142,24 +145,39 @@ func (a *Arena) SetShare(sizeBytes int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.share = a.pages - min(a.pages, uint32(sizeBytes/Granule))
+	a.shareFree = 0
+	for page := a.share; page < a.pages; page++ {
+		n := a.free.From(page, a.pages-page)
+		a.shareFree += n
+		page += n // the page after the run is not free
+	}
 	a.serveLocked()
 }
 
-// TryAlloc lends sizeBytes, rounded up to a multiple of Granule, if they are free and no request
+// TryAlloc is TryAllocFor for a caller without a principal.
+func (a *Arena) TryAlloc(sizeBytes int) (Buffer, error) {
+	return a.TryAllocFor(fair.Caller{}, sizeBytes)
+}
+
+// TryAllocFor lends sizeBytes, rounded up to a multiple of Granule, if they are free and no request
 // waits. Otherwise it returns ErrBusy.
-func (a *Arena) TryAlloc(sizeBytes int) (Buffer, error) { return a.try(sizeBytes, &a.waiting) }
+func (a *Arena) TryAllocFor(by fair.Caller, sizeBytes int) (Buffer, error) {
+	return a.try(by, sizeBytes, a.waiting)
+}
 
-// TryAllocShare is TryAlloc for memory of the share.
-func (a *Arena) TryAllocShare(sizeBytes int) (Buffer, error) { return a.try(sizeBytes, &a.sharing) }
+// TryAllocShare is TryAllocFor for memory of the share.
+func (a *Arena) TryAllocShare(by fair.Caller, sizeBytes int) (Buffer, error) {
+	return a.try(by, sizeBytes, a.sharing)
+}
 
-func (a *Arena) try(sizeBytes int, q *queue) (Buffer, error) {
+func (a *Arena) try(by fair.Caller, sizeBytes int, q *fair.Queue) (Buffer, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	pages, err := a.pagesForLocked(sizeBytes, q)
 	if err != nil {
 		return Buffer{}, err
 	}
-	buf, ok := a.tryLocked(pages, q)
+	buf, ok := a.tryLocked(by, pages, q)
 	if !ok {
 		a.stats.Busy++
 		return Buffer{}, fmt.Errorf("arena: %d bytes now, %d free in the longest run: %w", sizeBytes, a.longestFreeLocked(), ErrBusy)
@@ -167,20 +185,26 @@ func (a *Arena) try(sizeBytes int, q *queue) (Buffer, error) {
 	return buf, nil
 }
 
-// Alloc lends sizeBytes, rounded up to a multiple of Granule. It waits, in order of arrival, until
-// that many contiguous bytes are free. If ctx ends first, it returns ctx's error. It returns
-// ErrBusy at once if the queue is full. The memory contains the bytes of its previous holder.
+// Alloc is AllocFor for a caller without a principal.
 func (a *Arena) Alloc(ctx context.Context, sizeBytes int) (Buffer, error) {
-	return a.alloc(ctx, sizeBytes, &a.waiting)
+	return a.AllocFor(ctx, fair.Caller{}, sizeBytes)
 }
 
-// AllocShare is Alloc for memory of the share. Its requests have a separate queue, so that neither
-// queue delays the other.
-func (a *Arena) AllocShare(ctx context.Context, sizeBytes int) (Buffer, error) {
-	return a.alloc(ctx, sizeBytes, &a.sharing)
+// AllocFor lends sizeBytes, rounded up to a multiple of Granule. It waits, in the order of package
+// fair, until that many contiguous bytes are free. If ctx ends first, it returns ctx's error. It
+// returns ErrBusy if the queue is full: at once, or later when its request is refused in favour of a
+// principal with fewer waiting requests. The memory contains the bytes of its previous holder.
+func (a *Arena) AllocFor(ctx context.Context, by fair.Caller, sizeBytes int) (Buffer, error) {
+	return a.alloc(ctx, by, sizeBytes, a.waiting)
 }
 
-func (a *Arena) alloc(ctx context.Context, sizeBytes int, q *queue) (Buffer, error) {
+// AllocShare is AllocFor for memory of the share. Its requests have a separate queue, so that neither
+// queue delays the other, and memory of the share is counted separately for each principal.
+func (a *Arena) AllocShare(ctx context.Context, by fair.Caller, sizeBytes int) (Buffer, error) {
+	return a.alloc(ctx, by, sizeBytes, a.sharing)
+}
+
+func (a *Arena) alloc(ctx context.Context, by fair.Caller, sizeBytes int, q *fair.Queue) (Buffer, error) {
 	if err := ctx.Err(); err != nil {
 		return Buffer{}, fmt.Errorf("arena: %d bytes: %w", sizeBytes, err)
 	}
@@ -190,23 +214,30 @@ func (a *Arena) alloc(ctx context.Context, sizeBytes int, q *queue) (Buffer, err
 		a.mu.Unlock()
 		return Buffer{}, err
 	}
-	if buf, ok := a.tryLocked(pages, q); ok {
+	if buf, ok := a.tryLocked(by, pages, q); ok {
 		a.mu.Unlock()
 		return buf, nil
 	}
-	if q.len() >= a.max {
+	busy := fmt.Errorf("arena: %d bytes with %d requests waiting: %w", sizeBytes, a.max, ErrBusy)
+	if q.Waiting() >= a.max && !q.Refuse(by) {
 		a.stats.Busy++
 		a.mu.Unlock()
-		return Buffer{}, fmt.Errorf("arena: %d bytes with %d requests waiting: %w", sizeBytes, a.max, ErrBusy)
+		return Buffer{}, busy
 	}
-	w := q.push(pages)
+	w := q.Push(by, int64(pages), int64(pages)*Granule)
 	a.stats.Waits++
 	a.countWaitingLocked()
 	a.mu.Unlock()
 
 	select {
-	case <-w.ready:
-		return w.buf, nil
+	case <-w.Done():
+		if w.Refused() {
+			a.mu.Lock()
+			a.stats.Busy++
+			a.mu.Unlock()
+			return Buffer{}, busy
+		}
+		return w.Value.(Buffer), nil
 	case <-ctx.Done():
 		a.forget(w, q)
 		return Buffer{}, fmt.Errorf("arena: %d bytes: %w", sizeBytes, context.Cause(ctx))
@@ -220,17 +251,14 @@ func (a *Arena) InShare(b Buffer) bool {
 	return b.page+b.pages > a.share
 }
 
-// forget removes from the queue a waiter whose context has ended. If the waiter was served
+// forget removes from the queue a request whose context has ended. If the request was served
 // meanwhile, forget frees its Buffer.
-func (a *Arena) forget(w *waiter, q *queue) {
+func (a *Arena) forget(w *fair.Turn, q *fair.Queue) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.stats.Cancelled++
-	select {
-	case <-w.ready:
-		a.freeLocked(w.buf)
-	default:
-		q.remove(w)
+	if !q.Remove(w) && !w.Refused() {
+		a.freeLocked(w.Value.(Buffer))
 	}
 	a.serveLocked() // the next waiter may need less memory
 }
@@ -283,9 +311,9 @@ func (a *Arena) Stats() Stats {
 
 // pagesForLocked converts the size of a request to granules. It refuses a request that can never be
 // served.
-func (a *Arena) pagesForLocked(sizeBytes int, q *queue) (uint32, error) {
+func (a *Arena) pagesForLocked(sizeBytes int, q *fair.Queue) (uint32, error) {
 	limit := a.stats.SizeBytes
-	if q == &a.sharing {
+	if q == a.sharing {
 		limit = int64(a.pages-a.share) * Granule
 	}
 	switch {
@@ -300,21 +328,25 @@ func (a *Arena) pagesForLocked(sizeBytes int, q *queue) (uint32, error) {
 func (a *Arena) longestFreeLocked() int64 { return int64(a.free.Longest()) * Granule }
 
 // tryLocked serves a new request if no other request waits in its queue and the memory is free.
-func (a *Arena) tryLocked(pages uint32, q *queue) (Buffer, bool) {
-	if q.len() > 0 {
+func (a *Arena) tryLocked(by fair.Caller, pages uint32, q *fair.Queue) (Buffer, bool) {
+	if q.Waiting() > 0 {
 		return Buffer{}, false
 	}
-	return a.takeLocked(pages, q)
+	buf, ok := a.takeLocked(pages, q)
+	if ok {
+		buf.flow = q.Take(by, int64(pages), int64(pages)*Granule)
+	}
+	return buf, ok
 }
 
-// takeLocked takes a Buffer from the first run of free pages that is long enough, among the pages
-// that requests of queue q may take.
-func (a *Arena) takeLocked(pages uint32, q *queue) (Buffer, bool) {
+// takeLocked takes a Buffer, without its flow, from the first run of free pages that is long enough,
+// among the pages that requests of queue q may take.
+func (a *Arena) takeLocked(pages uint32, q *fair.Queue) (Buffer, bool) {
 	from, to := uint32(0), a.pages
 	switch {
-	case q == &a.sharing:
+	case q == a.sharing:
 		from = a.share
-	case a.sharing.len() > 0:
+	case a.sharing.Waiting() > 0:
 		to = a.share
 	}
 	run, ok := a.free.First(pages, from, to)
@@ -322,6 +354,7 @@ func (a *Arena) takeLocked(pages uint32, q *queue) (Buffer, bool) {
 		return Buffer{}, false
 	}
 	a.free.Remove(run)
+	a.shareFree -= a.inShareLocked(run)
 	page := run.Start
 	a.seq[page]++
 	s := &a.stats
@@ -333,38 +366,67 @@ func (a *Arena) takeLocked(pages uint32, q *queue) (Buffer, bool) {
 	return Buffer{arena: a, page: page, pages: pages, seq: a.seq[page]}, true
 }
 
+// inShareLocked returns the number of pages of a run that lie in the share.
+func (a *Arena) inShareLocked(r runs.Run) uint32 {
+	end := r.Start + r.N
+	return end - min(end, max(a.share, r.Start))
+}
+
 // freeLocked ends the loan of the Buffer b and frees its pages.
 func (a *Arena) freeLocked(b Buffer) {
 	a.seq[b.page]++
 	a.stats.Buffers--
 	a.stats.UsedBytes -= int64(b.pages) * Granule
 	a.takers.forget(b.page)
-	a.free.Add(runs.Run{Start: b.page, N: b.pages})
+	run := runs.Run{Start: b.page, N: b.pages}
+	a.free.Add(run)
+	a.shareFree += a.inShareLocked(run)
+	b.flow.Release(int64(b.pages))
 }
 
 // serveLocked serves the waiting requests, the requests for the share first. The requests of the
 // other queue get memory of the share only if no request for the share waits.
 func (a *Arena) serveLocked() {
-	a.serveQueueLocked(&a.sharing)
-	a.serveQueueLocked(&a.waiting)
+	a.serveQueueLocked(a.sharing)
+	a.serveQueueLocked(a.waiting)
 	a.countWaitingLocked()
 }
 
-// serveQueueLocked serves one queue strictly in order. A request that does not fit delays all
+// serveQueueLocked serves one queue strictly in its order. A request that does not fit delays all
 // requests behind it, because large requests would starve otherwise.
-func (a *Arena) serveQueueLocked(q *queue) {
-	for w := q.head(); w != nil; w = q.head() {
-		buf, ok := a.takeLocked(w.pages, q)
+func (a *Arena) serveQueueLocked(q *fair.Queue) {
+	for w := q.Next(a.freePagesLocked(q)); w != nil; w = q.Next(a.freePagesLocked(q)) {
+		buf, ok := a.takeLocked(uint32(w.Units), q)
 		if !ok {
 			return
 		}
-		q.remove(w)
-		w.buf = buf
-		close(w.ready)
+		buf.flow = w.Flow()
+		w.Value = buf
+		q.Grant(w)
 	}
 }
 
-func (a *Arena) countWaitingLocked() { a.stats.Waiting = a.waiting.len() + a.sharing.len() }
+// freePagesLocked returns the number of free pages that requests of queue q may take.
+func (a *Arena) freePagesLocked(q *fair.Queue) int64 {
+	switch {
+	case q == a.sharing:
+		return int64(a.shareFree)
+	case a.sharing.Waiting() > 0:
+		return int64(a.free.Size() - a.shareFree)
+	}
+	return int64(a.free.Size())
+}
+
+func (a *Arena) countWaitingLocked() { a.stats.Waiting = a.waiting.Waiting() + a.sharing.Waiting() }
+
+// Held returns the number of bytes that a principal holds of AllocFor's memory, and of the share.
+func (a *Arena) Held(principal string) (bytes, shareBytes int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	_, pages := a.waiting.Of(principal)
+	_, sharePages := a.sharing.Of(principal)
+	return pages * Granule, sharePages * Granule
+}
 
 // leakLocked returns an error that lists the lent buffers.
 func (a *Arena) leakLocked() error {

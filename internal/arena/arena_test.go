@@ -15,6 +15,7 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 
+	"github.com/penstock-kv/penstock/internal/fair"
 	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/internal/sys"
 )
@@ -82,11 +83,15 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 			}
 			ctx, stop := context.WithCancel(context.Background())
 			s.stops[name] = stop
-			from := s.arena.Alloc
+			from := s.arena.AllocFor
 			if d.Cmd == "alloc-share" {
 				from = s.arena.AllocShare
 			}
-			go s.alloc(ctx, name, pages, from)
+			by, weight := fair.Caller{}, 1
+			d.MaybeScanArgs(t, "by", &by.Share.Principal)
+			d.MaybeScanArgs(t, "weight", &weight)
+			by.Share.Weight = func() int { return weight }
+			go s.alloc(ctx, name, pages, by, from)
 		case "release":
 			s.mu.Lock()
 			b := s.bufs[name]
@@ -109,8 +114,8 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 }
 
 // alloc takes pages under a name, and logs the outcome.
-func (s *script) alloc(ctx context.Context, name string, pages int, from func(context.Context, int) (Buffer, error)) {
-	b, err := from(ctx, pages*Granule)
+func (s *script) alloc(ctx context.Context, name string, pages int, by fair.Caller, from func(context.Context, fair.Caller, int) (Buffer, error)) {
+	b, err := from(ctx, by, pages*Granule)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -309,23 +314,30 @@ func TestHugeTLBFallsBack(t *testing.T) {
 	}
 }
 
-// TestConcurrent: goroutines write a pattern of their own into their buffers and find it unchanged.
-// No byte is lent twice.
+// TestConcurrent: goroutines of three principals, some in the share, write a pattern of their own into
+// their buffers and find it unchanged. No byte is lent twice. Requests that are given up or refused, also at the moment at
+// which they are served, leave nothing behind.
 func TestConcurrent(t *testing.T) {
-	a := newArena(t, Options{SizeBytes: 4 * sys.HugePageSize})
+	a := newArena(t, Options{SizeBytes: 4 * sys.HugePageSize, QueueMax: 8})
+	a.SetShare(2 * sys.HugePageSize)
 	var wg sync.WaitGroup
 	for g := range 16 {
+		by := fair.Caller{Share: fair.Share{Principal: strconv.Itoa(g % 3)}}
+		alloc := a.AllocFor
+		if g%4 == 0 {
+			alloc = a.AllocShare
+		}
 		wg.Go(func() {
 			for i := range 200 {
 				size := (1 + (i*7+g*13)%200) * Granule
 				ctx, stop := context.WithCancel(t.Context())
-				if i%16 == 0 {
-					stop() // races with being served: either outcome must be clean
+				if i%4 == 0 {
+					go stop() // races with being served: either outcome must be clean
 				}
-				b, err := a.Alloc(ctx, size)
+				b, err := alloc(ctx, by, size)
 				stop()
 				if err != nil {
-					if !errors.Is(err, context.Canceled) {
+					if !errors.Is(err, context.Canceled) && !errors.Is(err, ErrBusy) {
 						t.Error(err)
 					}
 					continue
@@ -345,9 +357,75 @@ func TestConcurrent(t *testing.T) {
 		})
 	}
 	wg.Wait()
+	for g := range 3 {
+		if bytes, shareBytes := a.Held(strconv.Itoa(g)); bytes != 0 || shareBytes != 0 {
+			t.Errorf("after all was released, principal %d has %d and %d bytes", g, bytes, shareBytes)
+		}
+	}
+	if err := a.check(); err != nil {
+		t.Error(err)
+	}
 	if s := a.Stats(); s.UsedBytes != 0 || s.Waiting != 0 || s.LongestFreeBytes != s.SizeBytes {
 		t.Errorf("after all was released: %+v", s)
 	}
+}
+
+// TestGivenUpWhenServed: requests whose contexts end at the moment at which they are served, or are refused
+// for a request of another principal, leave nothing behind.
+func TestGivenUpWhenServed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newArena(t, Options{SizeBytes: sys.HugePageSize, QueueMax: 2})
+		by := func(name string) fair.Caller { return fair.Caller{Share: fair.Share{Principal: name}} }
+		var served, cancelled, refused int
+		var mu sync.Mutex
+		call := func(ctx context.Context, name string) {
+			b, err := a.AllocFor(ctx, by(name), Granule)
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case err == nil:
+				served++
+				b.Release()
+			case errors.Is(err, ErrBusy):
+				refused++
+			case errors.Is(err, context.Canceled):
+				cancelled++
+			default:
+				t.Error(err)
+			}
+		}
+		for i := range 1000 {
+			all := mustAlloc(t, a, sys.HugePageSize)
+			ctx, stop := context.WithCancel(t.Context())
+			go call(ctx, "x")
+			go call(ctx, "x")
+			synctest.Wait()
+			switch i % 4 {
+			case 0: // served
+				all.Release()
+			case 1: // refused: the queue is full
+				go call(t.Context(), "y")
+				synctest.Wait()
+				all.Release()
+			case 2: // served while they are given up
+				go stop()
+				all.Release()
+			case 3: // refused while they are given up
+				go call(t.Context(), "y")
+				stop()
+				synctest.Wait()
+				all.Release()
+			}
+			synctest.Wait()
+			stop()
+			if s := a.Stats(); s.UsedBytes != 0 || s.Waiting != 0 {
+				t.Fatalf("round %d: %d bytes are lent, %d requests wait", i, s.UsedBytes, s.Waiting)
+			}
+		}
+		if served < 500 || refused < 250 {
+			t.Errorf("%d served, %d cancelled, %d refused", served, cancelled, refused)
+		}
+	})
 }
 
 // FuzzAgainstBitmap compares the arena with a model: a bitmap scanned for the first run that is
@@ -361,6 +439,7 @@ func FuzzAgainstBitmap(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		a.SetShare(pages / 4 * Granule)
 		var used [pages]bool
 		var out []Buffer
 		for i, s := range steps {
@@ -417,12 +496,21 @@ func naiveFirstFit(used []bool, n int) (page int, ok bool) {
 	return 0, false
 }
 
-// check compares the free pages with the recorded loans.
+// check compares the free pages, also those of the share, with the recorded loans.
 func (a *Arena) check() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if free := int64(a.free.Size()); free*Granule+a.stats.UsedBytes != a.stats.SizeBytes {
 		return fmt.Errorf("%d pages free and %d bytes used of %d", free, a.stats.UsedBytes, a.stats.SizeBytes)
+	}
+	free := uint32(0)
+	for page := a.share; page < a.pages; page++ {
+		if a.free.Has(page) {
+			free++
+		}
+	}
+	if held := a.waiting.Held() + a.sharing.Held(); free != a.shareFree || held*Granule != a.stats.UsedBytes {
+		return fmt.Errorf("%d pages of the share are free, %d counted; principals have %d pages of %d bytes", free, a.shareFree, held, a.stats.UsedBytes)
 	}
 	return nil
 }

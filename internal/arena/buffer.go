@@ -3,6 +3,7 @@ package arena
 import (
 	"fmt"
 
+	"github.com/penstock-kv/penstock/internal/fair"
 	"github.com/penstock-kv/penstock/internal/invariants"
 )
 
@@ -15,6 +16,8 @@ type Buffer struct {
 	// seq is the value of Arena.seq for the first page during this loan. If Arena.seq has another
 	// value, the loan has ended.
 	seq uint32
+	// flow counts the pages for the principal that took them.
+	flow *fair.Flow
 }
 
 // Bytes returns the memory of the Buffer. Its length is a multiple of Granule and at least the

@@ -19,9 +19,11 @@
 // times the CPU (docs/benchmarks.md). The region is resident so that a transfer can neither fault
 // nor fail for lack of memory. Kind reports the pages that the kernel really provided.
 //
-// Waiting is fair: requests that do not fit wait in order of arrival, and the first one is served
-// first, so small requests do not starve a large one. The length of the queue is limited. When the
-// queue is full, Alloc returns ErrBusy at once.
+// Waiting is fair: requests that do not fit wait in the order of package fair, by the weights of
+// their principals, and the first one is served first, so small requests do not starve a large one.
+// While several principals wait, one that holds more than its weighted share gets no more memory.
+// Memory that is lent is not taken away. The length of the queue is limited. When the queue is
+// full, the newest request of the principal with the most requests for its weight gets ErrBusy.
 //
 // The last part of the region can be a share. It is for requests that should neither delay other
 // requests nor be starved by them. Requests for the share have a separate queue. While one of them

@@ -72,7 +72,7 @@ var edges = []struct {
 	{"server/netoracle", []string{"dualpath/...", "internal/certs", "internal/yamlfile"}, "it reads the operator's systems and returns the network in the types of netcost, and decides nothing"},
 	{"server/monitor", []string{"server", "server/front", "server/netoracle", "server/offload", "server/planner"}, "it reads the definitions of the metrics of each component, and runs no component"},
 	{"server/console", []string{"internal/top"}, "it renders the state that a node supplies, and does not depend on the parts of the node"},
-	{"server/...", []string{"kv", "api/...", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "server/...", "internal/arena", "internal/bearer", "internal/placement", "internal/ratelog", "internal/sys", "internal/top", "internal/top/fromapi"}, "the server joins contracts; cmd chooses the backends. Of internal/sys it uses only the memory limits of the process, internal/placement computes which blocks a node would copy to nodes that have joined, and internal/top the rates of the console"},
+	{"server/...", []string{"kv", "api/...", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "server/...", "internal/arena", "internal/bearer", "internal/fair", "internal/placement", "internal/ratelog", "internal/sys", "internal/top", "internal/top/fromapi"}, "the server joins contracts; cmd chooses the backends. Of internal/sys it uses only the memory limits of the process, internal/placement computes which blocks a node would copy to nodes that have joined, and internal/top the rates of the console"},
 	{"client/...", []string{"kv", "api/...", "rdma", "rdma/copier", "client/...", "internal/arena", "internal/placement", "internal/sys"}, "a client is linked into an engine: it must not contain the server, the index or a device. Of internal/sys it uses only blocking calls on a unix socket"},
 
 	{"client/gateway", []string{"kv", "api/...", "client"}, "a gateway calls storage and the planner, and holds no KV"},
@@ -89,7 +89,8 @@ var edges = []struct {
 	{"internal/ratelog", nil, "the data plane and the servers limit their logs, and neither imports the other"},
 	{"internal/options", nil, "every package with options imports it"},
 	{"internal/sys", nil, "system calls do not depend on their callers"},
-	{"internal/arena", []string{"internal/runs", "internal/sys"}, "an allocator does not depend on its users"},
+	{"internal/fair", nil, "an order of calls does not depend on the resource that they wait for"},
+	{"internal/arena", []string{"internal/fair", "internal/runs", "internal/sys"}, "an allocator does not depend on its users"},
 	{"internal/runs", nil, "a set of numbers depends neither on memory nor on disks"},
 	{"internal/zmtp", nil, "a wire protocol does not depend on its payload"},
 	{"internal/zmtp/zmtptest", []string{"internal/zmtp"}, "the client end of the protocol, for tests"},

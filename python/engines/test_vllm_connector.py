@@ -5,14 +5,15 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from harness.faults import damage, namespaces
-from harness.model import make_llama, make_mamba
+from harness.model import FIRST_TOKEN, VOCABULARY, make_lfm2, make_llama, make_llama4, make_mamba
 from harness.process import EngineError
 from harness.sessions import Session
-from harness.vllm import BLOCK, OUTPUT, RANKS, Answer, Stored, Vllm, connector
+from harness.vllm import BLOCK, OUTPUT, RANKS, Answer, Snapshots, Stored, Vllm, connector
 
 from penstock import testing
 
@@ -29,13 +30,33 @@ def test_layouts(vllm: Vllm) -> None:
     """What would not be stored whole is refused by name, before the engine serves."""
     found = vllm.host.call("layouts")
     taken = [name for name, why in found.items() if not why]
-    assert taken == ["two layers", "a layer that shares another's", "two groups", "chunks without the hybrid manager", "a sliding window"]
+    assert taken == [
+        "two layers",
+        "a layer that shares another's",
+        "two groups",
+        "chunks of attention",
+        "recurrent state",
+        "chunks without the hybrid manager",
+        "a sliding window",
+    ]
+    kinds = (
+        "; PenstockConnector stores full attention, MLA, sliding windows, chunked attention and snapshots of recurrent state:"
+        " start the engine "
+    )
     words = {
         "a second pool": "layer indexer has a KV cache of its own",
         "tensors of state": "layer b registers a list",
-        "recurrent state": "layer b has recurrent state (MambaSpec); PenstockConnector stores full attention, MLA and sliding windows:"
-        " start the engine without PenstockConnector",
-        "an encoder": "layer b has attention to an encoder (CrossAttentionSpec)",
+        "recurrent state alone": "layer b has recurrent state (MambaSpec), and no layer of the model has full attention",
+        "recurrent state without snapshots": 'layer b has recurrent state (MambaSpec) in the cache mode "none"'
+        + kinds
+        + "with --enable-prefix-caching or without PenstockConnector",
+        "recurrent state of drafts": "layer b has recurrent state (MambaSpec) and blocks for drafts"
+        + kinds
+        + "without speculative decoding or without PenstockConnector",
+        "recurrent state with checkpoints": "layer b has recurrent state (MambaSpec) of MAMBA2, with checkpoints within a step"
+        + kinds
+        + "without PenstockConnector",
+        "an encoder": "layer b has attention to an encoder (CrossAttentionSpec)" + kinds + "without PenstockConnector",
         "one kind of two sizes": "layer b has 32768 bytes a block, and a has 16384",
         "a layer without a tensor": "layer b has no KV cache",
         "two layers in one place": "layer a: block",
@@ -45,18 +66,17 @@ def test_layouts(vllm: Vllm) -> None:
         "layers of two sizes": "layer b has 32768 bytes a block, and a has 16384",
         "a device": "layer a is on device meta",
         "groups with blocks of two sizes": "blocks of [16, 32] tokens",
-        "chunks of attention": "layer b has chunked attention (ChunkedLocalAttentionSpec); PenstockConnector stores full attention, MLA and"
-        " sliding windows: start the engine with --disable-hybrid-kv-cache-manager or without PenstockConnector",
     }
     assert sorted([*taken, *words]) == sorted(found)
     for name, word in words.items():
         assert word in found[name], found[name]
 
 
-def test_a_model_with_recurrent_state(vllm: Vllm, node: testing.Node, tmp_path: Path) -> None:
+def test_a_model_without_attention(vllm: Vllm, node: testing.Node, tmp_path: Path) -> None:
     """The engine ends at its start with one error, and has made no namespace."""
     refused = (
-        r"InvalidError: layer backbone\.layers\.0\.mixer has recurrent state \(MambaSpec\).* start the engine without PenstockConnector"
+        r"InvalidError: layer backbone\.layers\.0\.mixer has recurrent state \(MambaSpec\), and no layer of the model has full attention;"
+        r".* start the engine without PenstockConnector"
     )
     with pytest.raises(EngineError, match=refused):
         vllm.start("recurrent", connector(node), model=make_mamba(tmp_path))
@@ -372,6 +392,93 @@ def test_sliding_windows(vllm: Vllm, agents: list[Session], tmp_path: Path) -> N
         assert vllm.call("again", "counters")["load_failures"] > 0
         node.kill()
         vllm.stop("again")
+
+
+CHUNK = 3 * BLOCK
+
+
+@pytest.mark.parametrize("kind", ["chunked attention", "recurrent state"])
+def test_hybrid_models(vllm: Vllm, tmp_path: Path, kind: str) -> None:
+    """A prefix is loaded exactly up to where the engine can continue: with the begun chunk, or from a snapshot of the state."""
+    page = 2**14  # of a block in a layer with attention
+    if kind == "chunked attention":
+        model, stored = make_llama4(tmp_path, chunk=CHUNK), Stored()
+        options: dict[str, Any] = {"disable_hybrid_kv_cache_manager": False}
+
+        def size(tokens: int) -> int:
+            return (tokens + 3 * (tokens % CHUNK)) // BLOCK * page
+    else:
+        model, stored, options = make_lfm2(tmp_path), Snapshots(), {"prefix_cache_retention_interval": BLOCK}
+
+        def size(tokens: int) -> int:
+            return 2 * (tokens // BLOCK * page) + 2 * 2**10  # a layer's state is that of 2 tokens with 128 floats each
+
+    random = Random(1)
+    longest = [[random.randrange(FIRST_TOKEN, VOCABULARY) for _ in range(400)] for _ in range(4)]
+    firsts = [tokens[:length] for tokens, length in zip(longest, (3 * BLOCK + 1, 6 * BLOCK, 9 * BLOCK - 4, 331), strict=True)]
+
+    def serve(engine: str, prompts: list[list[int]]) -> list[Answer]:
+        """Generate for one prompt at a time: vLLM's tokens of the LFM2 model depend on the prompts that it computes in one step."""
+        return [vllm.generate(engine, [prompt])[0] for prompt in prompts]
+
+    with testing.node() as node:
+        vllm.start("first", connector(node), model=model, **options)
+        answers = serve("first", firsts)
+        assert [a["cached"] for a in answers] == [0] * len(firsts)
+        for prompt, answer in zip(firsts, answers, strict=True):
+            stored.add(prompt, answer["tokens"])
+        seen = vllm.call("first", "counters")
+        assert seen["dropped_blocks"] == seen["save_failures"] == 0
+        vllm.stop("first")
+        ends = [tokens[-50:] for tokens in reversed(longest)]
+        next_turns = [[*p, *a["tokens"], *end] for p, a, end in zip(firsts, answers, ends, strict=True)]
+        forks = [[*p[:-2], *end] for p, end in zip(firsts, ends, strict=True)]
+        hits = [stored.cached(prompt) for prompt in forks + next_turns]
+        assert {n // BLOCK % 3 for n in hits} == {0, 1, 2}
+
+        vllm.start("second", connector(node, load_timeout=60, retry_interval=1), model=model, **options)
+        loaded = serve("second", forks)
+        assert vllm.call("second", "reset")
+        loaded += serve("second", next_turns)
+        assert [a["cached"] for a in loaded] == hits
+        seen = vllm.call("second", "counters")
+        assert seen["load_failures"] == seen["dropped_blocks"] == 0
+        assert seen["loaded_bytes"] == sum(size(n) for n in hits if n)
+
+        # In a new epoch the engine computes all tokens. Its own prefix cache then has the same blocks and states, and the tokens are
+        # the same.
+        assert vllm.call("second", "reset", connector=True)
+        assert serve("second", firsts) == answers
+        own = serve("second", forks + next_turns)
+        assert [a["cached"] for a in own] == hits
+        assert vllm.call("second", "counters")["loads"] == seen["loads"]
+        assert tokens_of(loaded) == tokens_of(own)
+
+        assert vllm.call("second", "reset", connector=True)
+        computed = serve("second", next_turns)
+        assert [a["cached"] for a in computed] == [0] * len(computed)
+        if kind == "chunked attention":
+            assert tokens_of(computed) == tokens_of(loaded)[len(forks) :]
+
+        # Damaged blocks and states are not loaded. The engine computes the whole prompt.
+        node.stop()
+        damage(node)
+        node.start()
+
+        def run() -> dict[str, int]:
+            """Count the loads that have failed, and have given the tokens of a computed prompt."""
+            failures = 0
+            for prompt, answer in zip(next_turns, computed, strict=True):
+                assert vllm.call("second", "reset")
+                before = vllm.call("second", "counters")["load_failures"]
+                (got,) = serve("second", [prompt])
+                if vllm.call("second", "counters")["load_failures"] > before:
+                    assert got["tokens"] == answer["tokens"]
+                    failures += 1
+            return {"failures": failures}
+
+        until(run, "failures")
+        vllm.stop("second")
 
 
 def test_a_full_node(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]]) -> None:

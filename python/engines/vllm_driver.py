@@ -8,6 +8,7 @@ fresh process in all else.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import importlib
 import inspect
 import json
@@ -433,7 +434,7 @@ def drift() -> list[str]:
     from vllm.lora.peft_helper import PEFTHelper
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.sched.output import KVConnectorBlockState, SchedulerOutput
-    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+    from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec, SlidingWindowSpec
     from vllm.v1.outputs import KVConnectorOutput
 
     from penstock.vllm import PenstockConnector, PenstockDualPath
@@ -456,7 +457,8 @@ def drift() -> list[str]:
     uses: dict[Any, list[str]] = {
         BlockPool: ["evict_blocks", "touch", "free_blocks"],
         KVConnectorBase_V1: ["bind_connector_metadata", "bind_kv_cache_manager"],
-        KVConnectorBlockState: ["get_block_ids"],
+        ChunkedLocalAttentionSpec: ["attention_chunk_size", "block_size"],
+        KVConnectorBlockState: ["boundary_state_offloads", "get_block_ids"],
         SchedulerOutput: ["num_scheduled_tokens", "kv_connector_block_state", "preempted_req_ids"],
         KVCacheConfig: ["num_blocks", "kv_cache_groups"],
         KVCacheGroupSpec: ["layer_names", "kv_cache_spec"],
@@ -471,6 +473,14 @@ def drift() -> list[str]:
             "target_modules",
         ],
         LoRARequest: ["is_3d_lora_weight", "load_inplace", "lora_int_id", "lora_name", "lora_path"],
+        MambaSpec: [
+            "dtypes",
+            "mamba_cache_mode",
+            "mamba_type",
+            "num_prefill_checkpoint_blocks",
+            "num_speculative_blocks",
+            "shapes",
+        ],
         MultiModalConfig: ["mm_processor_cache_gb"],
         SlidingWindowSpec: ["extra_retained_tokens", "sliding_window"],
         SupportsHMA: ["request_finished_all_groups"],
@@ -507,7 +517,13 @@ def layouts() -> dict[str, str]:
     window = SlidingWindowSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32, sliding_window=64)
     short = SlidingWindowSpec(block_size=16, num_kv_heads=2, head_size=32, dtype=torch.float32, sliding_window=64)
     chunks = ChunkedLocalAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32, attention_chunk_size=64)
-    state = MambaSpec(block_size=32, shapes=((2, 16), (4, 8)), dtypes=(torch.float32, torch.float32))
+    state = MambaSpec(block_size=32, shapes=((2, 16), (4, 8)), dtypes=(torch.bfloat16, torch.float32), mamba_cache_mode="align")
+    without: dict[str, dict[str, Any]] = {
+        "without snapshots": {"mamba_cache_mode": "none"},
+        "of drafts": {"num_speculative_blocks": 1},
+        "with checkpoints": {"num_prefill_checkpoint_blocks": 1},
+    }
+    snapshots = torch.zeros(8, 1, 1, state.state_content_size_bytes, dtype=torch.int8)
     encoder = CrossAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32)
     larger = FullAttentionSpec(block_size=32, num_kv_heads=4, head_size=32, dtype=torch.float32)
     sizes = UniformTypeKVCacheSpecs.from_specs({"a": full, "b": larger})
@@ -537,7 +553,15 @@ def layouts() -> dict[str, str]:
         "two groups": ({"a": a, "b": a}, config(KVCacheGroupSpec(["a"], full), KVCacheGroupSpec(["b"], window))),
         "groups with blocks of two sizes": ({"a": a, "b": b}, config(KVCacheGroupSpec(["a"], full), KVCacheGroupSpec(["b"], short))),
         "chunks of attention": ({"a": a, "b": b}, config(KVCacheGroupSpec(["a"], full), KVCacheGroupSpec(["b"], chunks))),
-        "recurrent state": ({"a": a, "b": [pool(), pool()]}, config(KVCacheGroupSpec(["a"], full), KVCacheGroupSpec(["b"], state))),
+        "recurrent state": ({"a": a, "b": snapshots}, config(KVCacheGroupSpec(["a"], full), KVCacheGroupSpec(["b"], state))),
+        "recurrent state alone": ({"b": snapshots}, config(KVCacheGroupSpec(["b"], state))),
+        **{
+            f"recurrent state {name}": (
+                {"a": a, "b": snapshots},
+                config(KVCacheGroupSpec(["a"], full), KVCacheGroupSpec(["b"], dataclasses.replace(state, **change))),
+            )
+            for name, change in without.items()
+        },
         "an encoder": ({"a": a, "b": b}, config(KVCacheGroupSpec(["a"], full), KVCacheGroupSpec(["b"], encoder))),
         "one kind of two sizes": ({"a": a, "b": torch.zeros(8, 4, 32, 64)}, config(KVCacheGroupSpec(["a", "b"], sizes))),
         "chunks without the hybrid manager": ({"a": a, "b": b}, config(KVCacheGroupSpec(["a", "b"], full.merge([*whole.values()])))),

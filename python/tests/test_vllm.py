@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from penstock import Group, GroupKind, InvalidError, Namespace, Store, _adapter, testing
+from penstock.vllm import _layout
 from penstock.vllm._extra import Adapters, Extras
 from penstock.vllm._layout import Definition, Layer, LayerGroup, Layout
 from penstock.vllm._plan import EVENTS, Options, Plan, Report
@@ -24,6 +25,7 @@ from penstock.vllm._worker import open_namespace
 BLOCK = 4
 FULL = Group(GroupKind.FULL, 1, 8)
 WINDOW = Group(GroupKind.WINDOW, 2, 8, 6)
+STATE = Group(GroupKind.STATE, 2, BLOCK * FULL.token_bytes)
 PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
 
 
@@ -93,10 +95,12 @@ class Engine:
         **options: Any,
     ) -> None:
         options = {"lookup_timeout": 60, "connect_timeout": 60, **options}
-        self.definitions = [
-            Definition(f"{name}/tp{ranks}.{rank}", "", BLOCK, groups, dtype="", layout="", rank=rank) for rank in range(ranks)
-        ]
         self.layout = layout_of(groups)
+        states = tuple(self.layout.state_pools)
+        self.definitions = [
+            Definition(f"{name}/tp{ranks}.{rank}", "", BLOCK, groups, dtype="", layout="", rank=rank, state_pools=states)
+            for rank in range(ranks)
+        ]
         self.counters = _adapter.Counters(name)
         self.now = 0.0
         self.pool = Pool()
@@ -118,10 +122,10 @@ class Engine:
             pass
         return found
 
-    def plan(self, request: Request, tokens: int, blocks: list[list[int]] | None = None) -> Plan:
-        """Let the engine compute tokens of a request, whose blocks are by default 1, 2, 3, …"""
+    def plan(self, request: Request, tokens: int, blocks: list[list[int]] | None = None, *snapshots: tuple[int, int, int]) -> Plan:
+        """Let the engine compute tokens of a request, whose blocks are by default 1, 2, 3, …, and offer snapshots of recurrent state."""
         blocks = blocks or [list(range(1, len(request.all_token_ids) // BLOCK + 2))]
-        plan = self.side.plan({request.request_id: tokens}, lambda name: blocks)
+        plan = self.side.plan({request.request_id: tokens}, lambda name: blocks, {request.request_id: snapshots})
         request.num_computed_tokens += tokens
         return plan
 
@@ -156,7 +160,7 @@ def layout_of(groups: tuple[Group, ...]) -> Layout:
             Layer(f"layer {pool}", ctypes.addressof(memory) + pool * Pool.num_gpu_blocks * page, page, page, pool)
             for pool in itertools.islice(pools, group.layers)
         ]
-        made.append(LayerGroup(group.window_tokens, own))
+        made.append(LayerGroup(group.window_tokens, own, group.kind == GroupKind.STATE))
     return Layout(made, layers, Pool.num_gpu_blocks, BLOCK, [(ctypes.addressof(memory), len(memory), memory)])
 
 
@@ -594,6 +598,69 @@ def test_a_request_that_has_failed_is_saved_again(node: testing.Node, name: str)
         e.side.update(None, ["b"], (), ["b"])
         assert e.lookup(request) == 0
         assert [s.first for s in e.plan(request, 13, [[5, 6, 7, 8], [15, 16, 17, 18], [25, 26, 27, 28]]).saves] == [0]
+
+
+@dataclasses.dataclass
+class ChunkedLocalAttentionSpec:
+    """The part of vLLM's specification that the connector uses."""
+
+    attention_chunk_size: int
+    block_size: int
+
+
+@pytest.mark.parametrize(("chunk", "block"), [(96, 32), (64, 32), (32, 32), (16, 32), (48, 32), (8192, 16), (100, 16), (7, 4)])
+def test_a_window_has_all_blocks_of_a_begun_chunk(chunk: int, block: int) -> None:
+    """It has no more blocks than the longest part of a chunk before a block."""
+    reads = _layout._reads("a", ChunkedLocalAttentionSpec(chunk, block))
+    before = [end // block - end // chunk * chunk // block for end in range(0, 4 * chunk * block, block)]
+    assert -(-reads.window // block) == max(1, *before)
+
+
+def test_a_prefix_is_found_up_to_a_snapshot(node: testing.Node, name: str) -> None:
+    """The table of a request may have another state at the place of a block. Only an offered snapshot is saved."""
+    with Engine(node, name, groups=(FULL, STATE), save_blocks=80) as e:
+        request = prompt("a", 6)
+        e.lookup(request)
+        first = e.plan(request, 12, [[1, 2, 3], [11, 12, 13], [21, 22, 23]], (1, 13, 12), (2, 23, 12))
+        assert [s.blocks for s in first.saves] == [[[1, 2, 3], [0, 0, 13], [0, 0, 23]]]
+        assert e.pool.kept == {1, 2, 3, 13, 23}
+        # While this is saved, the state after 16 tokens is offered of one layer, and the state after 17 of both.
+        offered = (1, 14, 16), (1, 15, 17), (2, 25, 17)
+        table = [[1, 2, 3, 4, 5], [0, 0, 13, 14, 15], [0, 0, 23, 24, 25]]
+        assert not e.plan(request, 5, table, *offered).saves
+        e.saved(first)
+        second = e.plan(request, 8, [[*range(1, 8)], [0, 0, 0, 0, 15, 16, 17], [0, 0, 0, 0, 25, 26, 27]], (1, 16, 24), (2, 26, 24))
+        assert [(s.first, s.blocks) for s in second.saves] == [(3, [[4, 5, 6], [14, 0, 16], [0, 0, 26]])]
+        e.saved(second)
+        assert not e.pool.kept
+        found = [e.lookup(prompt(f"b{blocks}", blocks)) // BLOCK for blocks in range(7)]
+        assert found == [0, 0, 0, 3, 3, 3, 6]
+
+        # A load takes the blocks that the engine has allocated, of the layers with state the last one.
+        loading = prompt("c", 5)
+        assert e.lookup(loading, 4) == 8
+        e.side.allocated(loading, [[1, 32, 33], [0, 0, 43], [0, 0, 53]], 8)
+        (load,) = e.idle().loads
+        assert e.layout.pieces(load.first, load.blocks)[0] == [(1, 0), (2, 0), (2, 1)]
+        # The engine may have a part of a block, which no block of the node can follow.
+        assert e.lookup(prompt("d", 6), 6) == 0
+
+        # The request ends. There was no room for the snapshot of its last block.
+        e.side.finished(loading, [[1, 32, 33], [0, 0, 43], [0, 0, 53]])
+
+
+def test_ranks_whose_prefixes_end_at_other_snapshots(node: testing.Node, name: str) -> None:
+    """The shorter prefix of one rank has no snapshot in the other rank, so both have only a still shorter one in common."""
+    with Engine(node, name, ranks=2, groups=(FULL, STATE), save_blocks=80) as e:
+        for rank, offered in enumerate([(2, 6), (2, 4)]):
+            request = prompt(f"a{rank}", 6)
+            e.side.lookup(request, 0)
+            snapshots = [(pool, 10 * pool + blocks, blocks * BLOCK) for blocks in offered for pool in (1, 2)]
+            plan = e.plan(request, 24, [[*range(1, 7)], [*range(11, 17)], [*range(21, 27)]], *snapshots)
+            ranks, e.ranks = e.ranks, [e.ranks[rank], e.ranks[rank]]
+            e.saved(plan)
+            e.ranks = ranks
+        assert e.lookup(prompt("b", 6)) == 2 * BLOCK
 
 
 def test_blocks_that_wait_keep_their_places(engine: Engine) -> None:

@@ -9,6 +9,7 @@ import (
 	"github.com/penstock-kv/penstock/blockstore"
 	"github.com/penstock-kv/penstock/blockstore/crypt"
 	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/internal/fair"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/trie"
 )
@@ -241,7 +242,7 @@ func (n *Node) verifyPiece(ctx context.Context, ns kv.Namespace, info trie.Info)
 	}
 	batch := []blockstore.Read{{Ref: info.Ref, Want: want}}
 	lane := n.lanes[info.Ref.Extent.Volume()]
-	h, err := n.readSlots(ctx, lane, reader{}, layout.SlotBytes(), batch, func(buf arena.Buffer) { batch[0].Buf = buf.Bytes()[:layout.SlotBytes()] })
+	h, err := n.readSlots(ctx, lane, fair.Caller{}, layout.SlotBytes(), batch, func(buf arena.Buffer) { batch[0].Buf = buf.Bytes()[:layout.SlotBytes()] })
 	if err != nil {
 		return v, err
 	}
@@ -300,12 +301,19 @@ type Stats struct {
 // WaitingReads returns the number of a principal's Loads that wait for others to end.
 func (n *Node) WaitingReads(principal string) int { return n.reads.waitingOf(principal) }
 
+// Memory returns the size of the arena memory that a principal's reads hold, also of blocks that they
+// have put into the hot set, and the size that its reservations hold.
+func (n *Node) Memory(principal string) (readBytes, writeBytes int64) {
+	return n.opts.Arena.Held(principal)
+}
+
 // Stats returns the current counters.
 func (n *Node) Stats() Stats {
 	s := Stats{Index: n.index.Stats(), Store: n.store.Stats(), Arena: n.opts.Arena.Stats()}
 	s.HotBytes, s.HotHits, s.HotQueries = n.hot.stats()
 	s.LoanBytes, s.Loans = n.loans.stats()
-	s.RunningReads, s.WaitingReads, s.ReadsMax = n.reads.stats()
+	running, waiting, limit := n.reads.stats()
+	s.RunningReads, s.WaitingReads, s.ReadsMax = int(running), waiting, int(limit)
 	n.mu.Lock()
 	s.Reservations = len(n.reservations)
 	n.mu.Unlock()

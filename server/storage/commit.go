@@ -219,7 +219,7 @@ func (n *Node) writeSlots(ctx context.Context, r *Reservation, all []committing)
 // copySlot copies the piece to new memory for the next attempt to write it. That attempt must not
 // write its header into the old memory, which the hanging device may still read.
 func (n *Node) copySlot(ctx context.Context, r *Reservation, c *committing) error {
-	buf, err := n.allocShare(ctx, int64(len(c.slot)))
+	buf, err := n.allocShare(ctx, r.by, int64(len(c.slot)))
 	if err != nil {
 		return err
 	}

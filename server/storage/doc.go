@@ -30,11 +30,11 @@
 //   - bounded: the arena limits the bytes in flight, a gate limits the calls, and a
 //     call that waits longer than QueueWait is Busy. Each volume has a lane. A lane
 //     limits the Loads that read from the volume, and the memory that the volume's
-//     device may hold. Gate and lane divide reads among the principals by their weights
-//     (fairQueue), and gate and places of the lane among the tenants. If the
-//     device does not complete a read within ReadWait, the read is a miss and the
-//     Load continues. The memory of the read stays part of the
-//     lane until the device completes, so a volume that hangs exhausts only its own
+//     device may hold. Gate, lane and arena divide reads among the principals by their
+//     weights (fair.Queue), and the arena divides writes. Gate, arena and the places of
+//     the lane are divided among the tenants. If the device does not complete a read
+//     within ReadWait, the read is a miss and the Load continues. The memory of the
+//     read stays part of the lane until the device completes, so a volume that hangs exhausts only its own
 //     lane. If the device does not complete a write within WriteWait, the write is
 //     repeated on another volume from a copy. The memory of the first write stays in
 //     the writers' share of the arena until the device completes.

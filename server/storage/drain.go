@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-kv/penstock/blockstore/health"
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/internal/fair"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/trie"
 )
@@ -368,15 +369,15 @@ func (p *pass) copy(ctx context.Context, blocks []moving, slotBytes int64) error
 		return err
 	}
 	lane := n.lanes[p.mover.volume]
-	if err := lane.enter(reader{}); err != nil {
+	if err := lane.enter(fair.Caller{}); err != nil {
 		return fail(err)
 	}
-	defer lane.leave(reader{})
+	defer lane.leave(fair.Caller{})
 	reads := make([]blockstore.Read, len(blocks))
 	for i, b := range blocks {
 		reads[i] = blockstore.Read{Ref: b.from, Want: b.key}
 	}
-	h, err := n.readSlots(ctx, lane, reader{}, slotBytes*int64(len(blocks)), reads, func(buf arena.Buffer) {
+	h, err := n.readSlots(ctx, lane, fair.Caller{}, slotBytes*int64(len(blocks)), reads, func(buf arena.Buffer) {
 		for i := range reads {
 			reads[i].Buf = buf.Bytes()[int64(i)*slotBytes:][:slotBytes]
 		}

@@ -3,117 +3,146 @@ package storage
 import (
 	"context"
 	"sync"
+
+	"github.com/penstock-kv/penstock/internal/fair"
 )
 
-// A gate bounds the number of concurrent calls. The same number of further calls may wait; the calls
-// beyond are refused at once. Principals have shares by weight while calls wait, and the tenants of a
-// principal have equal shares:
+// A gate bounds the units that calls hold at a time: the number of concurrent calls, or their bytes. A
+// bounded number of further calls may wait; the calls beyond are refused at once. Principals have shares by
+// weight while calls wait, and the tenants of a principal have equal shares:
 //
 //	         principal a, weight 3   4 3 2 1 ─┐
-//	waiting  principal b, weight 1       2 1 ─┼─► fairQueue ─► running (at most max)
+//	waiting  principal b, weight 1       2 1 ─┼─► fair.Queue ─► running (at most max units)
 //	         principal c, weight 1         1 ─┘
 //	           └── when too many wait, the newest call of the principal with the most calls per weight is refused
 //
-// Calls of one principal and tenant enter in the order of their arrival.
+// Calls of one principal and tenant enter in the order of their arrival. The next call of the order enters
+// first, also if a call that needs fewer units would fit, so that large calls do not starve.
 type gate struct {
 	mu sync.Mutex
-	// max is the maximum of running and of queue.waiting, the numbers of calls. Invariant: running <= max,
-	// unless setMax has lowered max since the calls entered.
-	max, running int
-	queue        fairQueue
+	// max is the maximum of queue.Held, in units, and waitMax of queue.Waiting, in calls. Invariant:
+	// queue.Held() <= max, unless setMax has lowered max since the calls entered.
+	max     int64
+	waitMax int
+	queue   *fair.Queue
 	// empty is nil until the gate is closed; after that no call enters. The channel is closed when
 	// no call runs any more.
 	empty chan struct{}
 }
 
-func newGate(n int) *gate { return &gate{max: n, queue: newFairQueue()} }
+// A place has the units that a call holds after it has entered a gate. leave must be called once.
+type place struct {
+	gate  *gate
+	flow  *fair.Flow
+	units int64
+}
 
-// enter waits until the call, which reads bytes, may run, and returns nil; the call must then end with
-// leave. It fails with ErrBusy if too many calls wait, and with the error of ctx.
-func (g *gate) enter(ctx context.Context, by reader, bytes int64) error {
+func newGate(units int64, waitMax int) *gate {
+	return &gate{max: units, waitMax: waitMax, queue: fair.New()}
+}
+
+// enter waits until the call, which reads bytes, may hold units, at most max. It fails with ErrBusy if
+// too many calls wait, and with the error of ctx.
+func (g *gate) enter(ctx context.Context, by fair.Caller, units, bytes int64) (place, error) {
 	g.mu.Lock()
-	if g.running < g.max && g.queue.waiting == 0 && g.empty == nil {
-		g.running++
-		g.queue.charge(g.queue.flowOf(by.share), bytes)
+	if p, ok := g.tryLocked(by, units, bytes); ok {
 		g.mu.Unlock()
-		return nil
+		return p, nil
 	}
-	if g.queue.waiting >= g.max && !g.queue.refuse(by) {
+	if g.queue.Waiting() >= g.waitMax && !g.queue.Refuse(by) {
 		g.mu.Unlock()
-		return ErrBusy
+		return place{}, ErrBusy
 	}
-	t := g.queue.push(by, bytes)
+	t := g.queue.Push(by, units, bytes)
 	g.mu.Unlock()
 	select {
-	case <-t.done:
+	case <-t.Done():
 	case <-ctx.Done():
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		if !g.queue.remove(t) && !t.refused {
-			g.leaveLocked() // the call was admitted at the same time
+		if !g.queue.Remove(t) && !t.Refused() {
+			g.leaveLocked(g.placeOf(t)) // the call was admitted at the same time
 		}
-		return ctx.Err()
+		g.admitLocked() // the next call may need fewer units
+		return place{}, ctx.Err()
 	}
-	if t.refused {
-		return ErrBusy
+	if t.Refused() {
+		return place{}, ErrBusy
 	}
-	return nil
+	return g.placeOf(t), nil
 }
 
-func (g *gate) leave() {
+func (g *gate) placeOf(t *fair.Turn) place { return place{gate: g, flow: t.Flow(), units: t.Units} }
+
+// try enters the gate if no call waits and the units are free.
+func (g *gate) try(by fair.Caller, units, bytes int64) (place, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.leaveLocked()
+	return g.tryLocked(by, units, bytes)
 }
 
-func (g *gate) leaveLocked() {
-	g.running--
-	if g.empty != nil && g.running == 0 {
+func (g *gate) tryLocked(by fair.Caller, units, bytes int64) (place, bool) {
+	if g.queue.Waiting() > 0 || units > g.freeLocked() || g.empty != nil {
+		return place{}, false
+	}
+	return place{gate: g, flow: g.queue.Take(by, units, bytes), units: units}, true
+}
+
+func (p place) leave() {
+	p.gate.mu.Lock()
+	defer p.gate.mu.Unlock()
+	p.gate.leaveLocked(p)
+	p.gate.admitLocked()
+}
+
+func (g *gate) leaveLocked(p place) {
+	p.flow.Release(p.units)
+	if g.empty != nil && g.queue.Held() == 0 {
 		close(g.empty)
 	}
-	g.admitLocked()
 }
 
-// admitLocked admits waiting calls while fewer than max calls run.
+func (g *gate) freeLocked() int64 { return g.max - g.queue.Held() }
+
+// admitLocked admits waiting calls while their units are free.
 func (g *gate) admitLocked() {
-	for g.queue.waiting > 0 && g.running < g.max && g.empty == nil {
-		g.queue.grant(g.queue.next())
-		g.running++
-	}
-	if g.queue.waiting == 0 && g.running == 0 {
-		g.queue.restart()
+	for g.empty == nil {
+		t := g.queue.Next(g.freeLocked())
+		if t == nil || t.Units > g.freeLocked() {
+			return
+		}
+		g.queue.Grant(t)
 	}
 }
 
-// setMax changes the bound. Calls that run or wait stay.
-func (g *gate) setMax(n int) {
+// setMax changes the bounds. Calls that run or wait stay.
+func (g *gate) setMax(units int64, waitMax int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.max = n
+	g.max, g.waitMax = units, waitMax
 	g.admitLocked()
 }
 
-// limit returns the bound.
-func (g *gate) limit() int {
+// limit returns the maximum number of units.
+func (g *gate) limit() int64 {
 	_, _, limit := g.stats()
 	return limit
 }
 
-// stats returns the number of running and of waiting calls, and the bound.
-func (g *gate) stats() (running, waiting, limit int) {
+// stats returns the number of units that are held, the number of waiting calls, and the maximum number of
+// units.
+func (g *gate) stats() (held int64, waiting int, limit int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.running, g.queue.waiting, g.max
+	return g.queue.Held(), g.queue.Waiting(), g.max
 }
 
 // waitingOf returns the number of waiting calls of a principal.
 func (g *gate) waitingOf(principal string) int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if f := g.queue.flows[principal]; f != nil {
-		return f.waiting
-	}
-	return 0
+	waiting, _ := g.queue.Of(principal)
+	return waiting
 }
 
 // close waits for the running calls and admits no further call. It fails only if a call is still
@@ -121,7 +150,7 @@ func (g *gate) waitingOf(principal string) int {
 func (g *gate) close(ctx context.Context) error {
 	g.mu.Lock()
 	g.empty = make(chan struct{})
-	if g.running == 0 {
+	if g.queue.Held() == 0 {
 		close(g.empty)
 	}
 	empty := g.empty

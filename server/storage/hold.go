@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/internal/fair"
 )
 
 // A hold is an arena buffer with a reference count. The references are those of parts that are
@@ -15,8 +16,6 @@ import (
 type hold struct {
 	buf  arena.Buffer
 	refs atomic.Int32
-	// released, if not nil, is called after the buffer has been freed.
-	released func()
 	// lent counts the parts of this buffer that readers on this host keep (Part.Keep). It is
 	// guarded by the loanBook's lock.
 	lent int
@@ -31,33 +30,29 @@ func newHold(buf arena.Buffer) *hold {
 func (h *hold) retain() { h.refs.Add(1) }
 
 func (h *hold) release() {
-	if h.refs.Add(-1) != 0 {
-		return
-	}
-	h.buf.Release()
-	if h.released != nil {
-		h.released()
+	if h.refs.Add(-1) == 0 {
+		h.buf.Release()
 	}
 }
 
 // alloc allocates arena memory for a read. If none is free, it drops pieces from the hot set, and
 // then waits up to QueueWait for other reads to release memory. After QueueWait it fails with
 // ErrBusy.
-func (n *Node) alloc(ctx context.Context, sizeBytes int64) (arena.Buffer, error) {
+func (n *Node) alloc(ctx context.Context, by fair.Caller, sizeBytes int64) (arena.Buffer, error) {
 	m := n.opts.Arena
-	return n.allocFrom(ctx, sizeBytes, m.TryAlloc, m.Alloc, func(arena.Buffer) bool { return true })
+	return n.allocFrom(ctx, by, sizeBytes, m.TryAllocFor, m.AllocFor, func(arena.Buffer) bool { return true })
 }
 
 // allocShare is alloc for a write. It allocates from the share of the arena that is reserved for
 // writers, so that reads and writes do not wait for each other. From the hot set it drops only
 // pieces whose buffers are in that share.
-func (n *Node) allocShare(ctx context.Context, sizeBytes int64) (arena.Buffer, error) {
+func (n *Node) allocShare(ctx context.Context, by fair.Caller, sizeBytes int64) (arena.Buffer, error) {
 	m := n.opts.Arena
-	return n.allocFrom(ctx, sizeBytes, m.TryAllocShare, m.AllocShare, m.InShare)
+	return n.allocFrom(ctx, by, sizeBytes, m.TryAllocShare, m.AllocShare, m.InShare)
 }
 
-func (n *Node) allocFrom(ctx context.Context, sizeBytes int64, try func(int) (arena.Buffer, error), alloc func(context.Context, int) (arena.Buffer, error), helps func(arena.Buffer) bool) (arena.Buffer, error) {
-	buf, err := try(int(sizeBytes))
+func (n *Node) allocFrom(ctx context.Context, by fair.Caller, sizeBytes int64, try func(fair.Caller, int) (arena.Buffer, error), alloc func(context.Context, fair.Caller, int) (arena.Buffer, error), helps func(arena.Buffer) bool) (arena.Buffer, error) {
+	buf, err := try(by, int(sizeBytes))
 	if err == nil || !errors.Is(err, arena.ErrBusy) {
 		return buf, err
 	}
@@ -65,7 +60,7 @@ func (n *Node) allocFrom(ctx context.Context, sizeBytes int64, try func(int) (ar
 	n.hot.suspend()
 	defer n.hot.resume()
 	for n.hot.drop(max(sizeBytes, hotDropBytes), helps) > 0 {
-		buf, err := try(int(sizeBytes))
+		buf, err := try(by, int(sizeBytes))
 		if err == nil || !errors.Is(err, arena.ErrBusy) {
 			return buf, err
 		}
@@ -73,7 +68,7 @@ func (n *Node) allocFrom(ctx context.Context, sizeBytes int64, try func(int) (ar
 	within := n.limits.Load().QueueWait
 	wait, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	buf, err = alloc(wait, int(sizeBytes))
+	buf, err = alloc(wait, by, int(sizeBytes))
 	switch {
 	case err == nil:
 		return buf, nil

@@ -3,12 +3,14 @@ package storage
 import (
 	"context"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/penstock-kv/penstock/blockstore"
 	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/internal/fair"
 )
 
 // A lane limits the reads of one volume: the number of Loads that read from the volume, and the
@@ -29,8 +31,9 @@ type lane struct {
 	// the principals.
 	alone bool
 
-	// budget bounds the arena memory of the reads of the volume that are in flight.
-	budget *budget
+	// budget bounds the bytes of arena memory of the reads of the volume that are in flight. The bounds of the
+	// Loads and of the units of each (loadDepth) bound its queue.
+	budget *gate
 }
 
 // newLanes makes a lane for each volume. Their budgets together are three quarters of the arena.
@@ -38,7 +41,7 @@ func newLanes(volumes, readsMax int, arenaBytes int64) []*lane {
 	lanes := make([]*lane, volumes)
 	for i := range lanes {
 		bytes := arenaBytes / 4 * 3 / int64(volumes)
-		lanes[i] = &lane{volume: i, tenants: make(map[string]int64), principals: make(map[string]int64), alone: volumes == 1, budget: newBudget(bytes)}
+		lanes[i] = &lane{volume: i, tenants: make(map[string]int64), principals: make(map[string]int64), alone: volumes == 1, budget: newGate(bytes, math.MaxInt)}
 		lanes[i].max.Store(int64(readsMax))
 	}
 	return lanes
@@ -54,21 +57,21 @@ const tenantShare = 8
 
 // enter adds a Load to the lane; leave removes the Load. enter does not wait: it fails with ErrBusy if the
 // lane has max Loads, or if the tenant or the principal has its share of them.
-func (l *lane) enter(by reader) error {
+func (l *lane) enter(by fair.Caller) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	free := l.max.Load() - l.loads
 	if free <= 0 {
 		return fmt.Errorf("%w: %d loads are already reading from volume %d", ErrBusy, l.loads, l.volume)
 	}
-	if n := l.tenants[by.tenant]; n >= tenantShare*free {
+	if n := l.tenants[by.Tenant]; n >= tenantShare*free {
 		return fmt.Errorf("%w: %d loads of this tenant are already reading from volume %d, which has %d places left for other tenants", ErrBusy, n, l.volume, free)
 	}
-	if n := l.principals[by.share.Principal]; !l.alone && float64(n) >= tenantShare*by.share.weight()*float64(free) {
+	if n := l.principals[by.Share.Principal]; !l.alone && float64(n) >= tenantShare*by.Share.CurrentWeight()*float64(free) {
 		return fmt.Errorf("%w: %d loads of this principal are already reading from volume %d, which has %d places left for other principals", ErrBusy, n, l.volume, free)
 	}
-	count(l.tenants, by.tenant, 1)
-	count(l.principals, by.share.Principal, 1)
+	count(l.tenants, by.Tenant, 1)
+	count(l.principals, by.Share.Principal, 1)
 	l.loads++
 	return nil
 }
@@ -83,30 +86,31 @@ func count(of map[string]int64, name string, n int64) {
 	}
 }
 
-func (l *lane) leave(by reader) {
+func (l *lane) leave(by fair.Caller) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.loads--
-	count(l.tenants, by.tenant, -1)
-	count(l.principals, by.share.Principal, -1)
+	count(l.tenants, by.Tenant, -1)
+	count(l.principals, by.Share.Principal, -1)
 }
 
 // acquire takes bytes from the budget. It waits up to limit, and then fails with ErrBusy. A request
-// above the whole budget takes the whole budget. It returns the number of bytes to release.
-func (l *lane) acquire(ctx context.Context, by reader, bytes int64, limit time.Duration) (int64, error) {
-	bytes = min(bytes, l.budget.size)
-	if l.budget.try(by, bytes) {
-		return bytes, nil
+// above the whole budget takes the whole budget.
+func (l *lane) acquire(ctx context.Context, by fair.Caller, bytes int64, limit time.Duration) (place, error) {
+	bytes = min(bytes, l.budget.limit())
+	if p, ok := l.budget.try(by, bytes, bytes); ok {
+		return p, nil
 	}
 	wait, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	if err := l.budget.acquire(wait, by, bytes); err != nil {
-		if ctx.Err() != nil {
-			return 0, context.Cause(ctx)
-		}
-		return 0, fmt.Errorf("%w: the reads of volume %d did not release any of their %d bytes of memory within %v", ErrBusy, l.volume, l.budget.size, limit)
+	p, err := l.budget.enter(wait, by, bytes, bytes)
+	switch {
+	case err == nil:
+		return p, nil
+	case ctx.Err() != nil:
+		return p, context.Cause(ctx)
 	}
-	return bytes, nil
+	return p, fmt.Errorf("%w: the reads of volume %d did not release enough of their %d bytes of memory within %v", ErrBusy, l.volume, l.budget.limit(), limit)
 }
 
 // readSlots reads slots of one volume into arena memory of total bytes. It calls place with that
@@ -114,15 +118,15 @@ func (l *lane) acquire(ctx context.Context, by reader, bytes int64, limit time.D
 // fails if there is no budget or memory, if the device has not completed within ReadWait, or if ctx
 // ends. After an error the caller must not use the batch, because the device may still write to its
 // memory. Until the device completes, that memory counts against the volume's budget.
-func (n *Node) readSlots(ctx context.Context, l *lane, by reader, total int64, batch []blockstore.Read, place func(arena.Buffer)) (*hold, error) {
+func (n *Node) readSlots(ctx context.Context, l *lane, by fair.Caller, total int64, batch []blockstore.Read, place func(arena.Buffer)) (*hold, error) {
 	limits := n.limits.Load()
 	budget, err := l.acquire(ctx, by, total, limits.QueueWait)
 	if err != nil {
 		return nil, err
 	}
-	buf, err := n.alloc(ctx, total)
+	buf, err := n.alloc(ctx, by, total)
 	if err != nil {
-		l.budget.release(budget)
+		budget.leave()
 		return nil, err
 	}
 	place(buf)
@@ -132,7 +136,7 @@ func (n *Node) readSlots(ctx context.Context, l *lane, by reader, total int64, b
 	n.detach(func() {
 		err := n.store.Read(ctx, batch)
 		h.release()
-		l.budget.release(budget)
+		budget.leave()
 		done <- err
 	})
 	timer := time.NewTimer(limits.ReadWait)
@@ -167,7 +171,7 @@ func (n *Node) detach(f func()) {
 // device reads. It enters the lane of a volume with its first read of the volume, and leaves the
 // lane when its last unit on that volume has ended.
 type laneUse struct {
-	by reader
+	by fair.Caller
 
 	mu    sync.Mutex
 	lanes []*lane
@@ -178,7 +182,7 @@ type laneUse struct {
 	entered map[int]error
 }
 
-func newLaneUse(by reader, lanes []*lane) laneUse {
+func newLaneUse(by fair.Caller, lanes []*lane) laneUse {
 	return laneUse{by: by, lanes: lanes, left: make(map[int]int), entered: make(map[int]error)}
 }
 

@@ -48,7 +48,8 @@ func (n *Node) CheckLimits(l Limits) error {
 func (n *Node) SetLimits(l Limits) {
 	l.LoanBytesMax = loanBytesMax(l.LoanBytesMax, n.opts.Arena)
 	was := n.limits.Swap(&l)
-	n.reads.setMax(l.ReadsMax * len(n.lanes))
+	places := l.ReadsMax * len(n.lanes)
+	n.reads.setMax(int64(places), places)
 	for _, lane := range n.lanes {
 		lane.max.Store(int64(l.ReadsMax))
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock-kv/penstock/blockstore"
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/internal/fair"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/trie"
 )
@@ -24,7 +25,7 @@ type PieceRef struct {
 type LoadRequest struct {
 	Namespace string
 	// Share is that of the principal that reads.
-	Share Share
+	Share fair.Share
 	// Epoch is the requested epoch. 0 means the newest.
 	Epoch kv.Epoch
 	// IDs is the chain from the first block of the prompt.
@@ -132,6 +133,7 @@ type Deliver func(ctx context.Context, parts []Part)
 type load struct {
 	node    *Node
 	ns      kv.Namespace // with the matched epoch
+	place   place        // in Node.reads
 	digest  kv.GeometryDigest
 	req     LoadRequest
 	deliver Deliver
@@ -196,8 +198,8 @@ func (n *Node) load(ctx context.Context, ns kv.Namespace, req LoadRequest, deliv
 		return LoadResult{}, err
 	}
 	wait, cancel := context.WithTimeout(ctx, n.limits.Load().QueueWait)
-	by := reader{share: req.Share, tenant: ns.Tenant}
-	err := n.reads.enter(wait, by, req.bytes(ns.Geometry))
+	by := fair.Caller{Share: req.Share, Tenant: ns.Tenant}
+	p, err := n.reads.enter(wait, by, 1, req.bytes(ns.Geometry))
 	cancel()
 	if err != nil {
 		if ctx.Err() == nil {
@@ -205,10 +207,10 @@ func (n *Node) load(ctx context.Context, ns kv.Namespace, req LoadRequest, deliv
 		}
 		return LoadResult{}, err
 	}
-	l := &load{node: n, ns: ns, req: req, deliver: deliver, open: 1, ended: make(chan struct{}), lanes: newLaneUse(by, n.lanes)}
+	l := &load{node: n, ns: ns, place: p, req: req, deliver: deliver, open: 1, ended: make(chan struct{}), lanes: newLaneUse(by, n.lanes)}
 	match, err := l.plan()
 	if err != nil {
-		n.reads.leave()
+		p.leave()
 		return LoadResult{}, err
 	}
 	if err := l.perform(ctx); err != nil {
@@ -285,7 +287,7 @@ func (l *load) release() {
 	}
 	l.mu.Unlock()
 	if last {
-		l.node.reads.leave()
+		l.place.leave()
 		close(l.ended)
 	}
 }

@@ -32,16 +32,14 @@ type Node struct {
 
 	// reads limits the Loads of the node, and lanes the reads of each volume. detached has one unit
 	// of weight for each device request that detach has started and that has not completed; only
-	// Close waits for them, by acquiring the whole weight. writeBytes limits reservations to half
-	// of the arena, so that writers cannot take all memory from readers.
-	reads      *gate
-	lanes      []*lane
-	detached   *semaphore.Weighted
-	writeBytes *semaphore.Weighted
-	room       *roomMaker
-	movers     []*mover // by volume
-	loans      loanBook
-	limits     atomic.Pointer[Limits]
+	// Close waits for them, by acquiring the whole weight.
+	reads    *gate
+	lanes    []*lane
+	detached *semaphore.Weighted
+	room     *roomMaker
+	movers   []*mover // by volume
+	loans    loanBook
+	limits   atomic.Pointer[Limits]
 
 	draining atomic.Bool
 	refusing atomic.Bool // the last result of noteWriteState: writes are refused
@@ -108,7 +106,6 @@ func Open(ctx context.Context, opts Options) (*Node, error) {
 		prefixes:     newPrefixHits(prefixesMax),
 		hot:          newHotSet(opts.HotBytes),
 		detached:     semaphore.NewWeighted(math.MaxInt64),
-		writeBytes:   semaphore.NewWeighted(int64(len(opts.Arena.Bytes())) / 2),
 		reservations: make(map[ReservationID]*Reservation),
 		unrecorded:   make(map[kv.NamespaceID]bool),
 		reclaim:      make(chan struct{}, 1),
@@ -119,7 +116,8 @@ func Open(ctx context.Context, opts Options) (*Node, error) {
 	n.lanes = newLanes(opts.Store.Volumes(), opts.ReadsMax, int64(len(opts.Arena.Bytes())))
 	// Each lane admits ReadsMax Loads. So if all volumes but one hang, Loads from the other volume
 	// are still admitted.
-	n.reads = newGate(opts.ReadsMax * len(n.lanes))
+	places := opts.ReadsMax * len(n.lanes)
+	n.reads = newGate(int64(places), places)
 	n.room = newRoomMaker(n)
 	n.movers = newMovers(n)
 	n.loans.max = n.opts.LoanBytesMax

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/internal/fair"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/trie"
 )
@@ -17,6 +18,8 @@ type ReservationID uint64
 // ReserveRequest is the request of a Reserve.
 type ReserveRequest struct {
 	Namespace string
+	// Share is that of the principal that writes.
+	Share fair.Share
 	// Epoch is the epoch of the weights with which the blocks were computed; 0 means the newest.
 	// The epoch must be live at Commit.
 	Epoch kv.Epoch
@@ -57,6 +60,7 @@ type Reservation struct {
 	Granted int
 
 	ns      kv.Namespace // with the epoch of the reservation
+	by      fair.Caller
 	class   trie.Class
 	parent  kv.BlockID
 	ids     []kv.BlockID
@@ -119,7 +123,7 @@ func (n *Node) reserve(ctx context.Context, ns kv.Namespace, req ReserveRequest)
 			req.Pieces[i].Block = i
 		}
 	}
-	r := &Reservation{ns: ns, class: req.Class, parent: req.Parent, ids: req.IDs, Grants: make([]Grant, len(req.Pieces))}
+	r := &Reservation{ns: ns, by: fair.Caller{Share: req.Share, Tenant: ns.Tenant}, class: req.Class, parent: req.Parent, ids: req.IDs, Grants: make([]Grant, len(req.Pieces))}
 	for i, g := range ns.Geometry.Groups {
 		layout, err := n.store.SlotLayout(ns.Geometry.PieceBytes(i), g.Layers)
 		if err != nil {
@@ -221,16 +225,11 @@ func (r *Reservation) entry(p PieceRef) trie.Entry {
 
 // open allocates the memory and adds the reservation to the table.
 func (n *Node) open(ctx context.Context, r *Reservation, sizeBytes int64, attach func(*Reservation) error) error {
-	if !n.writeBytes.TryAcquire(sizeBytes) {
-		return fmt.Errorf("%w: writers already use their half of the arena", ErrBusy)
-	}
-	buf, err := n.allocShare(ctx, sizeBytes)
+	buf, err := n.allocShare(ctx, r.by, sizeBytes)
 	if err != nil {
-		n.writeBytes.Release(sizeBytes)
 		return err
 	}
 	r.mem = newHold(buf)
-	r.mem.released = func() { n.writeBytes.Release(sizeBytes) }
 	r.ID = ReservationID(n.nextReserve.Add(1))
 	r.Expires = n.opts.Now().Add(n.limits.Load().ReservationTTL)
 	if !r.parent.IsZero() {

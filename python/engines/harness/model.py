@@ -105,6 +105,44 @@ def make_mamba(directory: Path) -> Path:
     return directory
 
 
+def make_llama4(directory: Path, *, chunk: int) -> Path:
+    """Write a Llama 4 model of text as make_llama does: in three of four layers a token reads the last chunk of ``chunk`` tokens alone."""
+    import torch
+    from transformers import Llama4ForCausalLM, Llama4TextConfig
+
+    _tokenizer(4096).save_pretrained(directory)
+    torch.manual_seed(0)
+    config = Llama4TextConfig(
+        vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, intermediate_size_mlp=256, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=4096, attention_chunk_size=chunk,
+        layer_types=["chunked_attention"] * 3 + ["full_attention"], no_rope_layers=[1, 1, 1, 0], moe_layers=[],
+        interleave_moe_layer_step=0, num_local_experts=2, initializer_range=0.15, bos_token_id=1, eos_token_id=2, pad_token_id=None,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    Llama4ForCausalLM(config).to(torch.float32).save_pretrained(directory, safe_serialization=True)
+    return directory
+
+
+def make_lfm2(directory: Path) -> Path:
+    """Write an LFM2 model as make_llama does: two layers with recurrent state, of a short convolution, and two with full attention."""
+    import torch
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    hidden, wide = 128, 256
+    _tokenizer(4096).save_pretrained(directory)
+    torch.manual_seed(0)
+    # The released models have the settings conv_* and block_*, which vLLM reads and transformers does not.
+    config = Lfm2Config(
+        vocab_size=VOCABULARY, hidden_size=hidden, intermediate_size=wide, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, layer_types=["conv", "full_attention"] * 2, conv_L_cache=3, max_position_embeddings=4096,
+        initializer_range=0.15, bos_token_id=1, eos_token_id=2, pad_token_id=None, tie_word_embeddings=True, conv_dim=hidden,
+        conv_dim_out=hidden, block_dim=hidden, block_ff_dim=wide, block_multiple_of=32, block_ffn_dim_multiplier=1.0,
+        block_auto_adjust_ff_dim=False,
+    )  # fmt: skip
+    Lfm2ForCausalLM(config).to(torch.float32).save_pretrained(directory, safe_serialization=True)
+    return directory
+
+
 def make_adapter(directory: Path, model: Path, *, seed: int, rank: int = 8) -> Path:
     """Write a LoRA adapter of a model's attention, as PEFT saves it, to the directory, and return the directory.
 

@@ -140,3 +140,19 @@ class Stored:
         while end + self._block < len(prompt) and tuple(prompt[: end + self._block]) in self._prefixes:
             end += self._block
         return end
+
+
+class Snapshots(Stored):
+    """The same for a model with recurrent state, whose requests were served one at a time, with a retention interval of one block.
+
+    The engine has a snapshot at the last end of a block before the end of a prompt, and at each end of a block from there on.
+    """
+
+    def add(self, prompt: list[int], tokens: list[int]) -> None:
+        whole = [*prompt, *tokens][:-1]
+        first = (len(prompt) - 1) // self._block * self._block
+        self._prefixes.update(tuple(whole[:end]) for end in range(first, len(whole) + 1, self._block))
+
+    def cached(self, prompt: list[int]) -> int:
+        ends = range(self._block, len(prompt), self._block)
+        return max((end for end in ends if tuple(prompt[:end]) in self._prefixes), default=0)

@@ -8,10 +8,11 @@ Penstock   layer groups        0: layer 0   1: layers 1 and 2
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock._core import Group
 from penstock._memory import Pointers, copy_device
@@ -35,6 +36,8 @@ class Definition:
     dtype: str
     layout: str
     rank: int
+    state_pools: tuple[int, ...] = field(default=(), kw_only=True)
+    """The engine's KV cache groups of layers with recurrent state."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class LayerGroup:
     window: int
     """Number of tokens before a token that its layers read; 0: all."""
     layers: list[Layer]
+    state: bool = False
+    """Whether the layers have recurrent state. The block of a prefix's end then holds the state after all tokens of the prefix."""
 
     @property
     def pools(self) -> list[int]:
@@ -90,6 +95,10 @@ class Layout:
     """The CUDA device that has the KV cache. None: host memory."""
 
     @property
+    def state_pools(self) -> list[int]:
+        return sorted({pool for group in self.groups if group.state for pool in group.pools})
+
+    @property
     def block_bytes(self) -> int:
         """The bytes of one block in all layers."""
         return sum(layer.page for group in self.groups for layer in group.layers)
@@ -112,8 +121,8 @@ class Layout:
     def pieces(self, first: int, blocks: Blocks, part: Part | None = None) -> tuple[list[tuple[int, int]], Pointers]:
         """Return the pieces of the blocks from first on, and their locations in the engine's memory.
 
-        A piece is (block of the prompt, layer group). The engine has no block for a piece outside the group's window. With
-        a part the result has only the layers of that part.
+        A piece is (block of the prompt, layer group). The engine has no block for a piece that it does not need: one outside the
+        group's window, or recurrent state before the end of the blocks. With a part the result has only the layers of that part.
         """
         pieces: list[tuple[int, int]] = []
         addresses: list[int] = []
@@ -156,7 +165,7 @@ def split(layout: Layout, shards: int, heads: int) -> list[Layout]:
             page = layer.page // shards
             return replace(layer, address=layer.address + shard * page, page=page)
 
-        groups = [LayerGroup(group.window, [part(layer) for layer in group.layers]) for group in layout.groups]
+        groups = [replace(group, layers=[part(layer) for layer in group.layers]) for group in layout.groups]
         return replace(layout, groups=groups, facts={**layout.facts, "layers": facts})
 
     return [cut(shard) for shard in range(shards)]
@@ -166,19 +175,20 @@ def read_layout(tensors: Mapping[str, Any], config: Any, windows: Mapping[str, i
     """Return the layout of the KV cache that the engine registers. windows has the windows of layers in which the engine keeps the KV of
     all tokens.
 
-    Raises InvalidError, with the name of the layer or group, for a layout that cannot be stored whole: recurrent state, a
-    layer that is in no group, a shape whose first dimension is not the block, memory that is neither host memory nor a CUDA
-    device's, or a CUDA device that the library cannot use.
+    Raises InvalidError, with the name of the layer or group, for a layout that cannot be stored whole: recurrent state without
+    snapshots, a layer that is in no group, a shape whose first dimension is not the block, memory that is neither host memory nor a
+    CUDA device's, or a CUDA device that the library cannot use.
     """
-    groups: dict[tuple[int, int], LayerGroup] = {}
-    named: dict[str, tuple[int, int]] = {}  # by layer: its KV cache group and its window
+    groups: dict[tuple[_Reads, int], LayerGroup] = {}
+    named: dict[str, tuple[int, _Reads]] = {}  # by layer: its KV cache group, and the tokens that it reads
     sizes = set()
     for pool, kv_group in enumerate(config.kv_cache_groups):
         sizes.add(kv_group.kv_cache_spec.block_size)
         for name in kv_group.layer_names:
             # Layers of one kind and several sizes have their specifications within one of the group.
             spec = getattr(kv_group.kv_cache_spec, "kv_cache_specs", {}).get(name, kv_group.kv_cache_spec)
-            named[name] = pool, (windows or {}).get(name) or _window(name, spec)
+            window = (windows or {}).get(name)
+            named[name] = pool, _Reads(window=window) if window else _reads(name, spec)
     if len(sizes) != 1:
         raise InvalidError(f"the model's KV cache groups have blocks of {sorted(sizes)} tokens; the connector stores blocks of one size")
     block_tokens = sizes.pop()
@@ -188,23 +198,28 @@ def read_layout(tensors: Mapping[str, Any], config: Any, windows: Mapping[str, i
     memory: dict[int, tuple[int, int, Any]] = {}
     facts: list[Any] = []
     for name, tensor in tensors.items():
-        pool, window = named.get(name, (-1, 0))
+        pool, reads = named.get(name, (-1, _Reads()))
         layer = _layer(name, tensor, config.num_blocks, pool)
         if pool < 0:
             if layer.address in stored:
                 continue  # it shares the KV cache of a layer that is stored
             raise InvalidError(f"layer {name} has a KV cache of its own and is in no KV cache group; it would not be stored")
-        if layer.page % block_tokens:
+        if layer.page % block_tokens and not reads.state:
             raise InvalidError(f"layer {name}: {layer.page} bytes a block of {block_tokens} tokens; want a whole number for each token")
         storage = tensor.untyped_storage()
         memory.setdefault(storage.data_ptr(), (storage.data_ptr(), storage.nbytes(), tensor))
-        facts.append([name, window, list(tensor.shape[1:]), list(tensor.stride()[1:]), str(tensor.dtype)])
-        groups.setdefault((window, layer.page), LayerGroup(window, [])).layers.append(layer)
+        facts.append([name, reads.fact, list(tensor.shape[1:]), list(tensor.stride()[1:]), str(tensor.dtype)])
+        groups.setdefault((reads, layer.page), LayerGroup(reads.window, [], bool(reads.state))).layers.append(layer)
         stored.add(layer.address)
     devices = {tensor.device for tensor in tensors.values()}
     if len(devices) > 1:
         raise InvalidError(f"the layers are on the devices {', '.join(sorted(map(str, devices)))}; want one for all layers")
-    full = [group.layers[0] for (window, _), group in groups.items() if not window]
+    full = [group.layers[0] for (reads, _), group in groups.items() if reads == _Reads()]
+    if not full and (states := [group.layers[0] for (reads, _), group in groups.items() if reads.state]):
+        raise InvalidError(
+            f"layer {states[0].name} has recurrent state (MambaSpec), and no layer of the model has full attention; PenstockConnector"
+            " stores recurrent state beside full attention: start the engine without PenstockConnector"
+        )
     if len(full) > 1:
         a, b = full[:2]
         raise InvalidError(
@@ -225,33 +240,62 @@ def _place(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
-def _window(name: str, spec: Any) -> int:
-    """Return how many tokens before the next one a layer reads; 0 means all."""
+class _Reads(NamedTuple):
+    """The tokens before the next one that a layer reads, for a next token at the beginning of a block: all of them by default."""
+
+    state: str = ""
+    """Of recurrent state: the shapes and dtypes of its tensors. Such a layer reads its state after the last token."""
+    window: int = 0
+    """At most this number of tokens. 0: all."""
+    chunk: int = 0
+    """Those of the next token's chunk of this number of tokens. 0: those of the window."""
+
+    @property
+    def fact(self) -> int | str:
+        if self.state:
+            return self.state
+        return f"chunk {self.chunk}" if self.chunk else self.window
+
+
+def _reads(name: str, spec: Any) -> _Reads:
+    """Return the tokens that a layer reads. Raise InvalidError for a layer that the connector does not store."""
     kind = type(spec).__name__
     if kind in ("FullAttentionSpec", LATENT):
-        return 0
+        return _Reads()
     if kind == "SlidingWindowSpec":
-        return max(1, int(spec.sliding_window) - 1 + int(spec.extra_retained_tokens))
-    what, remedy = _REFUSED.get(kind, (kind, "without PenstockConnector"))
+        return _Reads(window=max(1, int(spec.sliding_window) - 1 + int(spec.extra_retained_tokens)))
+    if kind == "ChunkedLocalAttentionSpec":
+        # The next token is the first of a block, so at most chunk - gcd tokens of its chunk are before it. With chunks of one block
+        # these are none, and a namespace's window has at least one.
+        chunk = int(spec.attention_chunk_size)
+        return _Reads(window=max(1, chunk - math.gcd(chunk, int(spec.block_size))), chunk=chunk)
+    what, remedy = kind, "without PenstockConnector"
+    if kind == "CrossAttentionSpec":
+        what = f"attention to an encoder ({kind})"
+    if kind == "MambaSpec":
+        if not (why := _no_snapshots(spec)):
+            return _Reads(state=f"{spec.mamba_type.name} {spec.shapes} {spec.dtypes}")
+        what, remedy = f"recurrent state ({kind}) {why[0]}", why[1]
     raise InvalidError(
-        f"layer {name} has {what}; PenstockConnector stores full attention, MLA and sliding windows: start the engine {remedy}"
+        f"layer {name} has {what}; PenstockConnector stores full attention, MLA, sliding windows, chunked attention and snapshots of"
+        f" recurrent state: start the engine {remedy}"
     )
 
 
-# By specification: the state of a layer that the connector does not store, and the way to start the engine.
-_REFUSED = {
-    "MambaSpec": ("recurrent state (MambaSpec)", "without PenstockConnector"),
-    "ChunkedLocalAttentionSpec": (
-        "chunked attention (ChunkedLocalAttentionSpec)",
-        "with --disable-hybrid-kv-cache-manager or without PenstockConnector",
-    ),
-    "CrossAttentionSpec": ("attention to an encoder (CrossAttentionSpec)", "without PenstockConnector"),
-}
+def _no_snapshots(spec: Any) -> tuple[str, str] | None:
+    """Return why the engine offers no snapshots of a layer's recurrent state that the connector can take, and how to start it."""
+    if spec.mamba_cache_mode != "align":
+        return f'in the cache mode "{spec.mamba_cache_mode}"', "with --enable-prefix-caching or without PenstockConnector"
+    if spec.num_speculative_blocks:
+        return "and blocks for drafts", "without speculative decoding or without PenstockConnector"
+    if spec.num_prefill_checkpoint_blocks:
+        return f"of {spec.mamba_type.name}, with checkpoints within a step", "without PenstockConnector"
+    return None
 
 
 def _layer(name: str, tensor: Any, blocks: int, pool: int) -> Layer:
     if not hasattr(tensor, "data_ptr"):
-        raise InvalidError(f"layer {name} registers a {type(tensor).__name__} (recurrent state?); the connector stores tensors")
+        raise InvalidError(f"layer {name} registers a {type(tensor).__name__}; the connector stores tensors")
     if tensor.device.type not in ("cpu", "cuda"):
         raise InvalidError(
             f"layer {name} is on device {tensor.device}; the connector moves memory of the host and of CUDA: use PenstockTier"

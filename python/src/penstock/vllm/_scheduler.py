@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
@@ -81,6 +81,10 @@ class Scheduler:
     of requests that take KV of several epochs, which have a cache salt of their own, the epoch of a block is the oldest that its
     KV depends on. The engine's prefix cache has no epochs, so the connector removes such blocks from it in each step. Within
     one step of the engine's scheduler another request can find them. Its blocks are then saved under the older epoch, too.
+
+    Of recurrent state the engine has a snapshot only at the ends of some blocks. It offers the snapshot's block in the step that
+    computes the end of the block; a position in the request's table may have another state. Other blocks are saved without state, and
+    a lookup finds a prefix only if it ends at a snapshot.
     """
 
     def __init__(
@@ -101,6 +105,8 @@ class Scheduler:
         self._link: _adapter.Link[_Open] | None = None
         self._block = 0
         self._ranks = 0
+        self._groups = 1  # layer groups of a namespace
+        self._state_pools: tuple[int, ...] = ()
         self._pool: Any = None
         self._room = 0  # blocks that may be kept at once
         self._requests: dict[str, _Request] = {}
@@ -127,6 +133,8 @@ class Scheduler:
         """Open the namespaces of all ranks. It waits for the nodes for at most connect_timeout."""
         self._block = definitions[0].block_tokens
         self._ranks = len(definitions)
+        self._groups = len(definitions[0].groups)
+        self._state_pools = definitions[0].state_pools
 
         def open_() -> _Open:
             store = self._options.open()
@@ -199,6 +207,8 @@ class Scheduler:
                 state.may_load = state.may_save = False
         if state is None or not state.may_load or blocks * self._block <= computed or request.skip_reading_prefix_cache:
             return 0
+        if computed % self._block:
+            return 0  # the engine has a part of a block, of a model with recurrent state and a prefix_match_unit
         if state.preemptions != request.num_preemptions:
             state.preemptions, state.found, state.lookup, state.at = request.num_preemptions, None, None, state.epoch
         if state.found is None:
@@ -256,7 +266,7 @@ class Scheduler:
         if not all(job.complete for job in state.lookup):
             return None
         jobs, state.lookup = state.lookup, None
-        found, epochs = blocks, set()
+        prefixes, epochs = set(), set()
         for job in jobs:
             if error := job.error():
                 return self._unanswered(f"a lookup has failed: {error}")
@@ -269,9 +279,13 @@ class Scheduler:
                 self._counters.warn("epoch", "the nodes are at a later epoch, begun by another engine: nothing is found until new_weights")
             if result.cut in (Cut.DOWN, Cut.BUSY):
                 return self._unanswered(f"a lookup was not answered: the node is {result.cut.name.lower()}")
-            found = min(found, result.prefix)
+            prefixes.add(result.prefix)
             epochs.add(result.epoch)
         self._counters.settle("down", "bump")
+        found = min(prefixes)
+        if self._groups > 1 and len(prefixes) > 1:
+            # A rank that has a longer prefix may lack the window or the snapshot that the shorter one needs.
+            return self._found(state, opened, found) if found else 0
         self._counters.add("lookups")
         if state.oldest and found:
             return self._found_at(state, opened, blocks, found, epochs)
@@ -356,8 +370,17 @@ class Scheduler:
 
     # -- a step
 
-    def plan(self, scheduled: dict[str, int], resolve: Callable[[str], Sequence[Sequence[int]]]) -> Plan:
-        """Return the transfers that begin in this step. resolve returns the blocks of a request, by KV cache group."""
+    def plan(
+        self,
+        scheduled: dict[str, int],
+        resolve: Callable[[str], Sequence[Sequence[int]]],
+        snapshots: Mapping[str, Sequence[tuple[int, int, int]]] | None = None,
+    ) -> Plan:
+        """Return the transfers that begin in this step.
+
+        resolve returns the blocks of a request, by KV cache group. snapshots has the blocks with recurrent state that the engine
+        offers in this step, by request: each with its KV cache group, its id and the number of tokens after which it is the state.
+        """
         plan = Plan(loads=self._loads)
         self._loads = []
         opened = self._opened()
@@ -377,7 +400,7 @@ class Scheduler:
             if state is not None and state.may_save:
                 # With asynchronous scheduling or drafts some tokens of this step are not known yet.
                 tokens = min(state.request.num_computed_tokens + tokens, state.request.num_tokens)
-                self._keep_until(state, tokens // self._block, resolve(name))
+                self._keep_until(state, tokens // self._block, self._without_state(resolve(name), (snapshots or {}).get(name, ())))
         finished, self._tails = self._tails, deque()
         for state in [*self._requests.values(), *finished]:
             if not usable or not state.may_save:
@@ -386,6 +409,17 @@ class Scheduler:
                 self._begin_save(plan, state)
         self._tails.extend(state for state in finished if state.waiting)
         return plan
+
+    def _without_state(self, blocks: Sequence[Sequence[int]], offered: Sequence[tuple[int, int, int]] = ()) -> Sequence[Sequence[int]]:
+        """Return the request's blocks, of recurrent state only the offered snapshots at the ends of blocks."""
+        if not self._state_pools:
+            return blocks
+        count = max(map(len, blocks))
+        table = [[NULL] * count if pool in self._state_pools else list(ids) for pool, ids in enumerate(blocks)]
+        for pool, block, tokens in offered:
+            if tokens and tokens % self._block == 0:
+                table[pool][tokens // self._block - 1] = block
+        return table
 
     def _keep_until(self, state: _Request, end: int, blocks: Sequence[Sequence[int]]) -> int:
         """Keep the request's blocks up to end, as far as there is room. Return the number of blocks without room."""
@@ -525,7 +559,7 @@ class Scheduler:
         if state.loading is None and state.may_save:
             in_flight = getattr(request, "num_in_flight_tokens", 0)
             end = min(request.num_computed_tokens - in_flight, request.num_tokens) // self._block
-            self._counters.add("dropped_blocks", self._keep_until(state, end, blocks))
+            self._counters.add("dropped_blocks", self._keep_until(state, end, self._without_state(blocks)))
         if state.waiting:
             self._tails.append(state)
 

@@ -13,7 +13,7 @@ from penstock._core import Group, GroupKind, Job, KeyResult
 from penstock._keys import Keys
 from penstock._store import Namespace, Store
 from penstock.vllm._layout import Definition, Layout, Part, read_layout
-from penstock.vllm._plan import Load, Options, Plan, Report, Save
+from penstock.vllm._plan import NULL, Load, Options, Plan, Report, Save
 
 __all__ = ["Worker", "define", "open_namespace"]
 
@@ -32,7 +32,9 @@ def define(options: _adapter.Connection, layout: Layout, facts: Mapping[str, Any
         tenant=options.tenant,
         block_tokens=layout.block_tokens,
         groups=tuple(
-            Group(
+            Group(GroupKind.STATE, len(group.layers), group.layers[0].page)
+            if group.state
+            else Group(
                 GroupKind.WINDOW if group.window else GroupKind.FULL,
                 len(group.layers),
                 group.layers[0].page // layout.block_tokens,
@@ -43,6 +45,7 @@ def define(options: _adapter.Connection, layout: Layout, facts: Mapping[str, Any
         dtype=str(layout.facts["layers"][0][4]).removeprefix("torch."),
         layout=_adapter.digest({**all_facts, "rank": rank}),
         rank=rank,
+        state_pools=tuple(layout.state_pools),
     )
 
 
@@ -195,6 +198,9 @@ class Worker:
         if opened is None or self._layout is None or self.definition is None:
             return None
         keys = Keys.packed(work.keys, _adapter.Chain.SIZE)
+        if isinstance(work, Load) and any(work.blocks[pool][-1] == NULL for pool in self._layout.state_pools):
+            self._counters.warn("state", "a load failed: the engine has no block for the recurrent state at the end of the load")
+            return None
         pieces, memory = self._layout.pieces(work.first, work.blocks, part)
         epoch = work.epoch or plan.epochs[self.definition.rank]
         try:

@@ -176,7 +176,7 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         assert self._scheduler is not None
         state = scheduler_output.kv_connector_block_state
-        return Metadata(self._scheduler.plan(scheduler_output.num_scheduled_tokens, state.get_block_ids))
+        return Metadata(self._scheduler.plan(scheduler_output.num_scheduled_tokens, state.get_block_ids, state.boundary_state_offloads))
 
     def update_connector_output(self, connector_output: Any) -> None:
         assert self._scheduler is not None
