@@ -159,6 +159,15 @@ func (g Geometry) PieceBytes(group int) int64 {
 	return g.LayerBytes(group) * int64(g.Groups[group].Layers)
 }
 
+// LayerCount is the number of layers in all groups.
+func (g Geometry) LayerCount() int {
+	n := 0
+	for _, group := range g.Groups {
+		n += group.Layers
+	}
+	return n
+}
+
 // BlockBytes is the size of one block with all its groups, in bytes.
 func (g Geometry) BlockBytes() int64 {
 	var n int64
@@ -203,10 +212,14 @@ func (g Geometry) FirstNeeded(group, blocks int) int {
 
 // NeededBytes is the size, in bytes, of all pieces that are needed to reuse a prefix of the given
 // number of blocks.
-func (g Geometry) NeededBytes(blocks int) int64 {
+func (g Geometry) NeededBytes(blocks int) int64 { return g.PartBytes(0, blocks, blocks) }
+
+// PartBytes is the size, in bytes, of those pieces of the blocks [from, to) that are needed to
+// reuse a prefix of the given number of blocks.
+func (g Geometry) PartBytes(from, to, blocks int) int64 {
 	var n int64
 	for i := range g.Groups {
-		n += int64(blocks-g.FirstNeeded(i, blocks)) * g.PieceBytes(i)
+		n += int64(max(0, to-max(from, g.FirstNeeded(i, blocks)))) * g.PieceBytes(i)
 	}
 	return n
 }

@@ -91,8 +91,23 @@ func TestNeededPieces(t *testing.T) {
 				t.Errorf("%d blocks, group %d: first needed %d; want %d", tc.blocks, group, got, want)
 			}
 		}
+		parts := int64(0)
+		for b := range tc.blocks {
+			parts += g.PartBytes(b, b+1, tc.blocks)
+		}
+		if got := g.PartBytes(0, tc.blocks, tc.blocks); got != parts {
+			t.Errorf("all of %d blocks need %d bytes, and one by one %d", tc.blocks, got, parts)
+		}
 		if got := g.NeededBytes(tc.blocks); got != tc.bytes {
 			t.Errorf("%d blocks need %d bytes; want %d", tc.blocks, got, tc.bytes)
+		}
+	}
+	for _, tc := range []struct {
+		from, to int
+		bytes    int64
+	}{{0, 3, 3 * 64}, {2, 4, 64 + 2*64}, {4, 5, 64 + 64 + 7}, {3, 3, 0}} {
+		if got := g.PartBytes(tc.from, tc.to, 5); got != tc.bytes {
+			t.Errorf("blocks [%d, %d) of 5 need %d bytes; want %d", tc.from, tc.to, got, tc.bytes)
 		}
 	}
 }

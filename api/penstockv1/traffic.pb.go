@@ -238,11 +238,12 @@ func (*TrafficMessage_Pages) isTrafficMessage_Body() {}
 // Full Blocks one after the other, then a table of checksums, layer by layer, 8 bytes
 // for each block.
 type TrafficOffer struct {
-	state          protoimpl.MessageState `protogen:"open.v1"`
-	Window         []byte                 `protobuf:"bytes,1,opt,name=window,proto3" json:"window,omitempty"`
-	GeometryDigest []byte                 `protobuf:"bytes,2,opt,name=geometry_digest,json=geometryDigest,proto3" json:"geometry_digest,omitempty"`
-	Blocks         uint32                 `protobuf:"varint,3,opt,name=blocks,proto3" json:"blocks,omitempty"`
-	HitBlocks      uint32                 `protobuf:"varint,4,opt,name=hit_blocks,json=hitBlocks,proto3" json:"hit_blocks,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Window []byte                 `protobuf:"bytes,1,opt,name=window,proto3" json:"window,omitempty"`
+	// Of the namespace's geometry and of the order in which the model computes the layers.
+	GeometryDigest []byte `protobuf:"bytes,2,opt,name=geometry_digest,json=geometryDigest,proto3" json:"geometry_digest,omitempty"`
+	Blocks         uint32 `protobuf:"varint,3,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	HitBlocks      uint32 `protobuf:"varint,4,opt,name=hit_blocks,json=hitBlocks,proto3" json:"hit_blocks,omitempty"`
 	// Counted twice for each layer: once for its pages, once for their checksums.
 	Imm           uint32 `protobuf:"varint,5,opt,name=imm,proto3" json:"imm,omitempty"`
 	unknownFields protoimpl.UnknownFields

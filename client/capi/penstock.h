@@ -960,12 +960,22 @@ typedef struct penstock_traffic_options {
 	const char *ca_file;     /* since version 1.7: PEM, the CA of the engines' certificates; NULL, as the next two: no TLS between engines */
 	const char *cert_file;   /* since version 1.7: PEM, the certificate of this engine, as server and as client */
 	const char *key_file;    /* since version 1.7 */
+	const uint32_t *order;   /* since version 1.10: the layers in the order in which the model computes them, see below; NULL: as in a value */
+	uint32_t n_order;        /* since version 1.10: the number of layers, or 0 */
 } penstock_traffic_options;
 
 /*
- * Opens a traffic manager. The namespace is chained, its keys are PENSTOCK_KEYS_IDS, and it has one
- * group, of kind FULL. memory must stay allocated until
+ * Opens a traffic manager. The namespace is chained, its keys are PENSTOCK_KEYS_IDS, and it has a group
+ * of kind FULL. Since version 1.10 it may also have groups of kind WINDOW, in which a layer of a block has as many
+ * bytes as in the first group. memory must stay allocated until
  * penstock_traffic_close or penstock_close has returned; it needs no penstock_register.
+ *
+ * order lists each layer once, by its index in a value, which has the layers of the first group, then those of the
+ * second group, and so on. Layer l of bases and of all calls on transfers is the layer order[l] of a value. The
+ * engines of both sides must have the same order. A layer of a WINDOW group needs only the blocks of the cached prefix
+ * that are within the window at its end: the other blocks are neither read nor sent, and their pages of this
+ * layer do not change. A penstock_transfer_recompute of any cached block then applies to all cached blocks, and a prompt
+ * has at least one block that is not cached.
  *
  * Without ca_file, cert_file and key_file the payload is not encrypted. With these files the engines use TLS
  * 1.3, and each one verifies the certificate of the other. The certificate is valid for the host of advertise, or of

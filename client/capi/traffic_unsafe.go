@@ -73,6 +73,8 @@ func trafficOptions(from *C.penstock_traffic_options) (out binding.TrafficOption
 	switch {
 	case o.n_bases > 0 && o.bases == nil || o.n_bases > kv.MaxLayers:
 		return out, invalid("penstock_traffic_options: %d bases at %p", uint32(o.n_bases), o.bases)
+	case o.n_order > 0 && o.order == nil || o.n_order > kv.MaxLayers:
+		return out, invalid("penstock_traffic_options: an order of %d layers at %p", uint32(o.n_order), o.order)
 	case o.token_bytes > 0 && o.token == nil || int(o.token_bytes) > maxToken:
 		return out, invalid("penstock_traffic_options: a token of %d bytes (at most %d) at %p", uint32(o.token_bytes), maxToken, o.token)
 	case o.verify > math.MaxInt32:
@@ -102,6 +104,9 @@ func trafficOptions(from *C.penstock_traffic_options) (out binding.TrafficOption
 		Bases: slices.Clone(slice[uint64](o.bases, int(o.n_bases))), Stride: uint64(o.stride), Pages: int(o.pages),
 		BufferBytes: int64(o.buffer_bytes), AppendBytes: int64(o.append_bytes), PersistMax: int(o.persist_max), TransfersMax: int(o.transfers_max),
 		Verify: traffic.Verify(o.verify), CAFile: text(o.ca_file), CertFile: text(o.cert_file), KeyFile: text(o.key_file),
+	}
+	for _, l := range slice[uint32](o.order, int(o.n_order)) {
+		out.Order = append(out.Order, int(l))
 	}
 	if o.cuda > 0 {
 		out.Copier = openCUDA(uint32(o.cuda) - 1)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/bits"
 
 	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
@@ -143,11 +144,22 @@ func (l *Leader) readLocked(r *Request, n int) {
 	l.queueLocked(-n)
 }
 
+// landed returns how many tokens of a part of a prefix of hit blocks have arrived: of the part's
+// tokens, the fraction of its bytes that have arrived. The blocks may have different numbers of
+// bytes, because layers with a sliding window need only the last ones.
+func landed(g kv.Geometry, p traffic.Progress, hit int) int {
+	whole := g.PartBytes(p.Part.From, p.Part.To, hit)
+	// The product may exceed 64 bits.
+	hi, lo := bits.Mul64(uint64(min(p.Bytes, whole)), uint64(p.Part.Len()*g.BlockTokens))
+	tokens, _ := bits.Div64(hi, lo, uint64(whole))
+	return int(tokens)
+}
+
 // Progress reports the progress of the read of a part (traffic.PrefillJob.Progress). The end of a
 // part is sent to the planner at once, other progress with the next fetch.
 func (r *Request) Progress(p traffic.Progress) {
 	l := r.leader
-	landed := min(int(p.Bytes*int64(l.opts.Geometry.BlockTokens)/l.opts.Geometry.PieceBytes(0)), l.tokensOf(p.Part.Len()))
+	landed := landed(l.opts.Geometry, p, r.Hit)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if r.ended {

@@ -38,7 +38,7 @@ func (r *request) chunked(ctx context.Context, p *Prefill, ends []int, after fun
 			}
 			for b := done; b < end; b++ {
 				if missed[b] {
-					fill(r.pe.page(l, r.pages[b]), blockName(r.sequence, b), l)
+					fill(r.pe.page(l, r.pages[b]), blockName(r.sequence, b), r.pe.geo.places[l])
 				}
 			}
 			p.ComputedTo(l, end)

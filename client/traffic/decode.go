@@ -90,7 +90,7 @@ func (m *Manager) Decode(ctx context.Context, job DecodeJob) (*Decode, error) {
 
 // checkDecode returns an error for a job whose fields contradict each other.
 func (m *Manager) checkDecode(j *DecodeJob) error {
-	if err := checkLengths(j.Blocks, j.Hit, len(j.IDs)); err != nil {
+	if err := m.checkLengths(j.Blocks, j.Hit, len(j.IDs)); err != nil {
 		return fmt.Errorf("traffic: request %q: %w", j.Request, err)
 	}
 	if len(j.Pages) != j.Blocks {
@@ -142,7 +142,7 @@ func (d *Decode) begin() error {
 	}) {
 		x.Cancel()
 	}
-	offer := &pb.TrafficOffer{Window: window, GeometryDigest: g.digest[:], Blocks: uint32(d.job.Blocks), HitBlocks: uint32(d.job.Hit), Imm: d.imm}
+	offer := &pb.TrafficOffer{Window: window, GeometryDigest: g.digest, Blocks: uint32(d.job.Blocks), HitBlocks: uint32(d.job.Hit), Imm: d.imm}
 	if err := d.sendMessage(&pb.TrafficMessage{Body: &pb.TrafficMessage_Offer{Offer: offer}}); err != nil {
 		return err
 	}
@@ -170,7 +170,7 @@ func (d *Decode) Read(part Part) {
 		if !d.beginRead(read) {
 			return nil // the prefill side has read the part
 		}
-		have, sums, stop, err := d.load(ctx, chain{d.job.IDs, d.job.Epoch}, part, d.buf, uint64(part.From)*d.m.geo.fullBytes, d.job.Progress)
+		have, sums, stop, err := d.load(ctx, chain{d.job.IDs, d.job.Epoch}, d.job.Hit, part, d.buf, uint64(part.From)*d.m.geo.fullBytes, d.job.Progress)
 		d.endRead(read, have, sums)
 		if err != nil {
 			return err
@@ -185,7 +185,7 @@ func (d *Decode) Read(part Part) {
 				d.job.Stopped(*stop)
 			}
 		} else if d.job.Progress != nil {
-			d.job.Progress(Progress{part, part.To, int64(uint64(part.Len()) * d.m.geo.fullBytes)})
+			d.job.Progress(Progress{part, part.To, d.m.geo.PartBytes(part.From, part.To, d.job.Hit)})
 		}
 		return nil
 	})
@@ -212,7 +212,7 @@ func (d *Decode) endRead(read *localRead, have Part, sums [][]uint64) {
 		for b := have.From; b < have.To; b++ {
 			d.have[b] = true
 			if !d.sends.sent[b] {
-				d.sums.setBlock(b, sums[b-read.part.From])
+				d.sums.setBlock(b, sums[b-read.part.From], d.m.geo.places)
 			}
 		}
 	})
@@ -356,12 +356,15 @@ func (d *Decode) push() error {
 	if len(mine) == 0 {
 		return nil
 	}
-	g, base := d.m.geo, uint64(d.buf.Offset())
-	pages := make([]uint32, len(mine))
-	for i, b := range mine {
-		pages[i] = d.pages.pages[b]
-	}
+	g, base, all := &d.m.geo, uint64(d.buf.Offset()), mine
 	for l := range g.layers {
+		if mine = needed(all, d.first(l)); len(mine) == 0 {
+			continue
+		}
+		pages := make([]uint32, len(mine))
+		for i, b := range mine {
+			pages[i] = d.pages.pages[b]
+		}
 		if err := d.await(d.ctx, func() bool { return l < d.credit }); err != nil {
 			return err
 		}
@@ -369,7 +372,7 @@ func (d *Decode) push() error {
 		b := newBatch(2)
 		imm := rdma.ImmOf(a.Imm + uint32(l))
 		err := d.writePaged(d.ctx, rdma.PagedWrite{
-			PageLen: g.layerBytes, Src: d.m.buffer.region, SrcPages: rdma.Pages{Indices: mine, Stride: g.fullBytes, Offset: base + uint64(l)*g.layerBytes},
+			PageLen: g.layerBytes, Src: d.m.buffer.region, SrcPages: rdma.Pages{Indices: mine, Stride: g.fullBytes, Offset: base + g.at(l)},
 			Dst: device, DstPages: rdma.Pages{Indices: pages, Stride: a.Stride, Offset: a.Bases[l%len(a.Bases)]},
 			Imm: imm, Done: b.done,
 		})
@@ -391,6 +394,15 @@ func (d *Decode) push() error {
 		})
 	}
 	return nil
+}
+
+// first returns the first block that a layer needs. If the prefill side has computed hit blocks
+// again, it has computed all of them, for every layer. The list of the prefill side must be complete.
+func (d *Decode) first(layer int) int {
+	if d.sends.anyAgain {
+		return 0
+	}
+	return d.m.geo.first(layer, d.job.Hit)
 }
 
 // sentLocked reports whether the prefill side sends any block that read loads.
@@ -416,7 +428,7 @@ func (d *Decode) assemble(landed *rdma.Flag) error {
 	if err := d.await(d.ctx, d.sends.complete); err != nil {
 		return err
 	}
-	g := d.m.geo
+	g := &d.m.geo
 	// Wait until no storage read is writing a block that the prefill side sends.
 	if err := d.await(d.ctx, func() bool { return !slices.ContainsFunc(d.reads, d.sentLocked) }); err != nil {
 		return err
@@ -433,12 +445,12 @@ func (d *Decode) assemble(landed *rdma.Flag) error {
 		all[b] = uint32(b)
 	}
 	for l := range g.layers {
-		at := func(b uint32) uint64 { return base + uint64(b)*g.fullBytes + uint64(l)*g.layerBytes }
+		at := func(b uint32) uint64 { return base + uint64(b)*g.fullBytes + g.at(l) }
 		check := d.m.checkHop
 		if d.m.opts.deviceMemory() == nil {
 			check = d.m.checkLast
 		}
-		if err := check(d.sums, d.m.buffer.Bytes(), l, all, at, "decode buffer"); err != nil {
+		if err := check(d.sums, d.m.buffer.Bytes(), l, needed(all, d.first(l)), at, "decode buffer"); err != nil {
 			return err
 		}
 	}
@@ -455,15 +467,16 @@ func (d *Decode) assemble(landed *rdma.Flag) error {
 	return err
 }
 
-// toDevice copies every layer of the prompt to device memory and verifies it
-// there.
+// toDevice copies every layer of the prompt to device memory and verifies it there. It leaves out
+// the blocks of the cached prefix that are outside of a layer's window.
 func (d *Decode) toDevice(base uint64, all []uint32) error {
-	g, dev := d.m.geo, &d.m.opts.Device
-	spans := make([]copier.Span, len(all))
+	g, dev := &d.m.geo, &d.m.opts.Device
 	for l := range g.layers {
-		for i, b := range all {
+		blocks := needed(all, d.first(l))
+		spans := make([]copier.Span, len(blocks))
+		for i, b := range blocks {
 			spans[i] = copier.Span{
-				Src: base + uint64(b)*g.fullBytes + uint64(l)*g.layerBytes, Dst: dev.offset(l, d.job.Pages[b]), Len: g.layerBytes,
+				Src: base + uint64(b)*g.fullBytes + g.at(l), Dst: dev.offset(l, d.job.Pages[b]), Len: g.layerBytes,
 			}
 		}
 		if err := d.m.toDevice(d.ctx, spans, d.job.After); err != nil {
@@ -474,7 +487,7 @@ func (d *Decode) toDevice(base uint64, all []uint32) error {
 			continue // assemble has verified the blocks in the DE buffer
 		}
 		offset := func(b uint32) uint64 { return dev.offset(l, d.job.Pages[b]) }
-		if err := d.m.checkLast(d.sums, mem, l, all, offset, "decode device"); err != nil {
+		if err := d.m.checkLast(d.sums, mem, l, blocks, offset, "decode device"); err != nil {
 			return err
 		}
 	}

@@ -140,20 +140,30 @@
 //
 // # Layer groups
 //
-// A manager moves the KV of one layer group with full attention. An engine can put layers with a
-// sliding window into this group if it keeps the KV of all tokens in these layers too. To support
-// several groups, a manager would have to change in these points:
+// The namespace has a group of full attention and may have groups with sliding windows, all with
+// Layer Blocks of one size. A layer with a window needs only the last blocks of the cached prefix
+// (kv.Geometry.FirstNeeded). The manager neither reads nor sends the blocks before them in this layer,
+// does not verify them, and does not change their pages:
 //
-//   - A group with a window needs only the last blocks of the hit and of the prompt. So the hit,
-//     the blocks that each side sends, and the immediates of a layer would depend on the group. A
-//     job and its messages have one list of blocks for all layers.
-//   - A block would have a page in each group. A job has one list of pages.
-//   - A block in a buffer would lack the layers of the groups that do not need the block. A buffer
-//     is an array of Full Blocks.
-//   - The engine reuses the pages before the window in the next step, so ComputedTo would have to
-//     wait until such pages have been sent. The pages of a job do not change until the job ends.
-//   - The blocks at the end of a prompt would have more bytes than the other blocks. Footprint and
-//     the planner count the same bytes for each block.
+//	cached prefix, 8 blocks      new blocks
+//	full    0 1 2 3 4 5 6 7      8 9
+//	window            5 6 7      8 9        a window of 3 blocks
+//
+// All layers of the new blocks are sent and stored, because a later prompt may end its cached prefix
+// at any of them. Both sides compute the needed blocks from the length of the cached prefix, so the
+// messages have no lists for the groups.
+//
+// If a cached block is missing, the model computes all cached blocks (Prefill.Recompute). The
+// windows at the end of a shorter prefix would need blocks that were not read.
+//
+// A Full Block has the layers of one group after the other, and the model computes them in another
+// order (Options.Order). Layers arrive and leave in the order of computation.
+//
+// A block has one page number for all layers, also in the layers that do not need the block, and the
+// place of a block in the buffers has room for all layers. So an engine needs the device memory of
+// full attention. An engine that frees the blocks before the window while a request runs would need
+// a page number for each group, and its pages could change before the layers have left.
+// Footprint counts a block with all its layers.
 //
 // # Layers in flight
 //

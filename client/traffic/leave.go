@@ -33,6 +33,8 @@ func (p *Prefill) claim(layer, upto int) (blocks, pages, miss []uint32, last, ok
 	if l.last {
 		return nil, nil, nil, false, false
 	}
+	// Blocks outside of the layer's window are not sent. The last block is new, so it is never one of them.
+	l.claimed = max(l.claimed, len(p.sends)-len(needed(p.sends, p.firstLocked(layer))))
 	end := len(p.sends)
 	if !last {
 		end, _ = slices.BinarySearch(p.sends, uint32(upto))
@@ -90,7 +92,7 @@ func (p *Prefill) forward(layer, upto int, after copier.Mark) error {
 // Transfers arrive in any order. So the last blocks carry the immediates and are sent only when all
 // other blocks have arrived.
 func (p *Prefill) depart(layer int, blocks, pages, miss []uint32, last bool, after copier.Mark) error {
-	g, d := p.m.geo, &p.m.opts.Device
+	g, d := &p.m.geo, &p.m.opts.Device
 	others := func() error {
 		if !last {
 			return nil
@@ -140,7 +142,7 @@ func (p *Prefill) depart(layer int, blocks, pages, miss []uint32, last bool, aft
 // send writes blocks of a layer and their sums to the DE. The blocks are in the pages src of
 // region.
 func (p *Prefill) send(layer int, region rdma.Region, src rdma.Pages, blocks []uint32, last bool) error {
-	g := p.m.geo
+	g := &p.m.geo
 	imm := rdma.Imm{}
 	if last {
 		imm = rdma.ImmOf(p.offer.Imm)
@@ -149,7 +151,7 @@ func (p *Prefill) send(layer int, region rdma.Region, src rdma.Pages, blocks []u
 	b := newBatch(2)
 	err := p.writePaged(p.ctx, rdma.PagedWrite{
 		PageLen: g.layerBytes, Src: region, SrcPages: src,
-		Dst: p.decode, DstPages: rdma.Pages{Indices: blocks, Stride: g.fullBytes, Offset: uint64(layer) * g.layerBytes},
+		Dst: p.decode, DstPages: rdma.Pages{Indices: blocks, Stride: g.fullBytes, Offset: g.at(layer)},
 		Imm: imm, Done: b.done,
 	})
 	if err == nil {

@@ -132,6 +132,11 @@ type Options struct {
 	// no decoded block waits for the memory of a prompt. It is rounded up like BufferBytes and
 	// holds at least one block. Default: BufferBytes / 16.
 	AppendBytes int64
+	// Order lists the layers in the order in which the model computes them, each by its index in a
+	// Full Block, which has the layers of group 0, then those of group 1, and so on. Layer l in every
+	// other place of this package is the layer Order[l]. The managers of a cluster must have the same
+	// Order. Default: the order in a Full Block.
+	Order []int
 	// Device is the engine's device memory. The caller owns its Region.
 	Device Device
 	// Copier moves bytes between the buffers and device memory. DeviceCopies is the memory of
@@ -169,7 +174,7 @@ func (o *Options) EnsureDefaults() {
 		if o.Device.Stride == 0 {
 			o.Device.Stride = uint64(o.Namespace.Geometry.LayerBytes(0))
 		}
-		block := o.Namespace.Geometry.PieceBytes(0)
+		block := o.Namespace.Geometry.BlockBytes()
 		o.AppendBytes = max(o.AppendBytes, block)
 		held = (max(o.BufferBytes, 0) + o.AppendBytes) / max(block, 1)
 	}
@@ -184,9 +189,13 @@ func (o *Options) Validate() error {
 	if err := g.Validate(); err != nil {
 		return err
 	}
+	if err := checkGroups(g); err != nil {
+		return fmt.Errorf("namespace %q has %v: %w", o.Namespace.Name, g, err)
+	}
+	if err := checkOrder(o.Order, g); err != nil {
+		return err
+	}
 	switch {
-	case len(g.Groups) != 1 || g.Groups[0].Kind != kv.Full:
-		return fmt.Errorf("namespace %q has %v: a manager carries one full-attention group, layer by layer: %w", o.Namespace.Name, g, ErrJob)
 	case o.Storage == nil || o.Compute == nil:
 		return fmt.Errorf("Storage and Compute are required: %w", ErrJob)
 	case o.Verify < 0:
@@ -298,13 +307,6 @@ type earlyMessage struct {
 	m    *pb.TrafficMessage
 }
 
-// geometry has the fields of the namespace's geometry that a manager uses.
-type geometry struct {
-	layers                int
-	layerBytes, fullBytes uint64
-	digest                kv.GeometryDigest
-}
-
 // New maps and registers the buffers and returns a manager, which receives the
 // messages of opts.Compute. Close the manager before Storage, Compute and Copier.
 func New(opts Options) (*Manager, error) {
@@ -312,11 +314,10 @@ func New(opts Options) (*Manager, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, fmt.Errorf("traffic: %w", err)
 	}
-	g := opts.Namespace.Geometry
 	m := &Manager{
 		opts: opts, log: opts.Logger, jobs: make(map[string]job),
 		early: make(map[string][]earlyMessage), earlyMax: maxEarly, returns: make(chan struct{}, returnsMax),
-		geo:     geometry{g.Groups[0].Layers, uint64(g.LayerBytes(0)), uint64(g.PieceBytes(0)), g.Digest()},
+		geo:     newGeometry(opts.Namespace.Geometry, opts.Order),
 		pending: newPending(opts.PersistMax),
 	}
 	m.life, m.endLife = context.WithCancel(context.Background())

@@ -41,10 +41,10 @@ type run struct {
 }
 
 // add appends a block, the last of c. pending.mu must be held.
-func (r *run) add(c chain, buf arena.Buffer, sums []uint64, end func()) {
+func (r *run) add(g *geometry, c chain, buf arena.Buffer, sums []uint64, end func()) {
 	r.chain = c
-	r.pieces = append(r.pieces, client.Piece{Block: len(c.ids) - 1, Offset: buf.Offset()})
-	r.sums, r.bufs, r.ends = append(r.sums, sums), append(r.bufs, buf), append(r.ends, end)
+	r.pieces, r.sums = g.pieces(r.pieces, r.sums, len(c.ids)-1, 0, buf.Offset(), sums)
+	r.bufs, r.ends = append(r.bufs, buf), append(r.ends, end)
 }
 
 // release releases the memory of the run's blocks, and removes the blocks from the set of blocks that are being
@@ -58,7 +58,7 @@ func (r *run) release() {
 
 // add appends a block to the run that ends with its parent, and returns nil. If there
 // is no such run, add returns a new one, which the caller has to write.
-func (p *pending) add(c chain, buf arena.Buffer, sums []uint64, end func()) *run {
+func (p *pending) add(g *geometry, c chain, buf arena.Buffer, sums []uint64, end func()) *run {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := len(c.ids)
@@ -72,7 +72,7 @@ func (p *pending) add(c chain, buf arena.Buffer, sums []uint64, end func()) *run
 	} else {
 		delete(p.runs, c.ids[n-2])
 	}
-	r.add(c, buf, sums, end)
+	r.add(g, c, buf, sums, end)
 	p.runs[c.ids[n-1]] = r
 	if !fresh {
 		return nil
@@ -151,8 +151,7 @@ func (d *Decode) persist() <-chan struct{} {
 	var ids []kv.BlockID
 	for b, id := range d.job.IDs {
 		if d.sends.sent[b] && (d.sends.again[b] || b >= d.job.Hit) {
-			pieces = append(pieces, client.Piece{Block: b, Offset: d.buf.Offset() + int64(b)*int64(d.m.geo.fullBytes)})
-			sums = append(sums, d.sums.block(b, d.m.geo.layers))
+			pieces, sums = d.m.geo.pieces(pieces, sums, b, 0, d.buf.Offset()+int64(b)*int64(d.m.geo.fullBytes), d.sums.block(b, d.m.geo.places))
 			ids = append(ids, id)
 		}
 	}
@@ -187,7 +186,7 @@ const (
 // the first refused block: the blocks after it would have no parent.
 func (m *Manager) store(ctx context.Context, request string, from *client.Memory, c chain, pieces []client.Piece, sums [][]uint64) {
 	for len(pieces) > 0 && ctx.Err() == nil {
-		n := min(len(pieces), persistBlocks)
+		n := min(len(pieces), persistBlocks*len(m.geo.Groups)) // a new block has a piece in each group
 		if !m.storeSome(ctx, request, client.WriteRequest{
 			Namespace: m.opts.Namespace, IDs: c.ids[:pieces[n-1].Block+1], First: pieces[0].Block, Epoch: c.epoch, From: from, Pieces: pieces[:n], Sums: sums[:n],
 		}) {
@@ -246,7 +245,7 @@ func (m *Manager) AppendAfter(ctx context.Context, request string, ids []kv.Bloc
 		m.work.Done()
 		return fmt.Errorf("traffic: request %q: %w", request, err)
 	}
-	r := m.pending.add(chain{ids, epoch}, buf, sums, end)
+	r := m.pending.add(&m.geo, chain{ids, epoch}, buf, sums, end)
 	if r == nil {
 		m.work.Done()
 		return nil
@@ -266,20 +265,20 @@ func (m *Manager) AppendAfter(ctx context.Context, request string, ids []kv.Bloc
 }
 
 // take copies all layers of one block from the device to the buffer of decoded blocks and returns
-// the checksums of its layers. The checksums are computed over device memory or, if the CPU cannot
-// address device memory, over the copy.
+// the checksums of its layers, both in the order of a Full Block. The checksums are computed over
+// device memory or, if the CPU cannot address device memory, over the copy.
 func (m *Manager) take(ctx context.Context, page uint32, after copier.Mark) (arena.Buffer, []uint64, error) {
-	g, dev := m.geo, &m.opts.Device
+	g, dev := &m.geo, &m.opts.Device
 	buf, err := m.appended.Alloc(ctx, int(g.fullBytes))
 	if err != nil {
 		return buf, nil, err
 	}
 	spans, sums := make([]copier.Span, g.layers), make([]uint64, g.layers)
-	sum := func(l int, mem []byte, off uint64) { sums[l] = xxh3.Hash(mem[off : off+g.layerBytes]) }
+	sum := func(l int, mem []byte, off uint64) { sums[g.places[l]] = xxh3.Hash(mem[off : off+g.layerBytes]) }
 	device := m.opts.deviceMemory()
 	for l := range spans {
 		off := dev.offset(l, page)
-		spans[l] = copier.Span{Src: off, Dst: uint64(buf.Offset()) + uint64(l)*g.layerBytes, Len: g.layerBytes}
+		spans[l] = copier.Span{Src: off, Dst: uint64(buf.Offset()) + g.at(l), Len: g.layerBytes}
 		if device != nil {
 			sum(l, device, off)
 		}
@@ -290,7 +289,7 @@ func (m *Manager) take(ctx context.Context, page uint32, after copier.Mark) (are
 	}
 	if device == nil {
 		for l := range sums {
-			sum(l, buf.Bytes(), uint64(l)*g.layerBytes)
+			sum(l, buf.Bytes(), g.at(l))
 		}
 	}
 	return buf, sums, nil

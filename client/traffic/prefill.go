@@ -110,7 +110,7 @@ func (m *Manager) Prefill(ctx context.Context, job PrefillJob) (*Prefill, error)
 
 // checkPrefill returns an error for a job whose fields contradict each other.
 func (m *Manager) checkPrefill(j *PrefillJob) error {
-	if err := checkLengths(j.Blocks, j.Hit, len(j.IDs)); err != nil {
+	if err := m.checkLengths(j.Blocks, j.Hit, len(j.IDs)); err != nil {
 		return fmt.Errorf("traffic: request %q: %w", j.Request, err)
 	}
 	if n := len(j.Pages); n > j.Blocks {
@@ -123,12 +123,14 @@ func (m *Manager) checkPrefill(j *PrefillJob) error {
 }
 
 // checkLengths returns an error for lengths that contradict each other.
-func checkLengths(blocks, hit, ids int) error {
+func (m *Manager) checkLengths(blocks, hit, ids int) error {
 	switch {
 	case blocks < 1 || blocks > MaxBlocks:
 		return fmt.Errorf("a prompt of %d blocks; it must have 1 to %d: %w", blocks, MaxBlocks, ErrJob)
 	case hit < 0 || hit > blocks:
 		return fmt.Errorf("%d cached blocks of %d: %w", hit, blocks, ErrJob)
+	case m.geo.windows && hit == blocks:
+		return fmt.Errorf("%d cached blocks of %d; with sliding windows the model must compute the last block: %w", hit, blocks, ErrJob)
 	case ids < hit:
 		return fmt.Errorf("%d block ids for %d cached blocks: %w", ids, hit, ErrJob)
 	}
@@ -245,14 +247,14 @@ func (p *Prefill) loadLate(part Part) error {
 func (p *Prefill) load1(part Part, buf arena.Buffer, base uint64) error {
 	ctx, after := p.reading()
 	defer after()
-	have, sums, stop, err := p.load(ctx, chain{p.job.IDs, p.job.Epoch}, part, buf, base, p.job.Progress)
+	have, sums, stop, err := p.load(ctx, chain{p.job.IDs, p.job.Epoch}, p.job.Hit, part, buf, base, p.job.Progress)
 	if err != nil {
 		return err
 	}
 	p.update(func() {
 		for b := have.From; b < have.To; b++ {
 			if p.from[b] == unknown {
-				p.sums.setBlock(b, sums[b-part.From])
+				p.sums.setBlock(b, sums[b-part.From], p.m.geo.places)
 				p.from[b] = here
 				p.at[b] = uint64(buf.Offset()) + base + uint64(b-part.From)*p.m.geo.fullBytes
 			}
@@ -263,7 +265,7 @@ func (p *Prefill) load1(part Part, buf arena.Buffer, base uint64) error {
 			p.job.Stopped(*stop)
 		}
 	} else if p.job.Progress != nil {
-		p.job.Progress(Progress{part, part.To, int64(uint64(part.Len()) * p.m.geo.fullBytes)})
+		p.job.Progress(Progress{part, part.To, p.m.geo.PartBytes(part.From, part.To, p.job.Hit)})
 	}
 	return nil
 }
@@ -275,7 +277,14 @@ func (p *Prefill) load1(part Part, buf arena.Buffer, base uint64) error {
 // that does not count these blocks as hits. An engine with several jobs for a request, one for each
 // rank, adds the pages only when all jobs are Loaded. So it can call Recompute on a Loaded job for
 // blocks that another job lacks.
+//
+// If a layer group has a sliding window, the model computes all hit blocks. In that group's layers
+// the block part.From needs KV that was not read, because it is outside of the window at the end of
+// the hit.
 func (p *Prefill) Recompute(part Part) {
+	if p.m.geo.windows && part.To > max(part.From, 0) && part.From < p.job.Hit {
+		part = Part{0, p.job.Hit}
+	}
 	used := false
 	p.update(func() {
 		sealed := p.sealedLocked()
@@ -338,7 +347,18 @@ func (p *Prefill) fromBuffersLocked() int {
 	return end
 }
 
-// Layer waits until the KV of the cached prefix in a layer is in device memory and verified.
+// firstLocked returns the first block that a layer needs. The sources of the hit blocks must be
+// final (sealedLocked).
+func (p *Prefill) firstLocked(layer int) int {
+	first := p.m.geo.first(layer, p.job.Hit)
+	if first > 0 && slices.Contains(p.from, computed) {
+		return 0 // the model computes all hit blocks
+	}
+	return first
+}
+
+// Layer waits until the KV of the cached prefix in a layer is in device memory and verified. The
+// pages of blocks outside of the layer's window do not change.
 func (p *Prefill) Layer(ctx context.Context, layer int) error {
 	return p.await(ctx, func() bool { return p.in[layer] })
 }
@@ -449,7 +469,7 @@ func (p *Prefill) takeOffer(o *pb.TrafficOffer) {
 	err := d.UnmarshalBinary(o.Window)
 	switch {
 	case err != nil:
-	case !bytes.Equal(o.GeometryDigest, p.m.geo.digest[:]):
+	case !bytes.Equal(o.GeometryDigest, p.m.geo.digest):
 		err = fmt.Errorf("its geometry differs: %w", ErrJob)
 	case int(o.Blocks) != p.job.Blocks || int(o.HitBlocks) != p.job.Hit:
 		err = fmt.Errorf("its prompt has %d blocks, %d cached; here %d, %d: %w", o.Blocks, o.HitBlocks, p.job.Blocks, p.job.Hit, ErrJob)
@@ -625,9 +645,12 @@ func joined(spans []rdma.Span) []rdma.Span {
 // land copies one layer of the hit blocks from the PE buffer to device memory, waits until the
 // other hit blocks of the layer have arrived from the DE, and verifies the layer. hit are the pages
 // of the hit blocks that come from buffers. mine are the blocks from the PE buffer, theirs the
-// blocks from the DE. after is nil, or the mark before which the engine may use the pages.
+// blocks from the DE. Blocks outside of the layer's window are left out. after is nil, or the mark
+// before which the engine may use the pages.
 func (p *Prefill) land(layer int, hit, mine, theirs []uint32, after copier.Mark) error {
-	g, d := p.m.geo, &p.m.opts.Device
+	g, d := &p.m.geo, &p.m.opts.Device
+	first := g.first(layer, p.job.Hit)
+	mine, theirs = needed(mine, first), needed(theirs, first)
 	landed := rdma.NewFlag()
 	if len(theirs) > 0 {
 		x, err := p.m.opts.Compute.ExpectImm(rdma.Expect{Imm: p.imm + uint32(layer), Count: 2, From: []rdma.EngineID{p.peer}, Done: landed.Set})
@@ -637,7 +660,7 @@ func (p *Prefill) land(layer int, hit, mine, theirs []uint32, after copier.Mark)
 		defer x.Cancel()
 	}
 	if len(mine) > 0 {
-		if err := p.toDevice(layer, hit, mine, func(b uint32) uint64 { return p.at[b] + uint64(layer)*g.layerBytes }, "prefill buffer", after); err != nil {
+		if err := p.toDevice(layer, hit, mine, func(b uint32) uint64 { return p.at[b] + g.at(layer) }, "prefill buffer", after); err != nil {
 			return err
 		}
 	}

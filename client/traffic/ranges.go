@@ -59,9 +59,9 @@ func sendsOf(blocks, recomputed []uint32) []*pb.TrafficSends {
 type incoming struct {
 	// sent and again have an element for each block of the prompt. sent: the prefill engine (PE)
 	// sends the block. again: the block is a hit block and was computed again. any: the PE sends at
-	// least one block.
-	sent, again []bool
-	any         bool
+	// least one block. anyAgain: at least one hit block was computed again.
+	sent, again   []bool
+	any, anyAgain bool
 	// arrived is the number of messages that have arrived, messages the number of all messages of
 	// the list. messages is 0 until the first message has arrived.
 	arrived, messages uint32
@@ -95,7 +95,7 @@ func (in *incoming) take(s *pb.TrafficSends) error {
 			}
 		}
 	}
-	in.any = in.any || len(s.Blocks) > 0
+	in.any, in.anyAgain = in.any || len(s.Blocks) > 0, in.anyAgain || len(s.Recomputed) > 0
 	in.messages = s.Messages
 	in.arrived++
 	return nil

@@ -15,22 +15,27 @@ type chain struct {
 	epoch kv.Epoch
 }
 
-// load reads the blocks of a part from storage into the buffer, until ctx (a context that reading
-// returned) ends. Block b goes to offset base plus (b - part.From) times the size of a Full Block.
-// load returns the part that was read, the checksums of the blocks of this part, and a Stop with
+// load reads the blocks of a part of a cached prefix of hit blocks from storage into the buffer,
+// until ctx (a context that reading returned) ends. Block b goes to offset base plus (b - part.From)
+// times the size of a Full Block, without the layers that do not need it. load returns the part that
+// was read, the checksums of the blocks of this part in the order of a Full Block, and a Stop with
 // the reason why the other blocks were not read. The Stop is nil if the whole part was read.
 // progress, if set, is called during the read.
-func (t *transfer) load(ctx context.Context, c chain, part Part, into arena.Buffer, base uint64, progress func(Progress)) (Part, [][]uint64, *Stop, error) {
-	g := t.m.geo
-	pieces := make([]client.Piece, part.Len())
-	layerSums := make([][]uint64, part.Len())
+func (t *transfer) load(ctx context.Context, c chain, hit int, part Part, into arena.Buffer, base uint64, progress func(Progress)) (Part, [][]uint64, *Stop, error) {
+	g := &t.m.geo
+	ids := c.ids[:part.To]
+	if g.windows {
+		ids = c.ids[:hit] // the client reads a prefix with windows only in its whole length
+	}
+	pieces, sums := make([]client.Piece, 0, part.Len()), make([][]uint64, 0, part.Len())
+	blockSums := make([][]uint64, part.Len())
 	flat := make([]uint64, part.Len()*g.layers)
-	for i := range pieces {
-		pieces[i] = client.Piece{Block: part.From + i, Offset: into.Offset() + int64(base) + int64(i)*int64(g.fullBytes)}
-		layerSums[i] = flat[i*g.layers : (i+1)*g.layers]
+	for i := range blockSums {
+		blockSums[i] = flat[i*g.layers : (i+1)*g.layers]
+		pieces, sums = g.pieces(pieces, sums, part.From+i, hit, into.Offset()+int64(base)+int64(i)*int64(g.fullBytes), blockSums[i])
 	}
 	req := client.ReadRequest{
-		Namespace: t.m.opts.Namespace, IDs: c.ids[:part.To], Epoch: c.epoch, Into: t.m.buffer.memory, Pieces: pieces, Sums: layerSums,
+		Namespace: t.m.opts.Namespace, IDs: ids, Epoch: c.epoch, Into: t.m.buffer.memory, Pieces: pieces, Sums: sums,
 	}
 	if progress != nil {
 		req.Progress = func(p client.ReadProgress) {
@@ -47,7 +52,7 @@ func (t *transfer) load(ctx context.Context, c chain, part Part, into arena.Buff
 	// The blocks before an error are in memory and verified.
 	have := Part{part.From, max(part.From, min(res.Blocks, part.To))}
 	if have.To == part.To {
-		return have, layerSums, nil, nil
+		return have, blockSums, nil, nil
 	}
 	stop := &Stop{Part: part, Upto: have.To, Err: err}
 	if cut {
@@ -59,5 +64,5 @@ func (t *transfer) load(ctx context.Context, c chain, part Part, into arena.Buff
 		}
 		stop.Err = fmt.Errorf("%v: %v %s", res.Outcome, res.Cut, res.Detail)
 	}
-	return have, layerSums, stop, nil
+	return have, blockSums, stop, nil
 }

@@ -35,19 +35,20 @@ func (s sumTable) get(layer, block int) uint64 {
 	return binary.LittleEndian.Uint64(s.mem[s.at(layer)+uint64(block)*sumBytes:])
 }
 
-// block returns the sums of one block, from layer 0 on.
-func (s sumTable) block(block, layers int) []uint64 {
-	sums := make([]uint64, layers)
-	for l := range sums {
-		sums[l] = s.get(l, block)
+// block returns the sums of one block in the order of a Full Block, in which layer l has the index
+// places[l].
+func (s sumTable) block(block int, places []int) []uint64 {
+	sums := make([]uint64, len(places))
+	for l, place := range places {
+		sums[place] = s.get(l, block)
 	}
 	return sums
 }
 
-// setBlock stores the sums of one block, from layer 0 on.
-func (s sumTable) setBlock(block int, sums []uint64) {
-	for l, sum := range sums {
-		s.set(l, block, sum)
+// setBlock stores the sums of one block, which are in the order of a Full Block.
+func (s sumTable) setBlock(block int, sums []uint64, places []int) {
+	for l, place := range places {
+		s.set(l, block, sums[place])
 	}
 }
 

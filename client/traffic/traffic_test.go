@@ -54,7 +54,9 @@ func blockName(sequence, b int) kv.BlockID {
 // contract of client.Store: a lost block shortens the prefix, and the checksums are those of the
 // writer.
 type shelf struct {
-	geo    kv.Geometry
+	geo kv.Geometry
+	// order is Options.Order of the managers.
+	order  []int
 	mu     sync.Mutex
 	blocks map[kv.BlockID][]byte
 	// fail has the error of a read of a block.
@@ -67,7 +69,9 @@ type shelf struct {
 	gate    chan struct{}
 	waiting chan struct{}
 	spoil   func(mem []byte)
-	// pieces has the number of pieces of each write, deadlines the deadline of each.
+	// read has the pieces that were read, pieces the number of pieces of each write, deadlines the
+	// deadline of each.
+	read      []client.Piece
 	pieces    []int
 	deadlines []time.Time
 	// stall: the first read of this block closes stalled and does not continue.
@@ -85,9 +89,9 @@ func (s *shelf) put(sequence, n int) {
 	defer s.mu.Unlock()
 	for b := range n {
 		id := blockName(sequence, b)
-		full := make([]byte, s.geo.PieceBytes(0))
-		for l := range s.geo.Groups[0].Layers {
-			fill(full[int64(l)*s.geo.LayerBytes(0):][:s.geo.LayerBytes(0)], id, l)
+		full, lb := make([]byte, s.geo.BlockBytes()), int(s.geo.LayerBytes(0))
+		for l := range len(full) / lb {
+			fill(full[l*lb:][:lb], id, l)
 		}
 		s.blocks[id] = full
 	}
@@ -146,8 +150,9 @@ func (s at) Read(ctx context.Context, r client.ReadRequest) (client.ReadResult, 
 		if !ok {
 			return client.ReadResult{Outcome: client.Miss, Blocks: p.Block, Cut: client.CutAbsent}, nil
 		}
-		dst := s.mem(r.Into)[p.Offset:][:len(full)]
-		copy(dst, full)
+		dst := s.mem(r.Into)[p.Offset:][:s.geo.PieceBytes(p.Group)]
+		copy(dst, full[s.geo.PieceOffset(0, p.Group):])
+		s.read = append(s.read, p)
 		lb := int(s.geo.LayerBytes(0))
 		for l := range r.Sums[i] {
 			r.Sums[i][l] = xxh3.Hash(dst[l*lb : (l+1)*lb])
@@ -194,7 +199,12 @@ func (s at) Write(ctx context.Context, w client.WriteRequest) (client.WriteResul
 		if p.Block > 0 && s.blocks[w.IDs[p.Block-1]] == nil {
 			return client.WriteResult{Outcome: client.Miss, Blocks: p.Block, Refused: []client.RefusedPiece{{Block: p.Block}}}, nil
 		}
-		s.blocks[w.IDs[p.Block]] = bytes.Clone(mem[p.Offset:][:s.geo.PieceBytes(0)])
+		full := s.blocks[w.IDs[p.Block]]
+		if full == nil {
+			full = make([]byte, s.geo.BlockBytes())
+			s.blocks[w.IDs[p.Block]] = full
+		}
+		copy(full[s.geo.PieceOffset(0, p.Group):], mem[p.Offset:][:s.geo.PieceBytes(p.Group)])
 	}
 	return client.WriteResult{Outcome: client.Hit, Blocks: len(w.IDs)}, nil
 }
@@ -266,7 +276,7 @@ func newEngineIn(t testing.TB, s *shelf, storage Storage, layout Device, bufferB
 		layout.Region = dev
 	}
 	o := Options{
-		Namespace: kv.Namespace{Name: "m", Geometry: s.geo}, Storage: storage, Compute: compute, BufferBytes: bufferBytes,
+		Namespace: kv.Namespace{Name: "m", Geometry: s.geo}, Order: s.order, Storage: storage, Compute: compute, BufferBytes: bufferBytes,
 		Device: layout, Copier: c,
 	}
 	if c != nil {
@@ -307,6 +317,8 @@ type request struct {
 	ids         []kv.BlockID
 	pages       []uint32
 	pe, de      *engine
+	// again: the model computes the hit blocks again.
+	again bool
 }
 
 // newRequest makes a request whose last block is not full.
@@ -341,15 +353,33 @@ func (r *request) compute(p *Prefill, layer int) error {
 		id := blockName(r.sequence, b)
 		page := r.pe.page(layer, r.pages[b])
 		if missed[b] {
-			fill(page, id, layer)
+			fill(page, id, r.pe.geo.places[layer])
 			continue
 		}
-		fill(want, id, layer)
+		r.want(want, id, layer, b)
 		if !bytes.Equal(page, want) {
 			return fmt.Errorf("block %d, layer %d: other bytes on the prefill device", b, layer)
 		}
 	}
 	return nil
+}
+
+// want writes the expected bytes of a page to dst: zeros for a hit block outside of the layer's window, whose page does
+// not change.
+func (r *request) want(dst []byte, id kv.BlockID, layer, block int) {
+	if block < r.outside(layer) {
+		clear(dst)
+		return
+	}
+	fill(dst, id, r.pe.geo.places[layer])
+}
+
+// outside returns the number of hit blocks that are outside of the layer's window.
+func (r *request) outside(layer int) int {
+	if r.again {
+		return 0
+	}
+	return r.pe.geo.first(layer, r.hit)
 }
 
 // prefill runs the PE's side.
@@ -372,7 +402,7 @@ func (r *request) check() error {
 	want := make([]byte, r.pe.geo.layerBytes)
 	for b := range r.blocks {
 		for l := range r.pe.geo.layers {
-			fill(want, blockName(r.sequence, b), l)
+			r.want(want, blockName(r.sequence, b), l, b)
 			if !bytes.Equal(r.de.page(l, r.pages[b]), want) {
 				return fmt.Errorf("block %d, layer %d: other bytes on the decode device", b, l)
 			}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from harness.process import EngineError
 from harness.sessions import Session
 from harness.vllm import BLOCK, OUTPUT, RANKS, Stored, Vllm, dual_path
 
-from penstock import Event, EventKind, Gateway, Request, Store, _adapter, testing
+from penstock import Event, EventKind, Gateway, Group, GroupKind, Request, Store, _adapter, errors, testing
 
 TIMEOUT = 300
 BATCH = 10  # requests that are under way at once
@@ -52,7 +53,8 @@ class Cluster:
             self.start(name)
         self.store = Store(node.address)
         definition = vllm.call(names[0], "namespace")
-        self.ns = self.store.namespace(**definition, ids=True)
+        self.groups = [Group(GroupKind(kind), *sizes) for kind, *sizes in definition.pop("groups")]
+        self.ns = self.store.namespace(**definition, groups=self.groups, ids=True)
         self.gateway = Gateway(self.ns, planner.address)
         self.count = 0
 
@@ -114,6 +116,12 @@ class Cluster:
         while (have := blocks(self.node)) != self.shards * len(stored):
             assert time.monotonic() < end, (have, self.shards, len(stored))
 
+    def read_bytes(self) -> int:
+        """Return how many bytes of blocks the node has delivered."""
+        with urllib.request.urlopen(f"http://{self.node.http}/metrics", timeout=60) as page:
+            text = page.read().decode()
+        return sum(int(float(line.split()[-1])) for line in text.splitlines() if line.startswith("penstock_read_payload_bytes_total{"))
+
     def events(self, name: str) -> dict[str, float]:
         """Return the events of all ranks of an engine."""
         seen: dict[str, float] = self.vllm.call(name, "metrics")
@@ -127,9 +135,9 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(vllm: Vllm, names: list[str], *, block: int = BLOCK, **options: Any) -> Iterator[Cluster]:
+def cluster(vllm: Vllm, names: list[str], *, block: int = BLOCK, schedule: tuple[str, ...] = (), **options: Any) -> Iterator[Cluster]:
     # No request waits for an engine that is busy with others.
-    rates = ["--schedule-prefill-rate", "1000000", "--schedule-read-rate", "1000000"]
+    rates = ["--schedule-prefill-rate", "1000000", "--schedule-read-rate", "1000000", *schedule]
     with testing.node(capacity="1GiB", arena="64MiB") as node, testing.planner(block_tokens=block, args=rates) as planner:
         made = Cluster(vllm, node, planner, names, **options)
         try:
@@ -138,10 +146,12 @@ def cluster(vllm: Vllm, names: list[str], *, block: int = BLOCK, **options: Any)
             made.close()
 
 
-def check_sessions(c: Cluster, agents: list[Session], plain: list[list[list[int]]], stored: Stored) -> Counter[str]:
+def check_sessions(
+    c: Cluster, agents: list[Session], plain: list[list[list[int]]], stored: Stored, hits: list[int] | None = None
+) -> Counter[str]:
     """All turns of sessions have the given tokens, and each finds what the turns before have stored.
 
-    Return how many tokens each engine's machine has read.
+    Return how many tokens each engine's machine has read. hits gets the number of blocks that each prompt finds.
     """
     read: Counter[str] = Counter()
     for k, want in enumerate(plain):
@@ -153,6 +163,8 @@ def check_sessions(c: Cluster, agents: list[Session], plain: list[list[list[int]
                 assert [e.reason for e in events if e.kind == EventKind.REPLANNED] == []
                 (started,) = [e for e in events if e.kind == EventKind.STARTED]
                 assert started.read_by_prefill + started.read_by_decode == stored.cached(prompts[i])
+                if hits is not None:
+                    hits.append(stored.cached(prompts[i]) // BLOCK)
                 read.update({started.prefill: started.read_by_prefill, started.decode: started.read_by_decode})
             for i, prompt in enumerate(prompts):
                 stored.add(prompt, want[first + i])
@@ -245,15 +257,41 @@ def test_latent_kv(vllm: Vllm, agents: list[Session], latent: tuple[Path, list[l
 
 
 def test_sliding_windows(vllm: Vllm, agents: list[Session], tmp_path: Path) -> None:
-    """In three of four layers a token reads the last 64 tokens. The engines keep the KV of all tokens in all layers, and serve the model.
+    """In three of four layers a token reads the last 64 tokens. Of these layers, storage delivers only the last two blocks of each prefix.
 
-    They do not serve a model that has a window in every layer.
+    The engines do not serve a model that has a window in every layer.
     """
     windows = ["sliding_attention"] * 3
     model = make_llama(tmp_path / "some", layer_types=[*windows, "full_attention"], sliding_window=64)
     plain = tokens_of(vllm, model, agents[:4])
-    with cluster(vllm, ["p0", "d0"], model=model) as c:
-        check_sessions(c, agents[:4], plain, Stored())
+    stored = Stored()
+    # Neither side reads a part of the other side, however busy the machine is.
+    with cluster(vllm, ["p0", "d0"], model=model, schedule=("--schedule-patience", "120s")) as c:
+        size = c.groups[0].token_bytes  # of a token in a layer
+        assert c.groups == [Group(GroupKind.FULL, 1, size), Group(GroupKind.WINDOW, 3, size, 63)]
+        hits: list[int] = []  # blocks of each prefix
+        check_sessions(c, agents[:4], plain, stored, hits)
+        assert max(hits) > 2
+        assert c.read_bytes() == BLOCK * size * sum(hit + 3 * min(hit, 2) for hit in hits)
+
+        # If a cached block is damaged, the model computes the whole prompt.
+        (number,) = namespaces(c.node).values()
+        c.node.kill()
+        damage(c.node, number, depth=2)
+        c.node.start()
+        turns = [s.turns[2].prompt for s in agents[:4]]
+        for _ in range(2):  # the second time, the blocks are stored again
+            for (tokens, events), want in zip(c.serve(turns), plain[2], strict=True):
+                assert tokens == want
+                assert events[-1].kind == EventKind.DONE
+
+        epoch = c.ns.bump()
+        for name in c.names:
+            assert vllm.call(name, "new_weights", version=epoch) == [epoch]
+        for (tokens, events), want in zip(c.serve(turns), plain[2], strict=True):
+            assert tokens == want
+            assert [(e.hit, e.epoch) for e in events if e.kind == EventKind.MATCHED] == [(0, epoch)]
+
         every = make_llama(tmp_path / "every", layer_types=[*windows, "sliding_attention"], sliding_window=64)
         with pytest.raises(EngineError, match="InvalidError: every layer has a sliding window"):
             vllm.start("every", dual_path(c.node, c.planner, "every", prefill=True), every, **ALONE)
@@ -273,6 +311,24 @@ def test_refused_ranks(vllm: Vllm, options: dict[str, Any], extra: dict[str, Any
         with pytest.raises(EngineError) as raised:
             vllm.start("refused", dual_path(node, planner, "refused", prefill=True, **extra), **{**ALONE, **options})
         assert why in str(raised.value) + vllm.host.log.read_text()  # a rank in a process of its own logs the reason
+
+
+@pytest.mark.filterwarnings("ignore")  # those of vLLM's imports
+@pytest.mark.parametrize(
+    ("kinds", "why"),
+    [
+        (["FullAttentionSpec", "MambaSpec"], r"recurrent state \(MambaSpec\)"),
+        (["MambaSpec"], r"recurrent state \(MambaSpec\)"),
+        (["FullAttentionSpec", "SlidingWindowSpec"], "a KV cache group for each kind of layer; .* --no-disable-hybrid-kv-cache-manager"),
+    ],
+)
+def test_refused_groups(kinds: list[str], why: str) -> None:
+    """KV cache groups that the connector does not support are refused, and the error names the kind of the layers or the setting."""
+    from penstock.vllm import dualpath
+
+    groups = [SimpleNamespace(kv_cache_spec=type(kind, (), {})()) for kind in kinds]
+    with pytest.raises(errors.InvalidError, match=why):
+        dualpath._refuse_groups(SimpleNamespace(kv_cache_groups=groups))
 
 
 @pytest.mark.filterwarnings("ignore")  # those of vLLM's imports

@@ -157,11 +157,8 @@ class Driver:
     def namespace(self) -> dict[str, Any]:
         """Return the values that a gateway needs of the namespace of PenstockDualPath."""
         d = self.scheduler._scheduler.definition
-        (group,) = d.groups
-        return {
-            "name": d.name, "dtype": d.dtype, "layout": d.layout, "block_tokens": d.block_tokens, "layers": group.layers,
-            "token_bytes": group.token_bytes,
-        }  # fmt: skip
+        groups = [[int(g.kind), g.layers, g.token_bytes, g.window_tokens] for g in d.groups]
+        return {"name": d.name, "dtype": d.dtype, "layout": d.layout, "block_tokens": d.block_tokens, "groups": groups}
 
     def metrics(self) -> dict[str, float]:
         """Return the connector's metrics as the engine publishes them."""

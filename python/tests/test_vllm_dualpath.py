@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,6 +36,8 @@ HEAD = 4  # bytes of a token in a head of a layer
 ROW = HEADS * HEAD
 PAGE = BLOCK * ROW
 LAYERS = 3
+GROUPS = ((1,), (0, 2))  # the layers of full attention, and those with a window, if a model has windows
+WINDOW = 9  # tokens that a layer with a window reads before the next one: the last 3 blocks of a prefix
 BLOCKS = 64
 OUTPUT = 6
 BUSY = 120.0  # seconds; only a failure reaches the limit
@@ -139,7 +142,16 @@ class Rank:
     """The worker of one rank of an engine, and its memory. Latent KV is the same in all ranks."""
 
     def __init__(
-        self, o: Options, counters: _adapter.Counters, role: Role, rank: int, ranks: int, broadcasts: Broadcasts, *, latent: bool
+        self,
+        o: Options,
+        counters: _adapter.Counters,
+        role: Role,
+        rank: int,
+        ranks: int,
+        broadcasts: Broadcasts,
+        *,
+        latent: bool,
+        windows: bool,
     ) -> None:
         self.worker = Worker(o, counters, role=role, broadcast=broadcasts.of(rank))
         self.heads = range(HEADS) if latent else range(rank * HEADS // ranks, (rank + 1) * HEADS // ranks)
@@ -154,7 +166,10 @@ class Rank:
         facts = [[layer.name, 0, shape, [shape[1] * shape[2], shape[2], 1], "torch.uint8"] for layer in layers]
         memory = [(self.base, len(self.memory), self.memory)]
         specs = ["MLAAttentionSpec" if latent else "FullAttentionSpec"]
-        layout = Layout([LayerGroup(0, layers)], 1, BLOCKS, BLOCK, memory, {"layers": facts, "specs": specs})
+        groups = [LayerGroup(0, layers)]
+        if windows:
+            groups = [LayerGroup(WINDOW if g else 0, [layers[i] for i in group]) for g, group in enumerate(GROUPS)]
+        layout = Layout(groups, 1, BLOCKS, BLOCK, memory, {"layers": facts, "specs": specs})
         self.worker.open(layout, {"model": "m"}, rank, ranks, heads=shape[0])
 
     def places(self, block: int, token: int, layer: int) -> list[int]:
@@ -180,7 +195,8 @@ class Rank:
 class Engine:
     """The calls of vLLM to a connector and the workers of all ranks, on a model whose KV is a hash of the tokens.
 
-    Each step computes at most ``chunk`` tokens of each request. Before it computes a token it compares the KV of all earlier tokens.
+    Each step computes at most ``chunk`` tokens of each request. Before it computes a token it compares the KV of all earlier tokens,
+    in a layer with a window that of the last WINDOW tokens.
     When a rank has not loaded a layer, all ranks compute garbage in the layers behind it, and the step is reverted.
     """
 
@@ -194,9 +210,11 @@ class Engine:
         chunk: int = 1000,
         ranks: int = 1,
         latent: bool = False,
+        windows: bool = False,
         **options: Any,
     ) -> None:
         self.name = name
+        self.windows = windows
         self.latent = latent
         self.role = role
         self.chunk = chunk
@@ -219,7 +237,7 @@ class Engine:
         o = Options(servers=node.address, planner=planner, engine=name, machine=f"machine of {name}", **given)
         self.counters = _adapter.Counters(name)
         self.broadcasts = Broadcasts()
-        self.ranks = [Rank(o, self.counters, role, i, ranks, self.broadcasts, latent=latent) for i in range(ranks)]
+        self.ranks = [Rank(o, self.counters, role, i, ranks, self.broadcasts, latent=latent, windows=windows) for i in range(ranks)]
         self.workers = [rank.worker for rank in self.ranks]
         self.late = 0.0  # seconds that the scheduler's clock is ahead
         self.side = Scheduler(o, self.counters, role=role, extras=EXTRAS, clock=lambda: time.monotonic() + self.late)
@@ -250,8 +268,9 @@ class Engine:
 
     def _compute(self, request: Request, end: int, layer: int, lost: list[bool]) -> None:
         """Compute a layer of a request. ``lost``: by rank, whether it has not loaded the layer or one before."""
+        first = max(0, request.num_computed_tokens - WINDOW) if self.windows and layer in GROUPS[1] else 0
         for rank, missing in zip(self.ranks, lost, strict=True):
-            for token in range(end):
+            for token in range(first, end):
                 block, at = request.blocks[token // BLOCK], token % BLOCK
                 kv = row(request.all_token_ids[: token + 1], layer)
                 if token >= request.num_computed_tokens:
@@ -430,6 +449,7 @@ class Cluster:
         self.node = node
         self.planner = planner
         self.engines = {e.name: e for e in engines}
+        self.windows = engines[0].windows
         self.store = Store(node.address)
         self.shards = [open_namespace(self.store, d) for worker in engines[0].workers for d in worker.definitions]
         self.ns = self.shards[0]
@@ -513,17 +533,19 @@ class Cluster:
         heads = HEADS // len(self.shards)
         for shard, ns in enumerate(self.shards):
             blocks = ns.match(ids).prefix
-            values = [bytearray(ns.value_bytes) for _ in range(blocks)]
+            groups = GROUPS if self.windows else (tuple(range(LAYERS)),)
+            pieces = [(b, g) for b in range(blocks) for g in range(len(groups)) if g == 0 or b >= blocks - -(-WINDOW // BLOCK)]
+            values = [bytearray(len(groups[g]) * heads * BLOCK * HEAD) for _, g in pieces]
             if blocks:
-                ns.get(list(ids)[:blocks], values)
-            for block, value in enumerate(values):
+                ns.jobs.get(list(ids)[:blocks], values, pieces=pieces).wait()
+            for (block, group), value in zip(pieces, values, strict=True):
                 want = b"".join(
                     row(tokens[: token + 1], layer)[head * HEAD : (head + 1) * HEAD]
-                    for layer in range(LAYERS)
+                    for layer in groups[group]
                     for head in range(shard * heads, (shard + 1) * heads)
                     for token in range(block * BLOCK, (block + 1) * BLOCK)
                 )
-                assert value == want, (shard, block)
+                assert value == want, (shard, block, group)
 
     def check(self) -> None:
         """Check that no wrong byte was seen and that all blocks are free."""
@@ -595,7 +617,10 @@ two_ranks = pytest.mark.parametrize("make", [(2, 2), (2, 1), (1, 2)], indirect=T
 def test_turns_of_a_session(make: Callable[..., Cluster], chunk: int) -> None:
     """Each turn has the tokens of an engine without the connector, and loads the blocks that earlier turns have stored,
     including decoded blocks."""
-    c = make(chunk=chunk)
+    check_turns(make(chunk=chunk))
+
+
+def check_turns(c: Cluster) -> None:
     prompt = list(range(100, 121))
     stored = 0
     for turn in range(4):
@@ -743,10 +768,16 @@ def test_no_hit_of_a_whole_prompt(make: Callable[..., Cluster]) -> None:
     c.check()
 
 
-def test_preempted_prefill(make: Callable[..., Cluster]) -> None:
+@pytest.mark.parametrize(
+    ("make", "windows"),
+    [((1, 1), False), ((2, 2), False), ((2, 2, LATENT), False), ((2, 1), True)],
+    indirect=["make"],
+    ids=["1 rank", "2 ranks", "2 latent ranks", "windows"],
+)
+def test_preempted_prefill(make: Callable[..., Cluster], windows: bool) -> None:
     """The blocks of a preempted request are reused at once: its attempt ends before that, and another attempt serves the
     request."""
-    c = make(chunk=5)
+    c = make(chunk=5, windows=windows)
     prompt = list(range(37))
     course = c.submit(prompt)
     c.until(lambda: course.prefill is not None and 5 <= course.prefill[1].num_computed_tokens < 30)
@@ -1233,6 +1264,49 @@ def test_epoch_of_latent_ranks(make: Callable[..., Cluster]) -> None:
             with pytest.raises(errors.Error):
                 worker.bump(0)
     c.check()
+
+
+@pytest.mark.parametrize(("make", "chunk"), [((1, 1), 1000), ((2, 1), 5), ((2, 2), 5)], indirect=["make"], ids=["1P1D", "2P1D", "2P2D"])
+def test_turns_of_a_session_with_windows(make: Callable[..., Cluster], chunk: int) -> None:
+    """Layers with a window are loaded from the window at the end of the cached prefix on, and stored with all their blocks."""
+    check_turns(make(chunk=chunk, windows=True))
+
+
+@pytest.mark.parametrize("make", [(1, 1), (2, 2)], indirect=True, ids=["1P1D", "2P2D"])
+def test_windows_that_lack_a_block(make: Callable[..., Cluster]) -> None:
+    """If a cached block is missing, the model computes the whole prompt, because the window in front of that block was not read."""
+    c = make(chunk=5, windows=True)
+    prompt = list(range(90))
+    c.serve(prompt)
+    c.stored(prompt, 22)
+    again = [*prompt[:80], *range(500, 507)]
+    course, pe, de = planned(c, again)
+    assert course.event(EventKind.MATCHED).hit == 80
+    c.shards[-1].delete(list(c.ns.chain(prompt))[17:18])
+    # A read of the decode engine that is under way when the prefill engine begins to compute would fail the attempt.
+    hold(pe, *range(len(pe.ranks)))
+    c.start(course)
+    reads = len(c.shards) if course.event(EventKind.STARTED).read_by_decode else 0
+    c.until(lambda: de.ends_of_reads[attempt_of(course)] == reads)
+    hold(pe)
+    c.until_over(course)
+    c.idle()
+    assert course.tokens == expected(again)
+    assert EventKind.REPLANNED not in course.kinds()
+    assert course.prefill is not None
+    assert pe.loaded_tokens[course.prefill[1].request_id] == 0
+    c.stored(again, 21)
+    c.check()
+
+
+@pytest.mark.parametrize(("windows", "recomputed", "first"), [(False, None, 8), (False, 5, 5), (True, None, 8), (True, 5, 0), (True, 8, 8)])
+def test_first_block_with_windows(windows: bool, recomputed: int | None, first: int) -> None:
+    """If the planner has an engine with windows compute a cached block that was loaded, the engine computes the whole prefix."""
+    side = Scheduler(Options(), _adapter.Counters("x"), role=Role.PREFILL, extras=EXTRAS)
+    side._shards, side._windows = 1, windows
+    attempt: Any = SimpleNamespace(hit=8)
+    turn = _Turn(attempt, loaded={0: 8}, recomputed=recomputed)
+    assert side._first(turn) == first
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ func (a *Attempt) Progress(p traffic.Progress) error {
 		if err := a.check(p.Part, p.Upto); err != nil {
 			return err
 		}
-		p.Bytes = min(p.Bytes, int64(p.Part.Len())*a.leader.geometry.PieceBytes(0))
+		p.Bytes = min(p.Bytes, a.leader.geometry.PartBytes(p.Part.From, p.Part.To, a.request.Hit))
 		r.Progress(p)
 		return nil
 	})

@@ -38,6 +38,8 @@ type TrafficOptions struct {
 	Bases  []uint64
 	Stride uint64
 	Pages  int
+	// Order has the meaning of traffic.Options.
+	Order []int
 	// BufferBytes, AppendBytes, PersistMax and Verify have the meaning of traffic.Options.
 	BufferBytes, AppendBytes int64
 	PersistMax               int
@@ -192,7 +194,7 @@ func (t *Traffic) open(def kv.Namespace, o TrafficOptions) (err error) {
 		return fmt.Errorf("device memory: %w", err)
 	}
 	options := traffic.Options{
-		Namespace: def, Storage: t.store.client, Compute: t.compute, BufferBytes: o.BufferBytes, AppendBytes: o.AppendBytes,
+		Namespace: def, Order: o.Order, Storage: t.store.client, Compute: t.compute, BufferBytes: o.BufferBytes, AppendBytes: o.AppendBytes,
 		Device:     traffic.Device{Region: t.region, Bases: o.Bases, Stride: o.Stride, Pages: o.Pages},
 		PersistMax: o.PersistMax, Verify: o.Verify, Logger: log,
 	}

@@ -331,7 +331,7 @@ func (x *Transfer) onPrefill(call string) error {
 
 // checkLayer returns an error for a layer that the model does not have.
 func (x *Transfer) checkLayer(layer int) error {
-	if layers := x.traffic.geo.Groups[0].Layers; layer < 0 || layer >= layers {
+	if layers := x.traffic.geo.LayerCount(); layer < 0 || layer >= layers {
 		return fmt.Errorf("%w: layer %d of %d", ErrInvalid, layer, layers)
 	}
 	return nil
@@ -388,10 +388,10 @@ func (x *Transfer) Computed(layer, block int) error {
 			return fmt.Errorf("%w: computed up to block %d of %d", ErrInvalid, block, x.blocks)
 		case block > x.pages:
 			return fmt.Errorf("%w: computed up to block %d; request %q has %d device pages", ErrInvalid, block, x.request, x.pages)
-		case block < x.blocks && t.bases < t.geo.Groups[0].Layers:
-			return fmt.Errorf("%w: computed up to block %d of %d, with device memory for %d of %d layers: chunks need all layers", ErrInvalid, block, x.blocks, t.bases, t.geo.Groups[0].Layers)
-		case t.stream.Load() != nil && t.bases < t.geo.Groups[0].Layers:
-			return fmt.Errorf("%w: computed in a stream, with device memory for %d of %d layers: the order of a stream needs all layers", ErrInvalid, t.bases, t.geo.Groups[0].Layers)
+		case block < x.blocks && t.bases < t.geo.LayerCount():
+			return fmt.Errorf("%w: computed up to block %d of %d, with device memory for %d of %d layers: chunks need all layers", ErrInvalid, block, x.blocks, t.bases, t.geo.LayerCount())
+		case t.stream.Load() != nil && t.bases < t.geo.LayerCount():
+			return fmt.Errorf("%w: computed in a stream, with device memory for %d of %d layers: the order of a stream needs all layers", ErrInvalid, t.bases, t.geo.LayerCount())
 		}
 		after, err = x.mark(&x.traffic.saves)
 		return err

@@ -931,6 +931,18 @@ static struct side move(penstock_namespace ns, penstock_namespace flat) {
 	o.cert_file = o.key_file = "/no/such/file";
 	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "ca_file"), "%s", e.message);
 	o.ca_file = o.cert_file = o.key_file = NULL;
+	uint32_t order[LAYERS] = {0}; /* layer 0 more than once */
+	o.order = order;
+	o.size = offsetof(penstock_traffic_options, order); /* a caller of version 1.9 */
+	o.n_order = LAYERS;
+	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_traffic_close(again, &e) == PENSTOCK_OK, "%s", e.message);
+	again = 0;
+	o.size = sizeof o;
+	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "Order"), "%s", e.message);
+	o.order = NULL;
+	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "order"), "%s", e.message);
+	o.n_order = 0;
 	o.memory = NULL;
 	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "device memory"), "%s", e.message);
 	o.memory = side.memory;

@@ -331,6 +331,8 @@ class CTrafficOptions(Structure):
         ("ca_file", c_char_p),
         ("cert_file", c_char_p),
         ("key_file", c_char_p),
+        ("order", c_void_p),
+        ("n_order", c_uint32),
     ]
 
 

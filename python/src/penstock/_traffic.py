@@ -222,7 +222,11 @@ def _on_device(memory: Buffer | Tensor | Pointers, cuda: int | None) -> tuple[Bu
 class Traffic(_Queue[TransferEvent]):
     """Moves the KV of one engine in a prefill/decode cluster, and has a queue of the events of its jobs.
 
-    ``ns`` is the KV of the engine's model: its keys are ids (``ids=True``), and it has one group of full attention.
+    ``ns`` is the KV of the engine's model: its keys are ids (``ids=True``), and it has a group of full attention. It may also
+    have groups with sliding windows, in which a layer of a block has as many bytes as in the first group. In such a layer only the
+    blocks of the cached prefix within the window at its end are read and sent, and the pages of the others do not change. ``order``
+    lists the layers in the order in which the model computes them, each by its index in a value, which has the layers of one
+    group after the other; by default that order. Layer l below is the layer ``order[l]``, the same one on both sides.
     ``memory`` is the engine's device memory, or host memory in its place: a writable buffer, a tensor on the CPU or a CUDA
     device, or ``Pointers`` with one address, to memory of CUDA device ``cuda`` if that is given. Page p of layer l has the
     layer's bytes of one block, at ``bases[l % len(bases)] + p * stride``. A decode engine has a base for each layer. A
@@ -263,6 +267,7 @@ class Traffic(_Queue[TransferEvent]):
         bases: Iterable[int],
         *,
         buffer_bytes: int,
+        order: Iterable[int] = (),
         stride: int = 0,
         pages: int = 0,
         append_bytes: int = 0,
@@ -281,7 +286,7 @@ class Traffic(_Queue[TransferEvent]):
         super().__init__(ns._core)
         self._ns = ns  # a reference, because a store without references is closed
         self._jobs: dict[int, PrefillJob | DecodeJob] = {}
-        offsets = _numbers("bases", bases)
+        offsets, layers = _numbers("bases", bases), _numbers("order", order, 32)
         memory, cuda = _on_device(memory, cuda)
         self._cuda = cuda
         pins = Pins()
@@ -314,6 +319,8 @@ class Traffic(_Queue[TransferEvent]):
                 ca_file=_text("ca_file", ca_file),
                 cert_file=_text("cert_file", cert_file),
                 key_file=_text("key_file", key_file),
+                order=_address(layers),
+                n_order=len(layers),
             )
             self._core.open_handle()
         except BaseException:

@@ -111,6 +111,23 @@ def facts_of(config: Any, kv_caches: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def windows_of(config: Any, kv_cache_config: Any) -> dict[str, int]:
+    """Return the layers that read a sliding window, each with the number of tokens that it reads before the next one, for an engine
+    without the hybrid KV cache manager.
+
+    Without that manager vLLM keeps the KV of all tokens in these layers too, and the KV cache group names no layer's window.
+    """
+    lookahead = max(0, config.num_prefill_lookahead_tokens - 1)  # as vLLM's manager keeps for draft models
+    windows = {}
+    for group in kv_cache_config.kv_cache_groups:
+        for name in group.layer_names:
+            spec = getattr(group.kv_cache_spec, "kv_cache_specs", {}).get(name, group.kv_cache_spec)
+            window = getattr(config.compilation_config.static_forward_context.get(name), "sliding_window", None)
+            if type(spec).__name__ == "FullAttentionSpec" and isinstance(window, int):
+                windows[name] = max(1, window - 1 + lookahead)
+    return windows
+
+
 def _keys(request: Any, start: int, end: int) -> Any:
     found, _ = generate_block_hash_extra_keys(request, start, end, 0)
     return found

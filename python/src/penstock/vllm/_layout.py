@@ -103,6 +103,12 @@ class Layout:
         """The bytes of one block in all layers."""
         return sum(layer.page for group in self.groups for layer in group.layers)
 
+    def in_order(self) -> tuple[list[Layer], list[int]]:
+        """Return all layers in the order in which the model computes them, each with its index in a value of the namespace, which has
+        the layers of one group after the other."""
+        placed = sorted(enumerate(layer for group in self.groups for layer in group.layers), key=lambda one: _place(one[1].name))
+        return [layer for _, layer in placed], [index for index, _ in placed]
+
     def parts(self, layers: int) -> list[Part]:
         """Return all layers in parts of at most ``layers``, in the order in which the model computes them."""
         parts = [
@@ -165,8 +171,9 @@ def split(layout: Layout, shards: int, heads: int) -> list[Layout]:
     return [cut(shard) for shard in range(shards)]
 
 
-def read_layout(tensors: Mapping[str, Any], config: Any) -> Layout:
-    """Return the layout of the KV cache that the engine registers.
+def read_layout(tensors: Mapping[str, Any], config: Any, windows: Mapping[str, int] | None = None) -> Layout:
+    """Return the layout of the KV cache that the engine registers. windows has the windows of layers in which the engine keeps the KV of
+    all tokens.
 
     Raises InvalidError, with the name of the layer or group, for a layout that cannot be stored whole: recurrent state without
     snapshots, a layer that is in no group, a shape whose first dimension is not the block, memory that is neither host memory nor a
@@ -180,7 +187,8 @@ def read_layout(tensors: Mapping[str, Any], config: Any) -> Layout:
         for name in kv_group.layer_names:
             # Layers of one kind and several sizes have their specifications within one of the group.
             spec = getattr(kv_group.kv_cache_spec, "kv_cache_specs", {}).get(name, kv_group.kv_cache_spec)
-            named[name] = pool, _reads(name, spec)
+            window = (windows or {}).get(name)
+            named[name] = pool, _Reads(window=window) if window else _reads(name, spec)
     if len(sizes) != 1:
         raise InvalidError(f"the model's KV cache groups have blocks of {sorted(sizes)} tokens; the connector stores blocks of one size")
     block_tokens = sizes.pop()

@@ -152,6 +152,7 @@ class Scheduler:
         self.definition: Definition | None = None
         """Of the first shard, in whose namespace a gateway finds prefixes. It is known after attach."""
         self._block = 0
+        self._windows = False  # some layers read a sliding window
         self._shards = self._ranks = 0
         self._passes = False  # rank 0 passes the KV to other ranks, which have no shard
         self._epoch = 0
@@ -187,6 +188,7 @@ class Scheduler:
         assert [d.rank for d in definitions] == list(range(len(definitions)))
         self.definition = definitions[0]
         self._block = self.definition.block_tokens
+        self._windows = len(self.definition.groups) > 1
         self._shards, self._ranks = len(definitions), min(ranks, len(definitions))
         self._passes = len(definitions) < ranks
         o = self._options
@@ -322,7 +324,11 @@ class Scheduler:
         if len(turn.loaded) < self._shards:
             return None
         first = min(turn.loaded.values())
-        return first if turn.recomputed is None else min(first, turn.recomputed)
+        if turn.recomputed is not None:
+            first = min(first, turn.recomputed)
+        if self._windows and first < turn.attempt.hit:
+            return 0  # the windows in front of the block were not read, so the workers' jobs recompute the whole prefix
+        return first
 
     def _state(self, request: Any) -> _Request | None:
         """Return the state of a request that names an attempt."""

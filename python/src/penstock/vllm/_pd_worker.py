@@ -123,19 +123,21 @@ class Worker:
         self._report = Report()
         self._nics: dict[int, list[Nic]] = {}  # by shard: the last counters that a report had
 
-    def register(self, tensors: Mapping[str, Any], config: Any, facts: Mapping[str, Any], rank: int, ranks: int) -> None:
-        """Take the KV cache, and wait for the nodes and the compute NIC for at most connect_timeout.
+    def register(
+        self, tensors: Mapping[str, Any], config: Any, windows: Mapping[str, int], facts: Mapping[str, Any], rank: int, ranks: int
+    ) -> None:
+        """Take the KV cache, of layers some of which have windows, and wait for the nodes and the compute NIC for at most connect_timeout.
 
         Raises InvalidError for a KV cache that a traffic manager cannot carry.
         """
-        layout = read_layout(tensors, config)
+        layout = read_layout(tensors, config, windows)
         heads = getattr(config.kv_cache_groups[0].kv_cache_spec, "num_kv_heads", 0)
         self.open(layout, facts, rank, ranks, heads=heads)
 
     def open(self, layout: Layout, facts: Mapping[str, Any], rank: int, ranks: int, *, heads: int = 0) -> None:
         """Register a KV cache of a known layout, which has ``heads`` KV heads."""
         o = self._options
-        self._memory, stride = _device(layout)
+        self._memory, order, stride = _device(layout)
         self._layers = {layer.name: i for i, layer in enumerate(self._memory)}
         if layout.facts["specs"] == [LATENT]:
             if o.shards > 1:
@@ -163,9 +165,9 @@ class Worker:
 
         def open_shard(store: Store, part: Layout, base: _layout.Definition) -> _Shard:
             ns = open_namespace(store, base)
-            offsets = [layer.address - address for layer in part.groups[0].layers]
+            offsets = [layer.address - address for layer in part.in_order()[0]]
             traffic = Traffic(
-                ns, Pointers([address], [length], keep=keep, cuda=layout.cuda), offsets, stride=stride, pages=layout.blocks,
+                ns, Pointers([address], [length], keep=keep, cuda=layout.cuda), offsets, order=order, stride=stride, pages=layout.blocks,
                 buffer_bytes=(o.buffer_mib << 20) // shards, listen=_listen(o.listen, base.rank), verify=o.verify,
                 ca_file=o.listen_ca_file, cert_file=o.listen_cert_file, key_file=o.listen_key_file,
             )  # fmt: skip
@@ -489,12 +491,13 @@ class Worker:
                 self._link.value.close()
 
 
-def _device(layout: Layout) -> tuple[list[Layer], int]:
-    """Return the layers in the order of the namespace, and the distance of two blocks of a layer.
+def _device(layout: Layout) -> tuple[list[Layer], list[int], int]:
+    """Return the layers in the order in which the model computes them, the index of each in a value of the namespace, and the
+    distance of two blocks of a layer.
 
     Raises InvalidError for a layout that a traffic manager does not support.
     """
-    if len(layout.groups) != 1 or layout.pools != 1:
+    if layout.pools != 1:
         raise errors.InvalidError(GROUPS)
     if layout.groups[0].window:
         raise errors.InvalidError(
@@ -503,10 +506,10 @@ def _device(layout: Layout) -> tuple[list[Layer], int]:
         )
     if len(layout.memory) != 1:
         raise errors.InvalidError(f"the KV cache lies in {len(layout.memory)} allocations; PenstockDualPath serves one")
-    layers = layout.groups[0].layers
+    layers, order = layout.in_order()
     if len({(layer.stride, layer.page) for layer in layers}) != 1:
         raise errors.InvalidError("the layers' blocks differ in size or distance; PenstockDualPath serves equal ones")
-    return list(layers), layers[0].stride
+    return layers, order, layers[0].stride
 
 
 def _listen(address: str, shard: int) -> str:

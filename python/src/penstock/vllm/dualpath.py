@@ -81,7 +81,8 @@ class PenstockDualPath(KVConnectorBase_V1):
     """Makes the engine one of a prefill/decode cluster. docs/dualpath.md has the options.
 
     It is no SupportsHMA, so vLLM allocates blocks of all tokens in layers with a sliding window too, if other layers have full
-    attention. The windows' computation is the same. Without that the engine would free and reuse blocks while they are transferred.
+    attention. Otherwise the engine would free and reuse blocks while they are transferred. Of these layers only the blocks within the
+    window at the end of a cached prefix are read and sent.
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -119,7 +120,8 @@ class PenstockDualPath(KVConnectorBase_V1):
         assert self._worker is not None
         parallel = self._vllm_config.parallel_config
         facts = {"model": self._model, **_engine.facts_of(self._vllm_config, kv_caches)}
-        self._worker.register(kv_caches, self._kv_cache_config, facts, parallel.rank, parallel.tensor_parallel_size)
+        windows = _engine.windows_of(self._vllm_config, self._kv_cache_config)
+        self._worker.register(kv_caches, self._kv_cache_config, windows, facts, parallel.rank, parallel.tensor_parallel_size)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         assert self._worker is not None
@@ -254,8 +256,7 @@ def _refuse(config: Any, kv_cache_config: Any, options: Options) -> None:
         raise errors.InvalidError(
             f"option 'shards' of PenstockDualPath is {options.shards}; want a multiple of tensor_parallel_size, which is {ranks}"
         )
-    if len(kv_cache_config.kv_cache_groups) > 1:
-        raise errors.InvalidError(GROUPS)
+    _refuse_groups(kv_cache_config)
     if config.cache_config.enable_prefix_caching:
         raise errors.InvalidError(
             "the engine has a prefix cache, whose blocks other requests read while PenstockDualPath writes them: start it with"
@@ -266,6 +267,18 @@ def _refuse(config: Any, kv_cache_config: Any, options: Options) -> None:
             f"long_prefill_token_threshold is {threshold}: after a failed load vLLM could run a request on blocks that are still to be"
             " computed. Set it to 0"
         )
+
+
+def _refuse_groups(kv_cache_config: Any) -> None:
+    """Raise InvalidError for KV cache groups that PenstockDualPath does not support."""
+    kinds = {type(group.kv_cache_spec).__name__ for group in kv_cache_config.kv_cache_groups}
+    if "MambaSpec" in kinds:
+        raise errors.InvalidError(
+            "the model has layers with recurrent state (MambaSpec); PenstockDualPath transfers full attention, MLA and sliding windows:"
+            " start the engine without PenstockDualPath"
+        )
+    if len(kv_cache_config.kv_cache_groups) > 1:
+        raise errors.InvalidError(GROUPS)
 
 
 def _broadcast(spans: Sequence[tuple[int, int]]) -> None:
