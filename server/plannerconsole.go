@@ -29,6 +29,12 @@ func (s plannerSource) DualPath(ctx context.Context) console.DualPath {
 		PrefillTokens: t.GetPrefillSideTokens(), DecodeTokens: t.GetDecodeSideTokens(),
 		Splits: t.GetSplits(), Cuts: t.GetCuts(), Hedges: t.GetHedges(), Recomputes: t.GetRecomputes(), MoreTenants: int64(t.GetMoreTenants()),
 	}
+	if most := t.GetComputeOutMostOverMean(); most > 0 {
+		d.SentMostOverMean = top.Known(most)
+	}
+	if most := t.GetComputeInMostOverMean(); most > 0 {
+		d.ReceivedMostOverMean = top.Known(most)
+	}
 	for _, v := range t.GetTenants() {
 		d.Tenants = append(d.Tenants, console.Waiting{Tenant: v.GetTenant(), Priority: int64(v.GetPriority()), Weight: v.GetWeight(), Requests: int64(v.GetWaiting()), Tokens: v.GetTokens()})
 	}
@@ -40,6 +46,13 @@ func (s plannerSource) DualPath(ctx context.Context) console.DualPath {
 		}
 		for _, e := range g.GetEngines() {
 			row := console.Engine{Name: e.GetEngine(), Machine: e.GetNode(), Tokens: int64(e.GetTokens()), Requests: int64(e.GetRequests())}
+			for _, n := range e.GetComputeNics() {
+				nic := console.ComputeNIC{Name: n.GetCounters().GetNic(), Sent: n.GetCounters().GetBytesOut(), Received: n.GetCounters().GetBytesIn()}
+				if n.OutBytesPerSecond != nil && n.InBytesPerSecond != nil {
+					nic.SentRate, nic.ReceivedRate = top.Known(n.GetOutBytesPerSecond()), top.Known(n.GetInBytesPerSecond())
+				}
+				row.NICs = append(row.NICs, nic)
+			}
 			if decode {
 				row.FreeTokens = top.Known(float64(e.GetHbmFreeTokens()))
 			}

@@ -348,7 +348,7 @@ func (x LeaderAction_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use LeaderAction_Kind.Descriptor instead.
 func (LeaderAction_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{18, 0}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{19, 0}
 }
 
 type SubmitRequest struct {
@@ -1418,8 +1418,14 @@ type EngineState struct {
 	// The free space after subtraction of all assigned requests.
 	HbmFreeTokens   uint64 `protobuf:"varint,4,opt,name=hbm_free_tokens,json=hbmFreeTokens,proto3" json:"hbm_free_tokens,omitempty"`
 	BufferFreeBytes uint64 `protobuf:"varint,5,opt,name=buffer_free_bytes,json=bufferFreeBytes,proto3" json:"buffer_free_bytes,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Counters of the NICs over which the engine exchanges KV with engines of the other role. The
+	// planner keeps the last ones. Omitted: not reported since the last fetch, or never, as by leaders of
+	// earlier versions. At most 64.
+	ComputeNics []*ComputeNIC `protobuf:"bytes,6,rep,name=compute_nics,json=computeNics,proto3" json:"compute_nics,omitempty"`
+	// The time of compute_nics on the leader's clock, which begins anywhere.
+	ComputeMicroseconds uint64 `protobuf:"varint,7,opt,name=compute_microseconds,json=computeMicroseconds,proto3" json:"compute_microseconds,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *EngineState) Reset() {
@@ -1487,6 +1493,82 @@ func (x *EngineState) GetBufferFreeBytes() uint64 {
 	return 0
 }
 
+func (x *EngineState) GetComputeNics() []*ComputeNIC {
+	if x != nil {
+		return x.ComputeNics
+	}
+	return nil
+}
+
+func (x *EngineState) GetComputeMicroseconds() uint64 {
+	if x != nil {
+		return x.ComputeMicroseconds
+	}
+	return 0
+}
+
+// ComputeNIC has the payload bytes that a NIC has sent and received since the engine's start.
+type ComputeNIC struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 256 bytes.
+	Nic           string `protobuf:"bytes,1,opt,name=nic,proto3" json:"nic,omitempty"`
+	BytesOut      uint64 `protobuf:"varint,2,opt,name=bytes_out,json=bytesOut,proto3" json:"bytes_out,omitempty"`
+	BytesIn       uint64 `protobuf:"varint,3,opt,name=bytes_in,json=bytesIn,proto3" json:"bytes_in,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ComputeNIC) Reset() {
+	*x = ComputeNIC{}
+	mi := &file_penstockv1_planner_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ComputeNIC) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ComputeNIC) ProtoMessage() {}
+
+func (x *ComputeNIC) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_planner_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ComputeNIC.ProtoReflect.Descriptor instead.
+func (*ComputeNIC) Descriptor() ([]byte, []int) {
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ComputeNIC) GetNic() string {
+	if x != nil {
+		return x.Nic
+	}
+	return ""
+}
+
+func (x *ComputeNIC) GetBytesOut() uint64 {
+	if x != nil {
+		return x.BytesOut
+	}
+	return 0
+}
+
+func (x *ComputeNIC) GetBytesIn() uint64 {
+	if x != nil {
+		return x.BytesIn
+	}
+	return 0
+}
+
 type NodeState struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -1500,7 +1582,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_penstockv1_planner_proto_msgTypes[12]
+	mi := &file_penstockv1_planner_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1512,7 +1594,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[12]
+	mi := &file_penstockv1_planner_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1525,7 +1607,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{12}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *NodeState) GetNode() string {
@@ -1568,7 +1650,7 @@ type ReadProgress struct {
 
 func (x *ReadProgress) Reset() {
 	*x = ReadProgress{}
-	mi := &file_penstockv1_planner_proto_msgTypes[13]
+	mi := &file_penstockv1_planner_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1580,7 +1662,7 @@ func (x *ReadProgress) String() string {
 func (*ReadProgress) ProtoMessage() {}
 
 func (x *ReadProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[13]
+	mi := &file_penstockv1_planner_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1593,7 +1675,7 @@ func (x *ReadProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadProgress.ProtoReflect.Descriptor instead.
 func (*ReadProgress) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{13}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ReadProgress) GetRequest() string {
@@ -1655,7 +1737,7 @@ type ReadStopped struct {
 
 func (x *ReadStopped) Reset() {
 	*x = ReadStopped{}
-	mi := &file_penstockv1_planner_proto_msgTypes[14]
+	mi := &file_penstockv1_planner_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1667,7 +1749,7 @@ func (x *ReadStopped) String() string {
 func (*ReadStopped) ProtoMessage() {}
 
 func (x *ReadStopped) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[14]
+	mi := &file_penstockv1_planner_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1680,7 +1762,7 @@ func (x *ReadStopped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadStopped.ProtoReflect.Descriptor instead.
 func (*ReadStopped) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{14}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ReadStopped) GetRequest() string {
@@ -1743,7 +1825,7 @@ type RequestFinished struct {
 
 func (x *RequestFinished) Reset() {
 	*x = RequestFinished{}
-	mi := &file_penstockv1_planner_proto_msgTypes[15]
+	mi := &file_penstockv1_planner_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1755,7 +1837,7 @@ func (x *RequestFinished) String() string {
 func (*RequestFinished) ProtoMessage() {}
 
 func (x *RequestFinished) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[15]
+	mi := &file_penstockv1_planner_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1768,7 +1850,7 @@ func (x *RequestFinished) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestFinished.ProtoReflect.Descriptor instead.
 func (*RequestFinished) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{15}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RequestFinished) GetRequest() string {
@@ -1806,7 +1888,7 @@ type RequestFailed struct {
 
 func (x *RequestFailed) Reset() {
 	*x = RequestFailed{}
-	mi := &file_penstockv1_planner_proto_msgTypes[16]
+	mi := &file_penstockv1_planner_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1818,7 +1900,7 @@ func (x *RequestFailed) String() string {
 func (*RequestFailed) ProtoMessage() {}
 
 func (x *RequestFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[16]
+	mi := &file_penstockv1_planner_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1831,7 +1913,7 @@ func (x *RequestFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestFailed.ProtoReflect.Descriptor instead.
 func (*RequestFailed) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{16}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RequestFailed) GetRequest() string {
@@ -1873,7 +1955,7 @@ type RoleRefused struct {
 
 func (x *RoleRefused) Reset() {
 	*x = RoleRefused{}
-	mi := &file_penstockv1_planner_proto_msgTypes[17]
+	mi := &file_penstockv1_planner_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1885,7 +1967,7 @@ func (x *RoleRefused) String() string {
 func (*RoleRefused) ProtoMessage() {}
 
 func (x *RoleRefused) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[17]
+	mi := &file_penstockv1_planner_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1898,7 +1980,7 @@ func (x *RoleRefused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoleRefused.ProtoReflect.Descriptor instead.
 func (*RoleRefused) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{17}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RoleRefused) GetReason() string {
@@ -1939,7 +2021,7 @@ type LeaderAction struct {
 
 func (x *LeaderAction) Reset() {
 	*x = LeaderAction{}
-	mi := &file_penstockv1_planner_proto_msgTypes[18]
+	mi := &file_penstockv1_planner_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1951,7 +2033,7 @@ func (x *LeaderAction) String() string {
 func (*LeaderAction) ProtoMessage() {}
 
 func (x *LeaderAction) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[18]
+	mi := &file_penstockv1_planner_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1964,7 +2046,7 @@ func (x *LeaderAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderAction.ProtoReflect.Descriptor instead.
 func (*LeaderAction) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{18}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *LeaderAction) GetKind() LeaderAction_Kind {
@@ -2079,7 +2161,7 @@ type BumpWeightsRequest struct {
 
 func (x *BumpWeightsRequest) Reset() {
 	*x = BumpWeightsRequest{}
-	mi := &file_penstockv1_planner_proto_msgTypes[19]
+	mi := &file_penstockv1_planner_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2091,7 +2173,7 @@ func (x *BumpWeightsRequest) String() string {
 func (*BumpWeightsRequest) ProtoMessage() {}
 
 func (x *BumpWeightsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[19]
+	mi := &file_penstockv1_planner_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2104,7 +2186,7 @@ func (x *BumpWeightsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BumpWeightsRequest.ProtoReflect.Descriptor instead.
 func (*BumpWeightsRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{19}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *BumpWeightsRequest) GetNamespace() string {
@@ -2150,7 +2232,7 @@ type BumpWeightsResponse struct {
 
 func (x *BumpWeightsResponse) Reset() {
 	*x = BumpWeightsResponse{}
-	mi := &file_penstockv1_planner_proto_msgTypes[20]
+	mi := &file_penstockv1_planner_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2162,7 +2244,7 @@ func (x *BumpWeightsResponse) String() string {
 func (*BumpWeightsResponse) ProtoMessage() {}
 
 func (x *BumpWeightsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[20]
+	mi := &file_penstockv1_planner_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2175,7 +2257,7 @@ func (x *BumpWeightsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BumpWeightsResponse.ProtoReflect.Descriptor instead.
 func (*BumpWeightsResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{20}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *BumpWeightsResponse) GetOlder() *OlderRequests {
@@ -2221,7 +2303,7 @@ type OlderRequests struct {
 
 func (x *OlderRequests) Reset() {
 	*x = OlderRequests{}
-	mi := &file_penstockv1_planner_proto_msgTypes[21]
+	mi := &file_penstockv1_planner_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2233,7 +2315,7 @@ func (x *OlderRequests) String() string {
 func (*OlderRequests) ProtoMessage() {}
 
 func (x *OlderRequests) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[21]
+	mi := &file_penstockv1_planner_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2246,7 +2328,7 @@ func (x *OlderRequests) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OlderRequests.ProtoReflect.Descriptor instead.
 func (*OlderRequests) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{21}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *OlderRequests) GetQueued() uint32 {
@@ -2291,7 +2373,7 @@ type SwitchRoleRequest struct {
 
 func (x *SwitchRoleRequest) Reset() {
 	*x = SwitchRoleRequest{}
-	mi := &file_penstockv1_planner_proto_msgTypes[22]
+	mi := &file_penstockv1_planner_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2303,7 +2385,7 @@ func (x *SwitchRoleRequest) String() string {
 func (*SwitchRoleRequest) ProtoMessage() {}
 
 func (x *SwitchRoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[22]
+	mi := &file_penstockv1_planner_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2316,7 +2398,7 @@ func (x *SwitchRoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchRoleRequest.ProtoReflect.Descriptor instead.
 func (*SwitchRoleRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{22}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SwitchRoleRequest) GetGroup() string {
@@ -2357,7 +2439,7 @@ type SwitchRoleResponse struct {
 
 func (x *SwitchRoleResponse) Reset() {
 	*x = SwitchRoleResponse{}
-	mi := &file_penstockv1_planner_proto_msgTypes[23]
+	mi := &file_penstockv1_planner_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2369,7 +2451,7 @@ func (x *SwitchRoleResponse) String() string {
 func (*SwitchRoleResponse) ProtoMessage() {}
 
 func (x *SwitchRoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[23]
+	mi := &file_penstockv1_planner_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2382,7 +2464,7 @@ func (x *SwitchRoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchRoleResponse.ProtoReflect.Descriptor instead.
 func (*SwitchRoleResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{23}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SwitchRoleResponse) GetRequests() uint32 {
@@ -2400,7 +2482,7 @@ type RolesRequest struct {
 
 func (x *RolesRequest) Reset() {
 	*x = RolesRequest{}
-	mi := &file_penstockv1_planner_proto_msgTypes[24]
+	mi := &file_penstockv1_planner_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2412,7 +2494,7 @@ func (x *RolesRequest) String() string {
 func (*RolesRequest) ProtoMessage() {}
 
 func (x *RolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[24]
+	mi := &file_penstockv1_planner_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2425,7 +2507,7 @@ func (x *RolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolesRequest.ProtoReflect.Descriptor instead.
 func (*RolesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{24}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{25}
 }
 
 type RolesResponse struct {
@@ -2448,7 +2530,7 @@ type RolesResponse struct {
 
 func (x *RolesResponse) Reset() {
 	*x = RolesResponse{}
-	mi := &file_penstockv1_planner_proto_msgTypes[25]
+	mi := &file_penstockv1_planner_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2460,7 +2542,7 @@ func (x *RolesResponse) String() string {
 func (*RolesResponse) ProtoMessage() {}
 
 func (x *RolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[25]
+	mi := &file_penstockv1_planner_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2473,7 +2555,7 @@ func (x *RolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolesResponse.ProtoReflect.Descriptor instead.
 func (*RolesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{25}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RolesResponse) GetGroups() []*RolesResponse_Group {
@@ -2534,7 +2616,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_penstockv1_planner_proto_msgTypes[26]
+	mi := &file_penstockv1_planner_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2546,7 +2628,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[26]
+	mi := &file_penstockv1_planner_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2559,7 +2641,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{26}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ExplainRequest) GetRequest() string {
@@ -2580,7 +2662,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_penstockv1_planner_proto_msgTypes[27]
+	mi := &file_penstockv1_planner_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2592,7 +2674,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[27]
+	mi := &file_penstockv1_planner_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2605,7 +2687,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{27}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ExplainResponse) GetLines() []*ExplainResponse_Line {
@@ -2637,7 +2719,7 @@ type TopRequest struct {
 
 func (x *TopRequest) Reset() {
 	*x = TopRequest{}
-	mi := &file_penstockv1_planner_proto_msgTypes[28]
+	mi := &file_penstockv1_planner_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2649,7 +2731,7 @@ func (x *TopRequest) String() string {
 func (*TopRequest) ProtoMessage() {}
 
 func (x *TopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[28]
+	mi := &file_penstockv1_planner_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2662,7 +2744,7 @@ func (x *TopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopRequest.ProtoReflect.Descriptor instead.
 func (*TopRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{28}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{29}
 }
 
 type TopResponse struct {
@@ -2689,13 +2771,17 @@ type TopResponse struct {
 	Late uint64 `protobuf:"varint,17,opt,name=late,proto3" json:"late,omitempty"`
 	// Measured throughput of a prefill engine, tokens per second; 0: not measured yet.
 	PrefillTokensPerSecond float64 `protobuf:"fixed64,18,opt,name=prefill_tokens_per_second,json=prefillTokensPerSecond,proto3" json:"prefill_tokens_per_second,omitempty"`
+	// The highest rate of a compute NIC divided by the mean of all with a known rate, by direction; 0:
+	// no NIC has sent, or received, between its last two reports.
+	ComputeOutMostOverMean float64 `protobuf:"fixed64,19,opt,name=compute_out_most_over_mean,json=computeOutMostOverMean,proto3" json:"compute_out_most_over_mean,omitempty"`
+	ComputeInMostOverMean  float64 `protobuf:"fixed64,20,opt,name=compute_in_most_over_mean,json=computeInMostOverMean,proto3" json:"compute_in_most_over_mean,omitempty"`
 	unknownFields          protoimpl.UnknownFields
 	sizeCache              protoimpl.SizeCache
 }
 
 func (x *TopResponse) Reset() {
 	*x = TopResponse{}
-	mi := &file_penstockv1_planner_proto_msgTypes[29]
+	mi := &file_penstockv1_planner_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2707,7 +2793,7 @@ func (x *TopResponse) String() string {
 func (*TopResponse) ProtoMessage() {}
 
 func (x *TopResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[29]
+	mi := &file_penstockv1_planner_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2720,7 +2806,7 @@ func (x *TopResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse.ProtoReflect.Descriptor instead.
 func (*TopResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{29}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *TopResponse) GetGroups() []*TopResponse_Group {
@@ -2849,6 +2935,20 @@ func (x *TopResponse) GetPrefillTokensPerSecond() float64 {
 	return 0
 }
 
+func (x *TopResponse) GetComputeOutMostOverMean() float64 {
+	if x != nil {
+		return x.ComputeOutMostOverMean
+	}
+	return 0
+}
+
+func (x *TopResponse) GetComputeInMostOverMean() float64 {
+	if x != nil {
+		return x.ComputeInMostOverMean
+	}
+	return 0
+}
+
 type ElectionRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2857,7 +2957,7 @@ type ElectionRequest struct {
 
 func (x *ElectionRequest) Reset() {
 	*x = ElectionRequest{}
-	mi := &file_penstockv1_planner_proto_msgTypes[30]
+	mi := &file_penstockv1_planner_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2869,7 +2969,7 @@ func (x *ElectionRequest) String() string {
 func (*ElectionRequest) ProtoMessage() {}
 
 func (x *ElectionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[30]
+	mi := &file_penstockv1_planner_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2882,7 +2982,7 @@ func (x *ElectionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ElectionRequest.ProtoReflect.Descriptor instead.
 func (*ElectionRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{30}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{31}
 }
 
 type ElectionResponse struct {
@@ -2903,7 +3003,7 @@ type ElectionResponse struct {
 
 func (x *ElectionResponse) Reset() {
 	*x = ElectionResponse{}
-	mi := &file_penstockv1_planner_proto_msgTypes[31]
+	mi := &file_penstockv1_planner_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2915,7 +3015,7 @@ func (x *ElectionResponse) String() string {
 func (*ElectionResponse) ProtoMessage() {}
 
 func (x *ElectionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[31]
+	mi := &file_penstockv1_planner_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2928,7 +3028,7 @@ func (x *ElectionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ElectionResponse.ProtoReflect.Descriptor instead.
 func (*ElectionResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{31}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ElectionResponse) GetLeads() bool {
@@ -2992,7 +3092,7 @@ type RolesResponse_Group struct {
 
 func (x *RolesResponse_Group) Reset() {
 	*x = RolesResponse_Group{}
-	mi := &file_penstockv1_planner_proto_msgTypes[32]
+	mi := &file_penstockv1_planner_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3004,7 +3104,7 @@ func (x *RolesResponse_Group) String() string {
 func (*RolesResponse_Group) ProtoMessage() {}
 
 func (x *RolesResponse_Group) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[32]
+	mi := &file_penstockv1_planner_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3017,7 +3117,7 @@ func (x *RolesResponse_Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolesResponse_Group.ProtoReflect.Descriptor instead.
 func (*RolesResponse_Group) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{25, 0}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{26, 0}
 }
 
 func (x *RolesResponse_Group) GetGroup() string {
@@ -3108,7 +3208,7 @@ type ExplainResponse_Line struct {
 
 func (x *ExplainResponse_Line) Reset() {
 	*x = ExplainResponse_Line{}
-	mi := &file_penstockv1_planner_proto_msgTypes[33]
+	mi := &file_penstockv1_planner_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3120,7 +3220,7 @@ func (x *ExplainResponse_Line) String() string {
 func (*ExplainResponse_Line) ProtoMessage() {}
 
 func (x *ExplainResponse_Line) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[33]
+	mi := &file_penstockv1_planner_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3133,7 +3233,7 @@ func (x *ExplainResponse_Line) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse_Line.ProtoReflect.Descriptor instead.
 func (*ExplainResponse_Line) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{27, 0}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{28, 0}
 }
 
 func (x *ExplainResponse_Line) GetMicroseconds() uint64 {
@@ -3157,13 +3257,15 @@ type TopResponse_Engine struct {
 	Tokens        uint64                 `protobuf:"varint,3,opt,name=tokens,proto3" json:"tokens,omitempty"`
 	Requests      uint32                 `protobuf:"varint,4,opt,name=requests,proto3" json:"requests,omitempty"`
 	HbmFreeTokens int64                  `protobuf:"varint,5,opt,name=hbm_free_tokens,json=hbmFreeTokens,proto3" json:"hbm_free_tokens,omitempty"`
+	// By name. Empty: the engine's leader reports none.
+	ComputeNics   []*TopResponse_NIC `protobuf:"bytes,6,rep,name=compute_nics,json=computeNics,proto3" json:"compute_nics,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TopResponse_Engine) Reset() {
 	*x = TopResponse_Engine{}
-	mi := &file_penstockv1_planner_proto_msgTypes[34]
+	mi := &file_penstockv1_planner_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3175,7 +3277,7 @@ func (x *TopResponse_Engine) String() string {
 func (*TopResponse_Engine) ProtoMessage() {}
 
 func (x *TopResponse_Engine) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[34]
+	mi := &file_penstockv1_planner_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3188,7 +3290,7 @@ func (x *TopResponse_Engine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse_Engine.ProtoReflect.Descriptor instead.
 func (*TopResponse_Engine) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{29, 0}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{30, 0}
 }
 
 func (x *TopResponse_Engine) GetEngine() string {
@@ -3226,6 +3328,76 @@ func (x *TopResponse_Engine) GetHbmFreeTokens() int64 {
 	return 0
 }
 
+func (x *TopResponse_Engine) GetComputeNics() []*TopResponse_NIC {
+	if x != nil {
+		return x.ComputeNics
+	}
+	return nil
+}
+
+// NIC is the load of a compute NIC of an engine.
+type TopResponse_NIC struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The last report.
+	Counters *ComputeNIC `protobuf:"bytes,1,opt,name=counters,proto3" json:"counters,omitempty"`
+	// The rates between the last two reports; omitted: there are not two since the engine's start.
+	OutBytesPerSecond *float64 `protobuf:"fixed64,2,opt,name=out_bytes_per_second,json=outBytesPerSecond,proto3,oneof" json:"out_bytes_per_second,omitempty"`
+	InBytesPerSecond  *float64 `protobuf:"fixed64,3,opt,name=in_bytes_per_second,json=inBytesPerSecond,proto3,oneof" json:"in_bytes_per_second,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *TopResponse_NIC) Reset() {
+	*x = TopResponse_NIC{}
+	mi := &file_penstockv1_planner_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopResponse_NIC) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopResponse_NIC) ProtoMessage() {}
+
+func (x *TopResponse_NIC) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_planner_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopResponse_NIC.ProtoReflect.Descriptor instead.
+func (*TopResponse_NIC) Descriptor() ([]byte, []int) {
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{30, 1}
+}
+
+func (x *TopResponse_NIC) GetCounters() *ComputeNIC {
+	if x != nil {
+		return x.Counters
+	}
+	return nil
+}
+
+func (x *TopResponse_NIC) GetOutBytesPerSecond() float64 {
+	if x != nil && x.OutBytesPerSecond != nil {
+		return *x.OutBytesPerSecond
+	}
+	return 0
+}
+
+func (x *TopResponse_NIC) GetInBytesPerSecond() float64 {
+	if x != nil && x.InBytesPerSecond != nil {
+		return *x.InBytesPerSecond
+	}
+	return 0
+}
+
 type TopResponse_Node struct {
 	state               protoimpl.MessageState `protogen:"open.v1"`
 	Node                string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -3239,7 +3411,7 @@ type TopResponse_Node struct {
 
 func (x *TopResponse_Node) Reset() {
 	*x = TopResponse_Node{}
-	mi := &file_penstockv1_planner_proto_msgTypes[35]
+	mi := &file_penstockv1_planner_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3251,7 +3423,7 @@ func (x *TopResponse_Node) String() string {
 func (*TopResponse_Node) ProtoMessage() {}
 
 func (x *TopResponse_Node) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[35]
+	mi := &file_penstockv1_planner_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3264,7 +3436,7 @@ func (x *TopResponse_Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse_Node.ProtoReflect.Descriptor instead.
 func (*TopResponse_Node) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{29, 1}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{30, 2}
 }
 
 func (x *TopResponse_Node) GetNode() string {
@@ -3310,7 +3482,7 @@ type TopResponse_Group struct {
 
 func (x *TopResponse_Group) Reset() {
 	*x = TopResponse_Group{}
-	mi := &file_penstockv1_planner_proto_msgTypes[36]
+	mi := &file_penstockv1_planner_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3322,7 +3494,7 @@ func (x *TopResponse_Group) String() string {
 func (*TopResponse_Group) ProtoMessage() {}
 
 func (x *TopResponse_Group) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[36]
+	mi := &file_penstockv1_planner_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3335,7 +3507,7 @@ func (x *TopResponse_Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse_Group.ProtoReflect.Descriptor instead.
 func (*TopResponse_Group) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{29, 2}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{30, 3}
 }
 
 func (x *TopResponse_Group) GetGroup() string {
@@ -3395,7 +3567,7 @@ type TopResponse_Tenant struct {
 
 func (x *TopResponse_Tenant) Reset() {
 	*x = TopResponse_Tenant{}
-	mi := &file_penstockv1_planner_proto_msgTypes[37]
+	mi := &file_penstockv1_planner_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3407,7 +3579,7 @@ func (x *TopResponse_Tenant) String() string {
 func (*TopResponse_Tenant) ProtoMessage() {}
 
 func (x *TopResponse_Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[37]
+	mi := &file_penstockv1_planner_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3420,7 +3592,7 @@ func (x *TopResponse_Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse_Tenant.ProtoReflect.Descriptor instead.
 func (*TopResponse_Tenant) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{29, 3}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{30, 4}
 }
 
 func (x *TopResponse_Tenant) GetTenant() string {
@@ -3557,13 +3729,20 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\tFetchWork\x12\x12\n" +
 	"\x04seen\x18\x01 \x01(\x04R\x04seen\x122\n" +
 	"\aengines\x18\x02 \x03(\v2\x18.penstock.v1.EngineStateR\aengines\x12,\n" +
-	"\x05nodes\x18\x03 \x03(\v2\x16.penstock.v1.NodeStateR\x05nodes\"\xad\x01\n" +
+	"\x05nodes\x18\x03 \x03(\v2\x16.penstock.v1.NodeStateR\x05nodes\"\x9c\x02\n" +
 	"\vEngineState\x12\x16\n" +
 	"\x06engine\x18\x01 \x01(\tR\x06engine\x12\x16\n" +
 	"\x06tokens\x18\x02 \x01(\x04R\x06tokens\x12\x1a\n" +
 	"\brequests\x18\x03 \x01(\rR\brequests\x12&\n" +
 	"\x0fhbm_free_tokens\x18\x04 \x01(\x04R\rhbmFreeTokens\x12*\n" +
-	"\x11buffer_free_bytes\x18\x05 \x01(\x04R\x0fbufferFreeBytes\"\x80\x01\n" +
+	"\x11buffer_free_bytes\x18\x05 \x01(\x04R\x0fbufferFreeBytes\x12:\n" +
+	"\fcompute_nics\x18\x06 \x03(\v2\x17.penstock.v1.ComputeNICR\vcomputeNics\x121\n" +
+	"\x14compute_microseconds\x18\a \x01(\x04R\x13computeMicroseconds\"V\n" +
+	"\n" +
+	"ComputeNIC\x12\x10\n" +
+	"\x03nic\x18\x01 \x01(\tR\x03nic\x12\x1b\n" +
+	"\tbytes_out\x18\x02 \x01(\x04R\bbytesOut\x12\x19\n" +
+	"\bbytes_in\x18\x03 \x01(\x04R\abytesIn\"\x80\x01\n" +
 	"\tNodeState\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12*\n" +
 	"\x11read_queue_tokens\x18\x02 \x01(\x04R\x0freadQueueTokens\x123\n" +
@@ -3683,8 +3862,7 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\fmicroseconds\x18\x01 \x01(\x04R\fmicroseconds\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\"\f\n" +
 	"\n" +
-	"TopRequest\"\xb9\n" +
-	"\n" +
+	"TopRequest\"\xc8\r\n" +
 	"\vTopResponse\x126\n" +
 	"\x06groups\x18\x01 \x03(\v2\x1e.penstock.v1.TopResponse.GroupR\x06groups\x12\x18\n" +
 	"\awaiting\x18\x02 \x01(\rR\awaiting\x12\x18\n" +
@@ -3706,13 +3884,22 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\atenants\x18\x0f \x03(\v2\x1f.penstock.v1.TopResponse.TenantR\atenants\x12!\n" +
 	"\fmore_tenants\x18\x10 \x01(\rR\vmoreTenants\x12\x12\n" +
 	"\x04late\x18\x11 \x01(\x04R\x04late\x129\n" +
-	"\x19prefill_tokens_per_second\x18\x12 \x01(\x01R\x16prefillTokensPerSecond\x1a\x90\x01\n" +
+	"\x19prefill_tokens_per_second\x18\x12 \x01(\x01R\x16prefillTokensPerSecond\x12:\n" +
+	"\x1acompute_out_most_over_mean\x18\x13 \x01(\x01R\x16computeOutMostOverMean\x128\n" +
+	"\x19compute_in_most_over_mean\x18\x14 \x01(\x01R\x15computeInMostOverMean\x1a\xd1\x01\n" +
 	"\x06Engine\x12\x16\n" +
 	"\x06engine\x18\x01 \x01(\tR\x06engine\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x16\n" +
 	"\x06tokens\x18\x03 \x01(\x04R\x06tokens\x12\x1a\n" +
 	"\brequests\x18\x04 \x01(\rR\brequests\x12&\n" +
-	"\x0fhbm_free_tokens\x18\x05 \x01(\x03R\rhbmFreeTokens\x1a\xa4\x01\n" +
+	"\x0fhbm_free_tokens\x18\x05 \x01(\x03R\rhbmFreeTokens\x12?\n" +
+	"\fcompute_nics\x18\x06 \x03(\v2\x1c.penstock.v1.TopResponse.NICR\vcomputeNics\x1a\xd5\x01\n" +
+	"\x03NIC\x123\n" +
+	"\bcounters\x18\x01 \x01(\v2\x17.penstock.v1.ComputeNICR\bcounters\x124\n" +
+	"\x14out_bytes_per_second\x18\x02 \x01(\x01H\x00R\x11outBytesPerSecond\x88\x01\x01\x122\n" +
+	"\x13in_bytes_per_second\x18\x03 \x01(\x01H\x01R\x10inBytesPerSecond\x88\x01\x01B\x17\n" +
+	"\x15_out_bytes_per_secondB\x16\n" +
+	"\x14_in_bytes_per_second\x1a\xa4\x01\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12*\n" +
 	"\x11read_queue_tokens\x18\x02 \x01(\x04R\x0freadQueueTokens\x123\n" +
@@ -3778,7 +3965,7 @@ func file_penstockv1_planner_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_planner_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_penstockv1_planner_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_penstockv1_planner_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_penstockv1_planner_proto_goTypes = []any{
 	(Refusal)(0),                 // 0: penstock.v1.Refusal
 	(Drain)(0),                   // 1: penstock.v1.Drain
@@ -3797,32 +3984,34 @@ var file_penstockv1_planner_proto_goTypes = []any{
 	(*HeldRead)(nil),             // 14: penstock.v1.HeldRead
 	(*FetchWork)(nil),            // 15: penstock.v1.FetchWork
 	(*EngineState)(nil),          // 16: penstock.v1.EngineState
-	(*NodeState)(nil),            // 17: penstock.v1.NodeState
-	(*ReadProgress)(nil),         // 18: penstock.v1.ReadProgress
-	(*ReadStopped)(nil),          // 19: penstock.v1.ReadStopped
-	(*RequestFinished)(nil),      // 20: penstock.v1.RequestFinished
-	(*RequestFailed)(nil),        // 21: penstock.v1.RequestFailed
-	(*RoleRefused)(nil),          // 22: penstock.v1.RoleRefused
-	(*LeaderAction)(nil),         // 23: penstock.v1.LeaderAction
-	(*BumpWeightsRequest)(nil),   // 24: penstock.v1.BumpWeightsRequest
-	(*BumpWeightsResponse)(nil),  // 25: penstock.v1.BumpWeightsResponse
-	(*OlderRequests)(nil),        // 26: penstock.v1.OlderRequests
-	(*SwitchRoleRequest)(nil),    // 27: penstock.v1.SwitchRoleRequest
-	(*SwitchRoleResponse)(nil),   // 28: penstock.v1.SwitchRoleResponse
-	(*RolesRequest)(nil),         // 29: penstock.v1.RolesRequest
-	(*RolesResponse)(nil),        // 30: penstock.v1.RolesResponse
-	(*ExplainRequest)(nil),       // 31: penstock.v1.ExplainRequest
-	(*ExplainResponse)(nil),      // 32: penstock.v1.ExplainResponse
-	(*TopRequest)(nil),           // 33: penstock.v1.TopRequest
-	(*TopResponse)(nil),          // 34: penstock.v1.TopResponse
-	(*ElectionRequest)(nil),      // 35: penstock.v1.ElectionRequest
-	(*ElectionResponse)(nil),     // 36: penstock.v1.ElectionResponse
-	(*RolesResponse_Group)(nil),  // 37: penstock.v1.RolesResponse.Group
-	(*ExplainResponse_Line)(nil), // 38: penstock.v1.ExplainResponse.Line
-	(*TopResponse_Engine)(nil),   // 39: penstock.v1.TopResponse.Engine
-	(*TopResponse_Node)(nil),     // 40: penstock.v1.TopResponse.Node
-	(*TopResponse_Group)(nil),    // 41: penstock.v1.TopResponse.Group
-	(*TopResponse_Tenant)(nil),   // 42: penstock.v1.TopResponse.Tenant
+	(*ComputeNIC)(nil),           // 17: penstock.v1.ComputeNIC
+	(*NodeState)(nil),            // 18: penstock.v1.NodeState
+	(*ReadProgress)(nil),         // 19: penstock.v1.ReadProgress
+	(*ReadStopped)(nil),          // 20: penstock.v1.ReadStopped
+	(*RequestFinished)(nil),      // 21: penstock.v1.RequestFinished
+	(*RequestFailed)(nil),        // 22: penstock.v1.RequestFailed
+	(*RoleRefused)(nil),          // 23: penstock.v1.RoleRefused
+	(*LeaderAction)(nil),         // 24: penstock.v1.LeaderAction
+	(*BumpWeightsRequest)(nil),   // 25: penstock.v1.BumpWeightsRequest
+	(*BumpWeightsResponse)(nil),  // 26: penstock.v1.BumpWeightsResponse
+	(*OlderRequests)(nil),        // 27: penstock.v1.OlderRequests
+	(*SwitchRoleRequest)(nil),    // 28: penstock.v1.SwitchRoleRequest
+	(*SwitchRoleResponse)(nil),   // 29: penstock.v1.SwitchRoleResponse
+	(*RolesRequest)(nil),         // 30: penstock.v1.RolesRequest
+	(*RolesResponse)(nil),        // 31: penstock.v1.RolesResponse
+	(*ExplainRequest)(nil),       // 32: penstock.v1.ExplainRequest
+	(*ExplainResponse)(nil),      // 33: penstock.v1.ExplainResponse
+	(*TopRequest)(nil),           // 34: penstock.v1.TopRequest
+	(*TopResponse)(nil),          // 35: penstock.v1.TopResponse
+	(*ElectionRequest)(nil),      // 36: penstock.v1.ElectionRequest
+	(*ElectionResponse)(nil),     // 37: penstock.v1.ElectionResponse
+	(*RolesResponse_Group)(nil),  // 38: penstock.v1.RolesResponse.Group
+	(*ExplainResponse_Line)(nil), // 39: penstock.v1.ExplainResponse.Line
+	(*TopResponse_Engine)(nil),   // 40: penstock.v1.TopResponse.Engine
+	(*TopResponse_NIC)(nil),      // 41: penstock.v1.TopResponse.NIC
+	(*TopResponse_Node)(nil),     // 42: penstock.v1.TopResponse.Node
+	(*TopResponse_Group)(nil),    // 43: penstock.v1.TopResponse.Group
+	(*TopResponse_Tenant)(nil),   // 44: penstock.v1.TopResponse.Tenant
 }
 var file_penstockv1_planner_proto_depIdxs = []int32{
 	6,  // 0: penstock.v1.SubmitRequest.resident:type_name -> penstock.v1.Resident
@@ -3832,11 +4021,11 @@ var file_penstockv1_planner_proto_depIdxs = []int32{
 	2,  // 4: penstock.v1.Part.side:type_name -> penstock.v1.Side
 	10, // 5: penstock.v1.LeaderMessage.register:type_name -> penstock.v1.RegisterGroup
 	15, // 6: penstock.v1.LeaderMessage.fetch:type_name -> penstock.v1.FetchWork
-	18, // 7: penstock.v1.LeaderMessage.progress:type_name -> penstock.v1.ReadProgress
-	19, // 8: penstock.v1.LeaderMessage.stopped:type_name -> penstock.v1.ReadStopped
-	20, // 9: penstock.v1.LeaderMessage.finished:type_name -> penstock.v1.RequestFinished
-	21, // 10: penstock.v1.LeaderMessage.failed:type_name -> penstock.v1.RequestFailed
-	22, // 11: penstock.v1.LeaderMessage.role_refused:type_name -> penstock.v1.RoleRefused
+	19, // 7: penstock.v1.LeaderMessage.progress:type_name -> penstock.v1.ReadProgress
+	20, // 8: penstock.v1.LeaderMessage.stopped:type_name -> penstock.v1.ReadStopped
+	21, // 9: penstock.v1.LeaderMessage.finished:type_name -> penstock.v1.RequestFinished
+	22, // 10: penstock.v1.LeaderMessage.failed:type_name -> penstock.v1.RequestFailed
+	23, // 11: penstock.v1.LeaderMessage.role_refused:type_name -> penstock.v1.RoleRefused
 	2,  // 12: penstock.v1.RegisterGroup.role:type_name -> penstock.v1.Side
 	11, // 13: penstock.v1.RegisterGroup.engines:type_name -> penstock.v1.EngineSpec
 	13, // 14: penstock.v1.RegisterGroup.holding:type_name -> penstock.v1.HeldRequest
@@ -3847,49 +4036,52 @@ var file_penstockv1_planner_proto_depIdxs = []int32{
 	14, // 19: penstock.v1.HeldRequest.reading:type_name -> penstock.v1.HeldRead
 	8,  // 20: penstock.v1.HeldRead.part:type_name -> penstock.v1.Part
 	16, // 21: penstock.v1.FetchWork.engines:type_name -> penstock.v1.EngineState
-	17, // 22: penstock.v1.FetchWork.nodes:type_name -> penstock.v1.NodeState
-	2,  // 23: penstock.v1.ReadProgress.side:type_name -> penstock.v1.Side
-	2,  // 24: penstock.v1.ReadStopped.side:type_name -> penstock.v1.Side
-	2,  // 25: penstock.v1.RequestFinished.role:type_name -> penstock.v1.Side
-	2,  // 26: penstock.v1.RequestFailed.role:type_name -> penstock.v1.Side
-	4,  // 27: penstock.v1.LeaderAction.kind:type_name -> penstock.v1.LeaderAction.Kind
-	2,  // 28: penstock.v1.LeaderAction.side:type_name -> penstock.v1.Side
-	8,  // 29: penstock.v1.LeaderAction.parts:type_name -> penstock.v1.Part
-	5,  // 30: penstock.v1.LeaderAction.submitted:type_name -> penstock.v1.SubmitRequest
-	1,  // 31: penstock.v1.BumpWeightsRequest.policy:type_name -> penstock.v1.Drain
-	26, // 32: penstock.v1.BumpWeightsResponse.older:type_name -> penstock.v1.OlderRequests
-	2,  // 33: penstock.v1.SwitchRoleRequest.role:type_name -> penstock.v1.Side
-	1,  // 34: penstock.v1.SwitchRoleRequest.policy:type_name -> penstock.v1.Drain
-	37, // 35: penstock.v1.RolesResponse.groups:type_name -> penstock.v1.RolesResponse.Group
-	38, // 36: penstock.v1.ExplainResponse.lines:type_name -> penstock.v1.ExplainResponse.Line
-	41, // 37: penstock.v1.TopResponse.groups:type_name -> penstock.v1.TopResponse.Group
-	42, // 38: penstock.v1.TopResponse.tenants:type_name -> penstock.v1.TopResponse.Tenant
-	2,  // 39: penstock.v1.RolesResponse.Group.role:type_name -> penstock.v1.Side
-	2,  // 40: penstock.v1.RolesResponse.Group.switching:type_name -> penstock.v1.Side
-	2,  // 41: penstock.v1.TopResponse.Group.role:type_name -> penstock.v1.Side
-	39, // 42: penstock.v1.TopResponse.Group.engines:type_name -> penstock.v1.TopResponse.Engine
-	40, // 43: penstock.v1.TopResponse.Group.nodes:type_name -> penstock.v1.TopResponse.Node
-	5,  // 44: penstock.v1.Planner.Submit:input_type -> penstock.v1.SubmitRequest
-	9,  // 45: penstock.v1.Planner.Lead:input_type -> penstock.v1.LeaderMessage
-	24, // 46: penstock.v1.Planner.BumpWeights:input_type -> penstock.v1.BumpWeightsRequest
-	27, // 47: penstock.v1.Planner.SwitchRole:input_type -> penstock.v1.SwitchRoleRequest
-	29, // 48: penstock.v1.Planner.Roles:input_type -> penstock.v1.RolesRequest
-	31, // 49: penstock.v1.Planner.Explain:input_type -> penstock.v1.ExplainRequest
-	33, // 50: penstock.v1.Planner.Top:input_type -> penstock.v1.TopRequest
-	35, // 51: penstock.v1.Planner.Election:input_type -> penstock.v1.ElectionRequest
-	7,  // 52: penstock.v1.Planner.Submit:output_type -> penstock.v1.RequestUpdate
-	23, // 53: penstock.v1.Planner.Lead:output_type -> penstock.v1.LeaderAction
-	25, // 54: penstock.v1.Planner.BumpWeights:output_type -> penstock.v1.BumpWeightsResponse
-	28, // 55: penstock.v1.Planner.SwitchRole:output_type -> penstock.v1.SwitchRoleResponse
-	30, // 56: penstock.v1.Planner.Roles:output_type -> penstock.v1.RolesResponse
-	32, // 57: penstock.v1.Planner.Explain:output_type -> penstock.v1.ExplainResponse
-	34, // 58: penstock.v1.Planner.Top:output_type -> penstock.v1.TopResponse
-	36, // 59: penstock.v1.Planner.Election:output_type -> penstock.v1.ElectionResponse
-	52, // [52:60] is the sub-list for method output_type
-	44, // [44:52] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	18, // 22: penstock.v1.FetchWork.nodes:type_name -> penstock.v1.NodeState
+	17, // 23: penstock.v1.EngineState.compute_nics:type_name -> penstock.v1.ComputeNIC
+	2,  // 24: penstock.v1.ReadProgress.side:type_name -> penstock.v1.Side
+	2,  // 25: penstock.v1.ReadStopped.side:type_name -> penstock.v1.Side
+	2,  // 26: penstock.v1.RequestFinished.role:type_name -> penstock.v1.Side
+	2,  // 27: penstock.v1.RequestFailed.role:type_name -> penstock.v1.Side
+	4,  // 28: penstock.v1.LeaderAction.kind:type_name -> penstock.v1.LeaderAction.Kind
+	2,  // 29: penstock.v1.LeaderAction.side:type_name -> penstock.v1.Side
+	8,  // 30: penstock.v1.LeaderAction.parts:type_name -> penstock.v1.Part
+	5,  // 31: penstock.v1.LeaderAction.submitted:type_name -> penstock.v1.SubmitRequest
+	1,  // 32: penstock.v1.BumpWeightsRequest.policy:type_name -> penstock.v1.Drain
+	27, // 33: penstock.v1.BumpWeightsResponse.older:type_name -> penstock.v1.OlderRequests
+	2,  // 34: penstock.v1.SwitchRoleRequest.role:type_name -> penstock.v1.Side
+	1,  // 35: penstock.v1.SwitchRoleRequest.policy:type_name -> penstock.v1.Drain
+	38, // 36: penstock.v1.RolesResponse.groups:type_name -> penstock.v1.RolesResponse.Group
+	39, // 37: penstock.v1.ExplainResponse.lines:type_name -> penstock.v1.ExplainResponse.Line
+	43, // 38: penstock.v1.TopResponse.groups:type_name -> penstock.v1.TopResponse.Group
+	44, // 39: penstock.v1.TopResponse.tenants:type_name -> penstock.v1.TopResponse.Tenant
+	2,  // 40: penstock.v1.RolesResponse.Group.role:type_name -> penstock.v1.Side
+	2,  // 41: penstock.v1.RolesResponse.Group.switching:type_name -> penstock.v1.Side
+	41, // 42: penstock.v1.TopResponse.Engine.compute_nics:type_name -> penstock.v1.TopResponse.NIC
+	17, // 43: penstock.v1.TopResponse.NIC.counters:type_name -> penstock.v1.ComputeNIC
+	2,  // 44: penstock.v1.TopResponse.Group.role:type_name -> penstock.v1.Side
+	40, // 45: penstock.v1.TopResponse.Group.engines:type_name -> penstock.v1.TopResponse.Engine
+	42, // 46: penstock.v1.TopResponse.Group.nodes:type_name -> penstock.v1.TopResponse.Node
+	5,  // 47: penstock.v1.Planner.Submit:input_type -> penstock.v1.SubmitRequest
+	9,  // 48: penstock.v1.Planner.Lead:input_type -> penstock.v1.LeaderMessage
+	25, // 49: penstock.v1.Planner.BumpWeights:input_type -> penstock.v1.BumpWeightsRequest
+	28, // 50: penstock.v1.Planner.SwitchRole:input_type -> penstock.v1.SwitchRoleRequest
+	30, // 51: penstock.v1.Planner.Roles:input_type -> penstock.v1.RolesRequest
+	32, // 52: penstock.v1.Planner.Explain:input_type -> penstock.v1.ExplainRequest
+	34, // 53: penstock.v1.Planner.Top:input_type -> penstock.v1.TopRequest
+	36, // 54: penstock.v1.Planner.Election:input_type -> penstock.v1.ElectionRequest
+	7,  // 55: penstock.v1.Planner.Submit:output_type -> penstock.v1.RequestUpdate
+	24, // 56: penstock.v1.Planner.Lead:output_type -> penstock.v1.LeaderAction
+	26, // 57: penstock.v1.Planner.BumpWeights:output_type -> penstock.v1.BumpWeightsResponse
+	29, // 58: penstock.v1.Planner.SwitchRole:output_type -> penstock.v1.SwitchRoleResponse
+	31, // 59: penstock.v1.Planner.Roles:output_type -> penstock.v1.RolesResponse
+	33, // 60: penstock.v1.Planner.Explain:output_type -> penstock.v1.ExplainResponse
+	35, // 61: penstock.v1.Planner.Top:output_type -> penstock.v1.TopResponse
+	37, // 62: penstock.v1.Planner.Election:output_type -> penstock.v1.ElectionResponse
+	55, // [55:63] is the sub-list for method output_type
+	47, // [47:55] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_planner_proto_init() }
@@ -3906,13 +4098,14 @@ func file_penstockv1_planner_proto_init() {
 		(*LeaderMessage_Failed)(nil),
 		(*LeaderMessage_RoleRefused)(nil),
 	}
+	file_penstockv1_planner_proto_msgTypes[36].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_planner_proto_rawDesc), len(file_penstockv1_planner_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   38,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

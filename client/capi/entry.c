@@ -198,6 +198,11 @@ int32_t penstock_leader_remove(penstock_leader leader, const char *name, penstoc
 	return goLeaderRemove(leader, (char *)name, error);
 }
 
+int32_t penstock_leader_report_nics(penstock_leader leader, const char *engine, const penstock_nic *nics, uint32_t n, penstock_error *error) {
+	IN_OWNER(error);
+	return goLeaderReportNICs(leader, (char *)engine, (penstock_nic *)nics, n, error);
+}
+
 int32_t penstock_leader_eventfd(penstock_leader leader, int32_t *fd, penstock_error *error) {
 	IN_OWNER(error);
 	return goLeaderEventfd(leader, fd, error);
@@ -341,6 +346,11 @@ int32_t penstock_traffic_append(penstock_traffic traffic, const char *request, c
 int32_t penstock_traffic_settle(penstock_traffic traffic, const uint8_t *id, uint32_t timeout_ms, penstock_error *error) {
 	IN_OWNER(error);
 	return goTrafficSettle(traffic, (uint8_t *)id, timeout_ms, error);
+}
+
+int32_t penstock_traffic_nics(penstock_traffic traffic, penstock_nic *nics, uint32_t max, uint32_t *n, penstock_error *error) {
+	IN_OWNER(error);
+	return goTrafficNICs(traffic, nics, max, n, error);
 }
 
 int32_t penstock_traffic_eventfd(penstock_traffic traffic, int32_t *fd, penstock_error *error) {

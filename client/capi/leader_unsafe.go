@@ -4,12 +4,14 @@ package main
 import "C"
 
 import (
+	"bytes"
 	"unsafe"
 
 	"github.com/penstock-kv/penstock/client/capi/binding"
 	"github.com/penstock-kv/penstock/client/leader"
 	"github.com/penstock-kv/penstock/client/traffic"
 	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma"
 )
 
 // inLeader calls f with the leader of a handle. It reports an unknown handle, or the error of f, to
@@ -127,6 +129,25 @@ func goLeaderRemove(l C.uint64_t, name *C.char, to *C.penstock_error) C.int32_t 
 			return invalid("penstock_leader_remove: name is NULL")
 		}
 		return l.Remove(text(name))
+	})
+}
+
+//export goLeaderReportNICs
+func goLeaderReportNICs(l C.uint64_t, engine *C.char, nics *C.penstock_nic, n C.uint32_t, to *C.penstock_error) C.int32_t {
+	return inLeader(l, to, func(l *binding.Leader) error {
+		if engine == nil || n > 0 && nics == nil || n > C.PENSTOCK_NICS_MAX {
+			return invalid("penstock_leader_report_nics: engine at %p, %d NICs (at most %d) at %p", engine, uint32(n), C.PENSTOCK_NICS_MAX, nics)
+		}
+		var out []rdma.NIC
+		for _, nic := range unsafe.Slice(nics, int(n)) {
+			name := slice[byte](&nic.name[0], len(nic.name))
+			end := bytes.IndexByte(name, 0)
+			if end < 0 {
+				return invalid("penstock_leader_report_nics: the name of a NIC has no zero byte")
+			}
+			out = append(out, rdma.NIC{Name: string(name[:end]), BytesOut: uint64(nic.bytes_out), BytesIn: uint64(nic.bytes_in)})
+		}
+		return l.ReportNICs(text(engine), out)
 	})
 }
 

@@ -63,7 +63,7 @@ extern "C" {
 #endif
 
 /* The version of this interface: the major version in the upper 16 bits, the minor version in the lower. */
-#define PENSTOCK_ABI_VERSION 0x00010009u
+#define PENSTOCK_ABI_VERSION 0x0001000au
 
 /* The length of the longest key, in bytes. */
 #define PENSTOCK_KEY_MAX 256
@@ -668,6 +668,25 @@ int32_t penstock_leader_add(penstock_leader leader, const penstock_member *membe
  */
 int32_t penstock_leader_remove(penstock_leader leader, const char *name, penstock_error *error);
 
+/* The payload bytes that a NIC has sent and received since its engine's start. Since version 1.10. */
+typedef struct penstock_nic {
+	char name[256];          /* ends with a zero byte */
+	uint64_t bytes_out;
+	uint64_t bytes_in;
+} penstock_nic;
+
+/* The greatest number of NICs of an engine. */
+#define PENSTOCK_NICS_MAX 64
+
+/*
+ * Gives the counters of the NICs over which an engine of the group exchanges KV with engines of the other
+ * role: those of penstock_traffic_nics of its traffic managers, or of transfers of its own. The leader
+ * reports the last ones to the planner every second. Without a call it reports none. The planner adds the counters of
+ * NICs of the same name. Errors: NOT_FOUND (the group has no such engine), INVALID (also: n is more than
+ * PENSTOCK_NICS_MAX), CLOSED, FORKED. Since version 1.10.
+ */
+int32_t penstock_leader_report_nics(penstock_leader leader, const char *engine, const penstock_nic *nics, uint32_t n, penstock_error *error);
+
 /*
  * Returns a file descriptor that is readable while an action waits for penstock_leader_drain. A
  * duplicate of it stays readable when the leader has been closed. Otherwise as penstock_eventfd.
@@ -1114,6 +1133,12 @@ int32_t penstock_traffic_append(penstock_traffic traffic, const char *request, c
  * returns at once for a block that is not being stored. Errors: TIMEOUT, INVALID, CLOSED, FORKED.
  */
 int32_t penstock_traffic_settle(penstock_traffic traffic, const uint8_t *id, uint32_t timeout_ms, penstock_error *error);
+
+/*
+ * Returns the counters of up to max of the traffic manager's compute NICs, and their number in n. It does not wait.
+ * Errors: INVALID, CLOSED, FORKED. Since version 1.10.
+ */
+int32_t penstock_traffic_nics(penstock_traffic traffic, penstock_nic *nics, uint32_t max, uint32_t *n, penstock_error *error);
 
 /* As penstock_leader_eventfd, for penstock_traffic_drain. */
 int32_t penstock_traffic_eventfd(penstock_traffic traffic, int32_t *fd, penstock_error *error);

@@ -279,6 +279,27 @@ func goTrafficSettle(t C.uint64_t, id *C.uint8_t, timeout C.uint32_t, to *C.pens
 	})
 }
 
+//export goTrafficNICs
+func goTrafficNICs(t C.uint64_t, nics *C.penstock_nic, most C.uint32_t, n *C.uint32_t, to *C.penstock_error) C.int32_t {
+	return inTraffic(t, to, func(t *binding.Traffic) error {
+		if n == nil || nics == nil && most > 0 {
+			return invalid("penstock_traffic_nics: nics or n is NULL")
+		}
+		list, err := t.NICs()
+		if err != nil {
+			return err
+		}
+		list = list[:min(len(list), int(most))]
+		*n = C.uint32_t(len(list))
+		out := unsafe.Slice(nics, len(list))
+		for i, nic := range list {
+			out[i] = C.penstock_nic{bytes_out: C.uint64_t(nic.BytesOut), bytes_in: C.uint64_t(nic.BytesIn)}
+			fill(out[i].name[:], nic.Name)
+		}
+		return nil
+	})
+}
+
 //export goTrafficEventfd
 func goTrafficEventfd(t C.uint64_t, fd *C.int32_t, to *C.penstock_error) C.int32_t {
 	return inTraffic(t, to, func(t *binding.Traffic) error { return eventfd(fd, t.EventFD) })

@@ -69,7 +69,14 @@ type Member struct {
 	// Footprint is the result of the method Footprint of the engine's traffic.Manager. With the
 	// zero value the planner does not account for the buffer.
 	Footprint traffic.Footprint
+	// NICs, if set, returns the state of the NICs over which the engine exchanges KV with engines of
+	// the other role: the method NICs of the rdma.Engine of its traffic.Manager. The leader reports
+	// their counters to the planner, of at most MaxNICs. NICs must not block.
+	NICs func() []rdma.NIC
 }
+
+// MaxNICs is the largest number of NICs that the leader reports of one engine.
+const MaxNICs = 64
 
 // Options make a Leader.
 type Options struct {
@@ -207,6 +214,8 @@ func parsePeer(raw []byte) (p traffic.Peer, err error) {
 type Leader struct {
 	opts Options
 	log  *slog.Logger
+	// began is the beginning of the clock of the reports about NICs.
+	began time.Time
 	// wake is signalled when a report waits to be sent or the members have changed. drained is
 	// signalled when reports have been sent.
 	wake, drained chan struct{}
@@ -276,7 +285,7 @@ func New(opts Options) (*Leader, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
-	l := &Leader{opts: opts, log: opts.Logger, role: opts.Role, freed: make(chan struct{}, 1), wake: make(chan struct{}, 1), drained: make(chan struct{}, 1), held: make(map[string]*held), ended: make(map[string]*ended)}
+	l := &Leader{opts: opts, log: opts.Logger, began: time.Now(), role: opts.Role, freed: make(chan struct{}, 1), wake: make(chan struct{}, 1), drained: make(chan struct{}, 1), held: make(map[string]*held), ended: make(map[string]*ended)}
 	for _, m := range opts.Members {
 		l.members = append(l.members, m.withDefaults())
 	}
@@ -325,6 +334,14 @@ func (l *Leader) Remove(name string) bool {
 	signal(l.freed)
 	l.changedLocked()
 	return true
+}
+
+// Has reports whether the engine of a name is a member of the group.
+func (l *Leader) Has(name string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, ok := l.memberLocked(name)
+	return ok
 }
 
 // memberLocked returns a member by its name.

@@ -2,6 +2,7 @@ package leader
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
@@ -116,8 +117,31 @@ func (l *Leader) endsLocked(m report) bool {
 	return e != nil && e.report == m
 }
 
+// nicsEvery is the interval at which a fetch has the counters of the engines' compute NICs.
+const nicsEvery = time.Second
+
+// nics adds the counters of the engines' compute NICs to a fetch.
+func (l *Leader) nics(f *pb.FetchWork) {
+	l.mu.Lock()
+	members := slices.Clone(l.members)
+	l.mu.Unlock()
+	for _, m := range members {
+		i := slices.IndexFunc(f.Engines, func(e *pb.EngineState) bool { return e.Engine == m.Name })
+		if i < 0 || m.NICs == nil {
+			continue
+		}
+		nics := m.NICs()
+		f.Engines[i].ComputeMicroseconds = uint64(time.Since(l.began).Microseconds())
+		for _, n := range nics[:min(len(nics), MaxNICs)] {
+			// A message with a name that is not UTF-8 would end the session.
+			name := strings.ToValidUTF8(n.Name[:min(len(n.Name), maxName)], "")
+			f.Engines[i].ComputeNics = append(f.Engines[i].ComputeNics, &pb.ComputeNIC{Nic: name, BytesOut: n.BytesOut, BytesIn: n.BytesIn})
+		}
+	}
+}
+
 // fetch returns a FetchWork message with the state of every engine and of the storage NIC.
-func (l *Leader) fetch() *pb.LeaderMessage {
+func (l *Leader) fetch() *pb.FetchWork {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	type load struct {
@@ -150,7 +174,7 @@ func (l *Leader) fetch() *pb.LeaderMessage {
 		rate = l.meter.rate(time.Now())
 	}
 	f.Nodes = []*pb.NodeState{{Node: l.opts.Node, ReadQueueTokens: uint64(max(l.queue, 0)), ReadTokensPerSecond: rate}}
-	return &pb.LeaderMessage{Message: &pb.LeaderMessage_Fetch{Fetch: f}}
+	return f
 }
 
 // mergeProgress queues one progress report for each request with new progress.

@@ -148,6 +148,7 @@ func (l *Leader) send(ctx context.Context, s stream, register *pb.RegisterGroup,
 	}
 	t := time.NewTicker(l.opts.FetchEvery)
 	defer t.Stop()
+	var counted time.Time // when the NICs were read last
 	for {
 		fetch := false
 		select {
@@ -177,7 +178,12 @@ func (l *Leader) send(ctx context.Context, s stream, register *pb.RegisterGroup,
 			return unlessEOF(err)
 		}
 		if fetch {
-			if err := s.Send(l.fetch()); err != nil {
+			f := l.fetch()
+			if now := time.Now(); now.Sub(counted) >= nicsEvery {
+				counted = now
+				l.nics(f)
+			}
+			if err := s.Send(&pb.LeaderMessage{Message: &pb.LeaderMessage_Fetch{Fetch: f}}); err != nil {
 				return unlessEOF(err)
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -20,10 +21,14 @@ import (
 )
 
 const (
-	// askEvery is the interval at which each planner is asked whether it leads. While no planner
-	// leads, the interval is askSoon.
-	askEvery = 250 * time.Millisecond
-	askSoon  = 50 * time.Millisecond
+	// askEvery is the mean interval at which each planner is asked whether it leads, for the case that
+	// the leader hangs and another planner is elected: then no stream fails.
+	askEvery = 2 * time.Second
+	// While a leader is sought, the interval begins at askSoon and doubles up to askLate.
+	askSoon = 50 * time.Millisecond
+	askLate = 400 * time.Millisecond
+	// askLeast is the shortest time between two calls to one planner.
+	askLeast = 10 * time.Millisecond
 	// askWithin is the time after which a planner that does not answer is asked again.
 	askWithin = time.Second
 )
@@ -32,23 +37,28 @@ const (
 // methods may be called concurrently.
 type Conn struct {
 	planners []*planner
+	// every is askEvery.
+	every time.Duration
 	// open ends with Close.
 	open   context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
 	mu sync.Mutex
-	// leader is the planner that leads, nil if none does.
-	leader *planner
+	// leader is the planner that leads, nil if none does. doubted is set when a call to the leader has
+	// failed, until the leader has confirmed that it leads. Meanwhile no call begins, and the streams
+	// in progress go on.
+	leader  *planner
+	doubted bool
 	// term is the highest term that the Conn has seen. 0: no planner is elected.
 	term uint64
 	// behind is a planner that leads in a term below term, nil if none does.
 	behind *planner
 	// reign ends with the leadership of leader.
 	reign *reign
-	// asked is closed and replaced when a planner has answered or has failed to answer; lost, when the
-	// Conn has lost the leader.
-	asked, lost chan struct{}
+	// asked is closed and replaced when a planner has answered or has failed to answer; sought, when
+	// the Conn has begun to seek a leader.
+	asked, sought chan struct{}
 }
 
 // planner is one of the planners. Conn.mu guards the fields after conn.
@@ -89,11 +99,15 @@ func Check(addresses string) error {
 // Dial returns a connection to the planner that leads, among the planners at addresses (host:port,
 // with commas between). It does not wait for a planner.
 func Dial(addresses string, opts client.DialOptions) (*Conn, error) {
+	return dial(addresses, opts, askEvery)
+}
+
+func dial(addresses string, opts client.DialOptions, every time.Duration) (*Conn, error) {
 	if err := Check(addresses); err != nil {
 		return nil, fmt.Errorf("planners: %w", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	c := &Conn{open: ctx, cancel: cancel, asked: make(chan struct{}), lost: make(chan struct{})}
+	c := &Conn{every: every, open: ctx, cancel: cancel, asked: make(chan struct{}), sought: make(chan struct{})}
 	for a := range strings.SplitSeq(addresses, ",") {
 		conn, err := client.Dial(a, opts)
 		if err != nil {
@@ -138,30 +152,49 @@ func (c *Conn) leadsLocked(p *planner, term uint64) {
 		c.reign.end(status.Error(codes.Unavailable, why))
 		c.reign = nil
 	}
-	c.leader = p
+	c.leader, c.doubted = p, false
 	if p != nil {
 		c.reign = new(reign)
 		c.reign.ctx, c.reign.end = context.WithCancelCause(context.Background())
 		return
 	}
-	close(c.lost)
-	c.lost = make(chan struct{})
+	c.seekLocked()
 }
 
-// ask asks a planner at intervals whether it leads, until ctx ends.
+// seekLocked asks all planners at once.
+func (c *Conn) seekLocked() {
+	close(c.sought)
+	c.sought = make(chan struct{})
+}
+
+// jitter returns a random time between half of d and one and a half times d, so that the clients of a
+// planner do not ask it at the same moment.
+func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d) }
+
+// ask asks a planner at intervals, and when the Conn begins to seek a leader, whether it leads, until
+// ctx ends.
 func (c *Conn) ask(ctx context.Context, p *planner) {
 	t := time.NewTimer(0)
 	defer t.Stop()
-	var lost <-chan struct{}
+	least := time.NewTimer(0)
+	defer least.Stop()
+	var sought <-chan struct{}
+	pause := askSoon
 	for {
 		select {
 		case <-t.C:
-		case <-lost:
+		case <-sought:
+			pause = askSoon
+		case <-ctx.Done():
+			return
+		}
+		select {
+		case <-least.C:
 		case <-ctx.Done():
 			return
 		}
 		c.mu.Lock()
-		lost = c.lost
+		sought = c.sought
 		c.mu.Unlock()
 		limited, cancel := context.WithTimeout(ctx, askWithin)
 		r, err := pb.NewPlannerClient(p.conn).Election(limited, &pb.ElectionRequest{})
@@ -173,15 +206,18 @@ func (c *Conn) ask(ctx context.Context, p *planner) {
 			// A planner that has started again may be elected before gRPC would connect again.
 			p.conn.ResetConnectBackoff()
 		}
+		least.Reset(askLeast)
 		if c.answered(p, r, err) {
-			t.Reset(askEvery)
+			t.Reset(jitter(c.every))
+			pause = askSoon
 		} else {
-			t.Reset(askSoon)
+			t.Reset(jitter(pause))
+			pause = min(2*pause, askLate)
 		}
 	}
 }
 
-// answered records the answer of a planner. It reports whether a planner leads.
+// answered records the answer of a planner. It reports whether a planner leads for certain.
 func (c *Conn) answered(p *planner, r *pb.ElectionResponse, err error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -209,22 +245,25 @@ func (c *Conn) answered(p *planner, r *pb.ElectionResponse, err error) bool {
 		}
 	default:
 		p.state = "leads"
-		if c.leader == nil || r.Term > c.term {
+		switch {
+		case c.leader == nil || r.Term > c.term:
 			c.leadsLocked(p, r.Term)
+		case c.leader == p:
+			c.doubted = false
 		}
 	}
 	close(c.asked)
 	c.asked = make(chan struct{})
-	return c.leader != nil
+	return c.leader != nil && !c.doubted
 }
 
-// find returns the leader. If none is known, find waits until each planner has answered a call that
-// began after find.
+// find returns the leader. If none is known for certain, find waits until each planner has answered a
+// call that began after find.
 func (c *Conn) find(ctx context.Context) (*planner, *reign, uint64, error) {
 	var until []int
 	for {
 		c.mu.Lock()
-		if c.leader != nil {
+		if c.leader != nil && !c.doubted {
 			defer c.mu.Unlock()
 			return c.leader, c.reign, c.term, nil
 		}
@@ -270,17 +309,18 @@ func (c *Conn) surpass(ctx context.Context) {
 	}
 }
 
-// failed handles an error of a call to p that may mean that p has ended. The next answer of a
-// planner that leads makes it the leader.
+// failed handles an error of a call to p that may mean that p has ended or does not lead any more. The
+// Conn asks all planners. The other streams to p go on until another planner leads, or p does not.
 func (c *Conn) failed(p *planner, r *reign, err error) {
 	if status.Code(err) != codes.Unavailable || len(c.planners) == 1 {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.reign == r {
+	if c.reign == r && !c.doubted {
 		p.state = status.Convert(err).Message()
-		c.leadsLocked(nil, 0)
+		c.doubted = true
+		c.seekLocked()
 	}
 }
 
@@ -334,7 +374,9 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 		c.failed(p, r, err)
 		return r.ended(ctx, err)
 	}
-	return c.check(p, header)
+	err = c.check(p, header)
+	c.failed(p, r, err)
+	return err
 }
 
 // NewStream implements grpc.ClientConnInterface.

@@ -62,7 +62,7 @@ func (r *rig) lead(name string) grpc.BidiStreamingClient[pb.LeaderMessage, pb.Le
 		s, err := r.PlannerClient.Lead(r.ctx)
 		if err == nil {
 			_ = s.Send(&pb.LeaderMessage{Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{
-				Group: name, Role: pb.Side_SIDE_PREFILL, Engines: []*pb.EngineSpec{{Engine: name, Node: name}},
+				Group: name, Role: pb.Side_SIDE_PREFILL, Confirm: true, Engines: []*pb.EngineSpec{{Engine: name, Node: name}},
 			}}}) // Recv returns the error
 			if _, err = s.Recv(); err == nil {
 				return s

@@ -5,8 +5,12 @@
 //	conn, err := planners.Dial("a:7430,b:7430", client.DialOptions{})
 //	g, err := gateway.New(gateway.Options{Planner: conn, …})
 //
-//	Conn ── Election, at intervals ─► each planner      the one with the highest term leads
-//	  └──── calls and streams ──────► the leader        until a planner with a higher term leads
+//	Conn ── Election ──────────► each planner      the one with the highest term leads
+//	  └──── calls and streams ─► the leader        until a planner with a higher term leads
+//
+// A Conn asks the planners which one leads when a call or a stream fails with Unavailable, and then
+// until one leads. While one leads it asks each planner every 2 s in the mean, because the streams to
+// a leader that hangs do not fail. A stream that fails while its planner leads does not end the other streams.
 //
 // When another planner leads, the streams to the earlier leader end with Unavailable. The leader of
 // a group then registers again with its requests, and a gateway submits its requests again, as after

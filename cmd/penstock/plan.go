@@ -62,9 +62,10 @@ the id that the gateway submitted; the planner keeps the last requests (schedule
 func newPlanTop(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "Show the groups, engines, storage NICs and waiting requests of the planner",
+		Short: "Show the groups, engines, storage and compute NICs and waiting requests of the planner",
 		Long: `Print the work of every engine and the reads of every storage NIC: the last report of the
-leader, plus later assignments. Then print the requests that wait, by tenant and priority,
+leader, plus later assignments. Then print the bytes of every compute NIC since the start of
+its engine, and their rates between the last two reports. Then print the requests that wait, by tenant and priority,
 with their work in tokens; at most 32 lines. With --every the output is repeated until
 interrupted.`,
 		Example: `  penstock plan top --every 1s`,
@@ -126,6 +127,7 @@ func printTop(t *table, r *pb.TopResponse) {
 			t.row(g.Group, role, e.Engine, e.Node, count(e.Tokens), count(e.Requests), free, count(n.GetReadQueueTokens()), count(int64(n.GetReadTokensPerSecond())))
 		}
 	}
+	printComputeNICs(t, r)
 	if len(r.Tenants) > 0 {
 		t.row()
 		t.row("tenant", "priority", "weight", "waiting", "tokens")
@@ -142,6 +144,43 @@ func printTop(t *table, r *pb.TopResponse) {
 	t.row("prefill side", count(r.PrefillSideTokens), "decode side", count(r.DecodeSideTokens), "splits", count(r.Splits))
 	t.row("first token late", count(r.Late), "prefill tokens/s", count(int64(r.PrefillTokensPerSecond)))
 	t.row("cuts", count(r.Cuts), "hedges", count(r.Hedges), "recomputed", count(r.Recomputes))
+}
+
+// printComputeNICs prints the compute NICs, if the leaders report any, the sums of their bytes and the
+// highest rates over the mean.
+func printComputeNICs(t *table, r *pb.TopResponse) {
+	rate := func(v *float64) string {
+		if v == nil {
+			return "unknown"
+		}
+		return count(int64(*v))
+	}
+	over := func(v float64) string {
+		if v == 0 {
+			return "idle"
+		}
+		return fmt.Sprintf("%.1f", v)
+	}
+	var sent, received uint64
+	none := true
+	for _, g := range r.Groups {
+		for _, e := range g.Engines {
+			for _, n := range e.ComputeNics {
+				if none {
+					none = false
+					t.row()
+					t.row("engine", "node", "compute nic", "sent bytes/s", "received bytes/s", "sent", "received")
+				}
+				c := n.Counters
+				t.row(e.Engine, e.Node, c.GetNic(), rate(n.OutBytesPerSecond), rate(n.InBytesPerSecond), count(c.GetBytesOut()), count(c.GetBytesIn()))
+				sent, received = sent+c.GetBytesOut(), received+c.GetBytesIn()
+			}
+		}
+	}
+	if !none {
+		t.row("all", "", "", "", "", count(sent), count(received))
+		t.row("highest over mean", "", "", over(r.ComputeOutMostOverMean), over(r.ComputeInMostOverMean))
+	}
 }
 
 // planAnalysis is the output of `penstock plan analyze`.

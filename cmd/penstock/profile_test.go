@@ -9,6 +9,8 @@ import (
 	"testing"
 	"text/tabwriter"
 
+	"google.golang.org/protobuf/proto"
+
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/server/config"
 )
@@ -103,17 +105,21 @@ func TestWeights(t *testing.T) {
 	}
 }
 
-// TestPrintTop: the table has the waiting requests, and the number of the requests that it leaves
-// out.
+// TestPrintTop: the table has the compute NICs with their sums and rates, the waiting requests, and the
+// number of the requests that it leaves out.
 func TestPrintTop(t *testing.T) {
 	var b strings.Builder
 	tab := &table{tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)}
 	printTop(tab, &pb.TopResponse{
 		Tenants:     []*pb.TopResponse_Tenant{{Tenant: "team a", Priority: -2, Weight: 0.5, Waiting: 3, Tokens: 70_000}},
-		MoreTenants: 4, Late: 9, PrefillTokensPerSecond: 1234,
+		MoreTenants: 4, Late: 9, PrefillTokensPerSecond: 1234, ComputeOutMostOverMean: 1.25,
+		Groups: []*pb.TopResponse_Group{{Engines: []*pb.TopResponse_Engine{
+			{Engine: "P/0", Node: "m0", ComputeNics: []*pb.TopResponse_NIC{{Counters: &pb.ComputeNIC{Nic: "eth0", BytesOut: 1000, BytesIn: 2}, OutBytesPerSecond: proto.Float64(2500.7), InBytesPerSecond: proto.Float64(0)}}},
+			{Engine: "D/0", Node: "m1", ComputeNics: []*pb.TopResponse_NIC{{Counters: &pb.ComputeNIC{Nic: "eth1", BytesOut: 1, BytesIn: 2000}}}},
+		}}},
 	})
 	_ = tab.Flush()
-	for _, want := range []string{`"team a"`, "-2", "0.5", "70,000", "4 more", "first token late", "1,234"} {
+	for _, want := range []string{`"team a"`, "-2", "0.5", "70,000", "4 more", "first token late", "1,234", "2,500", "unknown", "1,001", "2,002", "1.2", "idle"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("without %q:\n%s", want, b.String())
 		}

@@ -77,6 +77,7 @@ func run(ctx context.Context, storage string) (err error) {
 			Group: role.String(), Node: "machine for " + role.String(), Role: role, Geometry: geometry, Planner: conn,
 			Members: []leader.Member{{
 				Name: role.String() + "-0", Engine: e, Peer: traffic.Peer{Addr: e.compute.Addr(), Token: token}, DeviceBlocks: deviceBlocks, Footprint: e.manager.Footprint(),
+				NICs: e.compute.NICs,
 			}},
 		})
 		if err != nil {

@@ -58,6 +58,8 @@ type cluster struct {
 	tiny int
 	// linear, if set, is the compute time per token, in seconds.
 	linear float64
+	// compute, if set, wraps the compute NIC of each engine.
+	compute func(rdma.Engine) rdma.Engine
 	// quota, if set, is the quota of prefill engines that hold all layers.
 	quota time.Duration
 	// close stops the planner and writes its record.
@@ -147,8 +149,12 @@ func (c *cluster) node(i int, prefill bool) (stop func()) {
 	if prefill {
 		role, name, window = leader.Prefill, fmt.Sprintf("P%d", i), 2
 	}
-	compute, err := tcp.New(c.t.Context(), tcp.Options{Listen: "127.0.0.1:0", Token: token})
+	nic, err := tcp.New(c.t.Context(), tcp.Options{Listen: "127.0.0.1:0", Token: token})
 	c.must(err)
+	var compute rdma.Engine = nic
+	if c.compute != nil {
+		compute = c.compute(nic)
+	}
 	var wrap func(net.Conn) net.Conn
 	if prefill {
 		wrap = c.wrap

@@ -221,6 +221,7 @@ func (e *Engine) Counts() Counts {
 func (e *Engine) Member(addr rdma.Addr, token rdma.Token) leader.Member {
 	return leader.Member{
 		Name: e.opts.Name, Engine: e, Peer: traffic.Peer{Addr: addr, Token: token}, DeviceBlocks: e.blocks, Footprint: e.manager.Footprint(),
+		NICs: e.opts.Compute.NICs,
 	}
 }
 

@@ -28,6 +28,7 @@ from penstock import (
     Keys,
     Leader,
     Namespace,
+    NotFoundError,
     Part,
     Pointers,
     PrefillJob,
@@ -441,7 +442,18 @@ def test_a_whole_cluster(ns: Namespace) -> None:
             while EventKind.DONE not in kinds:
                 kinds += [e.kind for e in gateway.wait(WAIT) if e.request is request]
         gateway.close()
+        [sent], [received] = sides["prefill"].traffic.nics(), sides["decode"].traffic.nics()
+        assert received.bytes_in >= 5 * ns.value_bytes  # decode has read the rest of the second prompt
+        assert sent.bytes_out >= received.bytes_in
         for name, side in sides.items():
+            leaders[name].report_nics(name, side.traffic.nics())
+            leaders[name].report_nics(name, [])
+            with pytest.raises(NotFoundError, match="another"):
+                leaders[name].report_nics("another", side.traffic.nics())
+            with pytest.raises(InvalidError, match="65 NICs"):
+                leaders[name].report_nics(name, 65 * side.traffic.nics())
+            with pytest.raises(InvalidError, match="bytes_in"):
+                leaders[name].report_nics(name, [sent._replace(bytes_in=-1)])
             leaders[name].close()
             side.traffic.close()
 

@@ -7,7 +7,9 @@ import ctypes
 import dataclasses
 import hashlib
 import json
+import re
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -624,6 +626,33 @@ def test_both_sides_read(make: Callable[..., Cluster]) -> None:
     assert set(read) == {"p0", "d0", "d1"}
     assert all(read.values()), read
     c.check()
+
+
+def test_compute_nics(make: Callable[..., Cluster]) -> None:
+    """The planner has the bytes of the compute NIC of each shard: the bytes that the engines have moved."""
+    c = make()
+    prompt = list(range(80))
+    for one in (prompt, [*prompt, 1000]):
+        c.serve(one)
+        c.stored(one, 20)
+    line = re.compile(r'penstock_planner_compute_nic_bytes_total\{direction="(in|out)",engine="([^"]*)",nic="([^"]*)"\} (\S+)')
+
+    def shown() -> dict[tuple[str, str, str], int]:
+        with urllib.request.urlopen(f"http://{c.planner.http}/metrics") as response:
+            return {(d, engine, nic): int(float(n)) for d, engine, nic, n in line.findall(response.read().decode())}
+
+    moved = {}
+    for engine in c.engines.values():
+        for worker in engine.workers:
+            for shard in worker._link.value.shards if worker._link is not None and worker._link.value is not None else ():
+                for nic in shard.traffic.nics():
+                    moved["in", engine.name, nic.name] = nic.bytes_in
+                    moved["out", engine.name, nic.name] = nic.bytes_out
+    assert len(moved) == 2 * 2 * len(c.shards)  # engines, directions
+    least = 2 * 20 * sum(ns.value_bytes for ns in c.shards)  # each block of both prompts goes from one side to the other
+    received = sum(n for (direction, _, _), n in moved.items() if direction == "in")
+    assert received >= least
+    c.until(lambda: shown() == moved)
 
 
 @any_ranks

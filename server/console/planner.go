@@ -14,7 +14,7 @@ import (
 // PlannerSource supplies the state of a planner. Its two methods may be called concurrently, but
 // neither of them concurrently with itself.
 type PlannerSource interface {
-	// DualPath returns the load of the engines and of the storage NICs.
+	// DualPath returns the load of the engines and of their storage and compute NICs.
 	DualPath(context.Context) DualPath
 	// Requests returns the last requests. The caller must not change the slice.
 	Requests(context.Context) Requests
@@ -39,6 +39,9 @@ type DualPath struct {
 	Tenants                          []Waiting
 	// MoreTenants is the number of tenants that are not in Tenants.
 	MoreTenants int64
+	// SentMostOverMean and ReceivedMostOverMean are the highest rate of a compute NIC divided by the
+	// mean of all. They are unknown while no NIC sends, or receives.
+	SentMostOverMean, ReceivedMostOverMean top.Value
 }
 
 // Group is a group of engines with one leader.
@@ -59,6 +62,17 @@ type Engine struct {
 	Tokens, Requests int64
 	// FreeTokens is the free device memory of a decode engine; unknown for a prefill engine.
 	FreeTokens top.Value
+	// NICs are the compute NICs, which its leader reports.
+	NICs []ComputeNIC
+}
+
+// ComputeNIC is the load of a NIC over which an engine exchanges KV with engines of the other role.
+type ComputeNIC struct {
+	Name string
+	// Sent and Received are its bytes since the engine's start.
+	Sent, Received uint64
+	// SentRate and ReceivedRate are in bytes per second.
+	SentRate, ReceivedRate top.Value
 }
 
 // Machine is the load of the storage NIC of a machine.
@@ -128,6 +142,14 @@ type machineView struct {
 	Load top.Value
 }
 
+// nicView is a row of the table of compute NICs.
+type nicView struct {
+	ComputeNIC
+	Engine, Machine, Group, Role string
+	// SentPart and ReceivedPart are the parts of the highest rates.
+	SentPart, ReceivedPart top.Value
+}
+
 type dualPathView struct {
 	DualPath
 	// SideTokens are the tokens ordered to be read by both sides.
@@ -137,6 +159,9 @@ type dualPathView struct {
 	// MostOverMean is the largest number of assigned tokens divided by the mean of all machines.
 	MostOverMean      top.Value
 	Prefills, Decodes int
+	// NICs are the compute NICs. Sent and Received are the sums of their bytes.
+	NICs           []nicView
+	Sent, Received uint64
 }
 
 // viewDualPath shows the storage NICs with the longest reading queues first.
@@ -156,6 +181,7 @@ func (c *Console) viewDualPath(ctx context.Context, _ url.Values) (any, string) 
 			sum, most = sum+m.Assigned, max(most, m.Assigned)
 		}
 	}
+	v.NICs, v.Sent, v.Received = viewNICs(d.Groups)
 	for i := range v.Machines {
 		v.Machines[i].Load = top.Known(float64(v.Machines[i].Assigned)).Over(top.Known(float64(most)))
 	}
@@ -164,6 +190,28 @@ func (c *Console) viewDualPath(ctx context.Context, _ url.Values) (any, string) 
 		return cmp.Or(cmp.Compare(b.Queue, a.Queue), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Group, b.Group))
 	})
 	return v, fmt.Sprintf("%s for prefill and %d for decode are registered.", plural(int64(v.Prefills), "group"), v.Decodes)
+}
+
+// viewNICs returns the compute NICs, those with the highest rate of both directions first, and the sums of
+// the bytes sent and received.
+func viewNICs(groups []Group) (nics []nicView, sent, received uint64) {
+	var mostSent, mostReceived float64
+	for _, g := range groups {
+		for _, e := range g.Engines {
+			for _, n := range e.NICs {
+				nics = append(nics, nicView{ComputeNIC: n, Engine: e.Name, Machine: e.Machine, Group: g.Name, Role: g.Role})
+				sent, received = sent+n.Sent, received+n.Received
+				mostSent, mostReceived = max(mostSent, n.SentRate.Of), max(mostReceived, n.ReceivedRate.Of)
+			}
+		}
+	}
+	for i := range nics {
+		nics[i].SentPart, nics[i].ReceivedPart = nics[i].SentRate.Over(top.Known(mostSent)), nics[i].ReceivedRate.Over(top.Known(mostReceived))
+	}
+	slices.SortFunc(nics, func(a, b nicView) int {
+		return cmp.Or(cmp.Compare(b.SentRate.Of+b.ReceivedRate.Of, a.SentRate.Of+a.ReceivedRate.Of), cmp.Compare(a.Engine, b.Engine), cmp.Compare(a.Name, b.Name))
+	})
+	return nics, sent, received
 }
 
 // requestView is a row of the list of requests.

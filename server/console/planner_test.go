@@ -44,16 +44,21 @@ func plannerSample() *plannerSource {
 	return &plannerSource{
 		dualPath: console.DualPath{
 			Waiting: 3, Loading: 2, Serving: 9, Submitted: 1200, Finished: 1180, Rejected: 8, Replanned: 4,
+			SentMostOverMean: top.Known(1.5), ReceivedMostOverMean: top.Known(2),
 			PrefillTokens: 30_000, DecodeTokens: 10_000, Splits: 700, Cuts: 5, Hedges: 6, Recomputes: 1,
 			Groups: []console.Group{
 				{
 					Name: "P", Role: "prefill", Silent: 12 * time.Millisecond,
-					Engines:  []console.Engine{{Name: "P/0", Machine: "m0", Requests: 2, Tokens: 8192}, {Name: "P/1", Machine: "m1", Requests: 1, Tokens: 4096}},
+					Engines: []console.Engine{{Name: "P/0", Machine: "m0", Requests: 2, Tokens: 8192, NICs: []console.ComputeNIC{
+						{Name: "mlx5_0", Sent: 30_000_000, Received: 7000, SentRate: top.Known(3 << 20), ReceivedRate: top.Known(1 << 10)}, {Name: "mlx5_1", Sent: 1234, Received: 1},
+					}}, {Name: "P/1", Machine: "m1", Requests: 1, Tokens: 4096}},
 					Machines: []console.Machine{{Name: "m0", Queue: 500, Rate: top.Known(1000), Assigned: 24_000}, {Name: "m1", Queue: 9000, Rate: top.Known(2000), Assigned: 6000}},
 				},
 				{
 					Name: "D", Role: "decode", Queued: 4, Silent: 1500 * time.Millisecond,
-					Engines:  []console.Engine{{Name: "D/0", Machine: "m2", Requests: 6, Tokens: 52_000, FreeTokens: top.Known(48_000)}},
+					Engines: []console.Engine{{Name: "D/0", Machine: "m2", Requests: 6, Tokens: 52_000, FreeTokens: top.Known(48_000), NICs: []console.ComputeNIC{
+						{Name: "mlx5_0", Sent: 9000, Received: 30_000_001, SentRate: top.Known(1 << 20), ReceivedRate: top.Known(3 << 20)},
+					}}},
 					Machines: []console.Machine{{Name: "m2", Assigned: 10_000}},
 				},
 			},
@@ -69,7 +74,8 @@ func plannerSample() *plannerSource {
 }
 
 // TestDualPath: the page has the storage NICs, the longest reading queue first, with the time of
-// their queues and their imbalance, the engines and the waiting tenants.
+// their queues and their imbalance, the compute NICs with their load, the sums of their bytes and their
+// imbalance, the engines and the waiting tenants.
 func TestDualPath(t *testing.T) {
 	src := plannerSample()
 	_, url := serve(t, console.Options{Planner: src, Node: "planner p", Interval: time.Nanosecond})
@@ -77,6 +83,9 @@ func TestDualPath(t *testing.T) {
 	wants(t, text(page), "1 group for prefill and 1 for decode are registered.", "Dual path – planner p – Penstock",
 		"Tokens read by the prefill side 30,000 of 40,000, 75.0 %", "Most loaded storage NIC over the mean 1.8", // 24000 / (40000 / 3)
 		"m1 P prefill 9,000 2,000 4.5s 6,000 25.0 % m0 P prefill 500 1,000 500ms 24,000 100.0 % m2 D decode 0 – unknown – unknown 10,000",
+		"Most loaded compute NIC over the mean, sent 1.5 Most loaded compute NIC over the mean, received 2",
+		"Bytes sent by all compute NICs 30,010,234 Bytes received by all compute NICs 30,007,002",
+		"mlx5_0 D/0 D decode m2 1.0 MiB/s 33.3 % 3.0 MiB/s 100.0 % 9,000 30,000,001 mlx5_0 P/0 P prefill m0 3.0 MiB/s 100.0 % 1.0 KiB/s 0.0 % 30,000,000 7,000 mlx5_1 P/0 P prefill m0 – unknown – unknown – unknown – unknown 1,234 1",
 		"P/0 P prefill m0 2 8,192 – unknown 0 12ms ago", "D/0 D decode m2 6 52,000 48,000 4 1.5s ago",
 		"team-a 1 2 2 9,000 none 0 1 1 100", "3 more are not shown.")
 	if strings.Contains(page, "not ready") {
@@ -85,6 +94,12 @@ func TestDualPath(t *testing.T) {
 	src.set(func(s *plannerSource) { s.dualPath = console.DualPath{Groups: s.dualPath.Groups[1:]} })
 	_, page = get(t, url+"/")
 	wants(t, text(page), "not ready A request needs a group of each role. Registered: 0 for prefill, 1 for decode.", "Most loaded storage NIC over the mean 1.0")
+	// Leaders of earlier versions report no compute NICs.
+	src.set(func(s *plannerSource) { s.dualPath.Groups[0].Engines[0].NICs = nil })
+	_, page = get(t, url+"/")
+	if strings.Contains(strings.ToLower(text(page)), "compute nic") {
+		t.Errorf("the page has compute NICs that were not reported: %s", text(page))
+	}
 	src.set(func(s *plannerSource) { s.dualPath = console.DualPath{Standby: "the planner at b:7430 leads"} })
 	_, page = get(t, url+"/")
 	wants(t, text(page), "standby the planner at b:7430 leads")
@@ -149,9 +164,16 @@ func TestPlannerBrowser(t *testing.T) {
 	if missing := b.text(structure); missing != "" {
 		t.Errorf("the page has %s", missing)
 	}
+	if rows := b.text(`[...document.querySelectorAll("section[aria-labelledby=compute-title] tbody tr")].map(r => r.cells[1].innerText + " " + r.cells[5].innerText.split("\n")[0]).join(", ")`); rows != "D/0 1.0 MiB/s, P/0 3.0 MiB/s, P/0 –" {
+		t.Errorf("the table of compute NICs has %q", rows)
+	}
 	b.shoot("console-dualpath")
 	src.set(func(s *plannerSource) { s.dualPath.Waiting = 12_345 })
 	b.await(`document.getElementById("live").innerText.includes("12,345")`)
+	src.set(func(s *plannerSource) {
+		s.dualPath.Groups[1].Engines = []console.Engine{{Name: "D/0", Machine: "m2", NICs: []console.ComputeNIC{{Name: "mlx5_0", Sent: 10_000, SentRate: top.Known(5 << 20), ReceivedRate: top.Known(0)}}}}
+	})
+	b.await(`document.querySelector("section[aria-labelledby=compute-title] tbody tr").innerText.includes("5.0 MiB/s")`)
 	b.do(chromedp.Focus(chromedp.CSS(`a[href="/requests"]`)))
 	b.press(enter)
 	b.await(`document.title.startsWith("Requests") && document.getElementById("connection").textContent === "Updated live"`)

@@ -176,6 +176,12 @@ func Rows() []Row {
 			graph("Reading queues of storage NICs, in tokens", Count, Query{"penstock_planner_read_queue_tokens", "{{node}}"}),
 			noted("The longest reading queue over the average. 1 is perfect balance, 0 means empty queues.",
 				graph("Imbalance of the storage NICs", Count, Query{"instance:penstock_planner_read_queue_tokens:max_over_avg", instance})),
+			graph("Sent by compute NICs", ByteRate, rate(`penstock_planner_compute_nic_bytes_total{direction="out"}`, "{{engine}} {{nic}}", "engine, nic")),
+			graph("Received by compute NICs", ByteRate, rate(`penstock_planner_compute_nic_bytes_total{direction="in"}`, "{{engine}} {{nic}}", "engine, nic")),
+			noted("The highest rate over the average, sent and received. 1 is perfect balance, 0 means idle NICs.",
+				graph("Imbalance of the compute NICs", Count, Query{
+					"max by (instance, direction) (rate(penstock_planner_compute_nic_bytes_total[" + rateInterval + "]))\n/\nclamp_min(avg by (instance, direction) (rate(penstock_planner_compute_nic_bytes_total[" + rateInterval + "])), 1)", "{{instance}} {{direction}}",
+				})),
 			graph("Tokens read, a second, by side", TokenRate, rate("penstock_planner_read_tokens_total", "{{side}}", "side")),
 			graph("Reads by side, and requests read by both", CallRate, rate("penstock_planner_reads_total", "{{side}}", "side"), rate("penstock_planner_splits_total", "both sides", "instance")),
 			graph("Corrections of reads", CallRate,

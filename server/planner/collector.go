@@ -37,6 +37,7 @@ var (
 	descTenant     = desc("tenant_queued_requests", "Requests that wait for an engine, by the same tenants.", "tenant")
 	descGroups     = desc("groups", "Registered engine groups, by role.", "role")
 	descQueue      = desc("read_queue_tokens", "Reading queue of a machine's storage NIC, as reported and assigned since.", "node")
+	descNICs       = desc("compute_nic_bytes_total", "Payload bytes of a compute NIC of an engine, as its leader reported them last, by direction (out: sent). They count since the engine's start.", "engine", "nic", "direction")
 )
 
 // newSteps returns the histogram of the duration of the planner's steps.
@@ -59,7 +60,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descRequests, descFailures, descStarted, descReplanned, descFinished, descReads, descTokens, descSplits, descCuts, descHedges,
 		descRecomputes, descAborted, descSwitches, descOlder, descSwitching, descQueued, descLoading, descServing, descGroups, descQueue,
-		descLate, descRate, descGranted, descTenant,
+		descLate, descRate, descGranted, descTenant, descNICs,
 	} {
 		ch <- d
 	}
@@ -106,6 +107,15 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	groups, switching := map[string]int{"prefill": 0, "decode": 0}, 0
 	for _, g := range view {
+		for _, e := range g.Engines {
+			c.s.mu.Lock()
+			name, nics := c.s.engines.of(uint32(e.Engine)), c.s.nics[g.Group][e.Engine].loads()
+			c.s.mu.Unlock()
+			for _, n := range nics {
+				counter(descNICs, n.Counters.BytesOut, name, n.Counters.Nic, "out")
+				counter(descNICs, n.Counters.BytesIn, name, n.Counters.Nic, "in")
+			}
+		}
 		groups[g.Role.String()]++
 		if g.Leaving != 0 {
 			switching++

@@ -225,12 +225,19 @@ func (s *Service) Top(context.Context, *pb.TopRequest) (*pb.TopResponse, error) 
 	for _, v := range tenants[:shown] {
 		out.Tenants = append(out.Tenants, &pb.TopResponse_Tenant{Tenant: v.Tenant, Priority: int32(v.Priority), Weight: v.Weight, Waiting: uint32(v.Waiting), Tokens: uint64(max(v.Work, 0))})
 	}
+	var sent, received imbalance
 	for _, g := range s.planner.View() {
 		t := &pb.TopResponse_Group{Group: s.groups.of(uint32(g.Group)), Role: pb.Side(g.Role), Queued: uint32(g.Queued), SilentMilliseconds: uint64(g.Silent.Milliseconds())}
 		for _, e := range g.Engines {
+			nics := s.nics[g.Group][e.Engine].loads()
+			for _, n := range nics {
+				sent.add(n.OutBytesPerSecond)
+				received.add(n.InBytesPerSecond)
+			}
 			t.Engines = append(t.Engines, &pb.TopResponse_Engine{
 				Engine: s.engines.of(uint32(e.Engine)), Node: s.nodes.of(uint32(e.Node)),
 				Tokens: uint64(max(e.Tokens, 0)), Requests: uint32(max(e.Requests, 0)), HbmFreeTokens: int64(e.HBMFree),
+				ComputeNics: nics,
 			})
 		}
 		for _, n := range g.Nodes {
@@ -240,5 +247,6 @@ func (s *Service) Top(context.Context, *pb.TopRequest) (*pb.TopResponse, error) 
 		}
 		out.Groups = append(out.Groups, t)
 	}
+	out.ComputeOutMostOverMean, out.ComputeInMostOverMean = sent.mostOverMean(), received.mostOverMean()
 	return out, nil
 }

@@ -142,6 +142,7 @@ func (s *Service) register(ctx context.Context, r *pb.RegisterGroup) (*leader, e
 	for id, p := range places {
 		s.at[id] = p
 	}
+	s.keepNICsLocked(up.Group, places)
 	l.out <- &pb.LeaderAction{Kind: pb.LeaderAction_KIND_REGISTERED, Planner: s.number}
 	s.reportNetworkLocked() // the operator's network may have positions for machines that are new with this group
 	s.stepLocked(up)
@@ -289,6 +290,7 @@ func (s *Service) message(l *leader, m *pb.LeaderMessage) error {
 		if !s.planner.Has(l.group) {
 			return errSilent
 		}
+		s.nicsLocked(l.group, m.Fetch)
 		s.stepLocked(s.fetchLocked(l, m.Fetch))
 	case *pb.LeaderMessage_Progress:
 		if j := s.byName[m.Progress.Request]; j != nil {

@@ -81,7 +81,7 @@ func (h *host) leadSwitching(group string, role, switching pb.Side) *leading {
 	h.Helper()
 	stream, err := h.client.Lead(h.ctx)
 	h.must(err)
-	l := &leading{h, stream, nil}
+	l := &leading{host: h, stream: stream}
 	l.send(&pb.LeaderMessage{Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{
 		Group: group, Role: role, Switches: true, Switching: switching,
 		Engines: []*pb.EngineSpec{{Engine: group + "/0", Node: "node-" + group, HbmTokens: 100_000}},

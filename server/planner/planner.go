@@ -90,7 +90,9 @@ type Service struct {
 	// engine.
 	leaders map[dualpath.GroupID]*leader
 	// roles has an entry for each group that has registered.
-	roles  map[dualpath.GroupID]*roles
+	roles map[dualpath.GroupID]*roles
+	// nics has the compute NICs of the engines of each registered group.
+	nics   map[dualpath.GroupID]map[dualpath.EngineID]*engineNICs
 	at     map[dualpath.EngineID]place
 	jobs   map[dualpath.RequestID]*job
 	byName map[string]*job
@@ -163,7 +165,7 @@ func New(opts Options) (*Service, error) {
 		groups: newNames("groups"), nodes: newNames("nodes"), namespaces: newNames("namespaces"), engines: newNames("engines"),
 		alone: make(map[dualpath.RequestID]time.Duration), gatewayWait: opts.GatewayWait,
 		leaders: make(map[dualpath.GroupID]*leader), roles: make(map[dualpath.GroupID]*roles), prefillRate: opts.Planner.PrefillRate, stride: max(opts.Planner.GroupTimeout/4, 2*opts.TickEvery), at: make(map[dualpath.EngineID]place),
-		jobs: make(map[dualpath.RequestID]*job), byName: make(map[string]*job), recent: newRecent(opts.Planner.MaxExplain),
+		nics: make(map[dualpath.GroupID]map[dualpath.EngineID]*engineNICs), jobs: make(map[dualpath.RequestID]*job), byName: make(map[string]*job), recent: newRecent(opts.Planner.MaxExplain),
 		stop: make(chan struct{}), done: make(chan struct{}),
 	}
 	s.steps = newSteps()
@@ -229,6 +231,7 @@ func (s *Service) tick(every time.Duration) {
 			s.mu.Lock()
 			s.stepLocked(dualpath.Tick{At: s.now()})
 			s.cancelAloneLocked()
+			s.expireNICsLocked()
 			s.mu.Unlock()
 		case <-s.stop:
 			return

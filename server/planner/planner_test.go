@@ -81,27 +81,35 @@ type leading struct {
 	*host
 	stream grpc.BidiStreamingClient[pb.LeaderMessage, pb.LeaderAction]
 	end    context.CancelFunc
+	// seq is the number of calls of nics.
+	seq uint64
 }
 
 // lead registers a group of two engines, NAME/0 and NAME/1, on a node of their own.
 func (h *host) lead(group string, role pb.Side, holding ...*pb.HeldRequest) *leading {
 	h.Helper()
+	r := &pb.RegisterGroup{Group: group, Role: role, Holding: holding}
+	return h.leadEngines(r, group+"/0", group+"/1")
+}
+
+// leadEngines registers the group r with the named engines.
+func (h *host) leadEngines(r *pb.RegisterGroup, engines ...string) *leading {
+	h.Helper()
 	ctx, cancel := context.WithCancel(h.ctx)
 	stream, err := h.client.Lead(ctx)
 	h.must(err)
-	l := &leading{h, stream, cancel}
+	l := &leading{host: h, stream: stream, end: cancel}
 	h.Cleanup(cancel)
-	r := &pb.RegisterGroup{Group: group, Role: role, Holding: holding}
-	for i := range 2 {
-		e := &pb.EngineSpec{Engine: fmt.Sprintf("%s/%d", group, i), Node: "node-" + group, Address: []byte("addr " + group)}
-		if role == pb.Side_SIDE_DECODE {
+	for _, name := range engines {
+		e := &pb.EngineSpec{Engine: name, Node: "node-" + r.Group, Address: []byte("addr " + r.Group)}
+		if r.Role == pb.Side_SIDE_DECODE {
 			e.HbmTokens = 100_000
 		}
 		r.Engines = append(r.Engines, e)
 	}
 	l.send(&pb.LeaderMessage{Message: &pb.LeaderMessage_Register{Register: r}})
 	if a := l.next(); a.Kind != pb.LeaderAction_KIND_REGISTERED {
-		h.Fatalf("group %s: %v before registered", group, a)
+		h.Fatalf("group %s: %v before registered", r.Group, a)
 	}
 	return l
 }

@@ -35,12 +35,13 @@ type Member struct {
 
 // member converts the member for package leader.
 func (l *Leader) member(m Member) leader.Member {
+	e := &engine{leader: l, name: m.Name}
 	peer := traffic.Peer{Token: rdma.Token(m.Token)}
 	if len(m.Address) > 0 {
 		peer.Addr.NICs = []rdma.NetAddr{rdma.NetAddr(m.Address)}
 	}
 	return leader.Member{
-		Name: m.Name, Engine: &engine{leader: l, name: m.Name}, Peer: peer,
+		Name: m.Name, Engine: e, Peer: peer, NICs: e.reported,
 		DeviceBlocks: m.DeviceBlocks, PromptBlocks: m.PromptBlocks, Footprint: m.Footprint,
 	}
 }
@@ -74,6 +75,8 @@ type Leader struct {
 
 	// attempts has the attempts that have not ended, by leader.Request.Name. mu guards it.
 	attempts map[string]*Attempt
+	// nics has the NICs that the caller has reported, by the name of the engine. mu guards it.
+	nics map[string][]rdma.NIC
 }
 
 // OpenLeader opens the session of a group of engines with the planner. The engines serve
@@ -88,7 +91,7 @@ func (n *Namespace) OpenLeader(o LeaderOptions) (Handle, error) {
 	if err != nil {
 		return 0, err
 	}
-	l := &Leader{session: base, geometry: n.Definition().Geometry, attempts: make(map[string]*Attempt)}
+	l := &Leader{session: base, geometry: n.Definition().Geometry, attempts: make(map[string]*Attempt), nics: make(map[string][]rdma.NIC)}
 	l.ended = l.endAttempts
 	options := leader.Options{
 		Group: o.Group, Node: o.Node, Role: o.Role, Geometry: l.geometry, Planner: base.conn,
@@ -140,6 +143,24 @@ func (l *Leader) Remove(name string) error {
 	if !l.leader.Remove(name) {
 		return fmt.Errorf("%w: %q is not in the group", ErrNoEngine, name)
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.nics, name)
+	return nil
+}
+
+// ReportNICs gives the counters of the NICs of an engine; see leader.Member.NICs. It keeps nics.
+func (l *Leader) ReportNICs(name string, nics []rdma.NIC) error {
+	if err := l.begin(); err != nil {
+		return err
+	}
+	defer l.calls.Done()
+	if !l.leader.Has(name) {
+		return fmt.Errorf("%w: %q is not in the group", ErrNoEngine, name)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.nics[name] = nics
 	return nil
 }
 
@@ -285,6 +306,13 @@ type engine struct {
 }
 
 var _ leader.Engine = (*engine)(nil)
+
+// reported returns the NICs that the caller has reported.
+func (e *engine) reported() []rdma.NIC {
+	e.leader.mu.Lock()
+	defer e.leader.mu.Unlock()
+	return e.leader.nics[e.name]
+}
 
 // Start implements leader.Engine.
 func (e *engine) Start(ctx context.Context, r *leader.Request) {

@@ -291,6 +291,15 @@ func (t *Traffic) Describe() (TrafficDescription, error) {
 	return d, nil
 }
 
+// NICs returns the state of the compute NICs.
+func (t *Traffic) NICs() ([]rdma.NIC, error) {
+	if err := t.begin(); err != nil {
+		return nil, err
+	}
+	defer t.calls.Done()
+	return t.compute.NICs(), nil
+}
+
 // Drain moves up to len(dst) events to dst and returns their number. It closes the handles of the
 // transfers whose last event it returns.
 func (t *Traffic) Drain(dst []TransferEvent) (int, error) {

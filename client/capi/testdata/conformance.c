@@ -730,6 +730,15 @@ static struct engine lead(penstock_namespace ns, const char *planner, uint32_t r
 	CHECK(again == 0, "a leader was opened");
 	CHECK(penstock_leader_add(engine.leader, &m, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "is a member"), "%s", e.message);
 	CHECK(penstock_leader_remove(engine.leader, "another", &e) == PENSTOCK_ERR_NOT_FOUND, "%s", e.message);
+	penstock_nic nics[PENSTOCK_NICS_MAX + 1] = {{.name = "eth0", .bytes_out = 1, .bytes_in = 2}};
+	CHECK(penstock_leader_report_nics(engine.leader, roles[role], nics, PENSTOCK_NICS_MAX, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_leader_report_nics(engine.leader, roles[role], NULL, 0, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_leader_report_nics(engine.leader, roles[role], nics, PENSTOCK_NICS_MAX + 1, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	CHECK(penstock_leader_report_nics(engine.leader, roles[role], NULL, 1, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	CHECK(penstock_leader_report_nics(engine.leader, NULL, nics, 1, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	CHECK(penstock_leader_report_nics(engine.leader, "another", nics, 1, &e) == PENSTOCK_ERR_NOT_FOUND, "%s", e.message);
+	memset(nics[0].name, 'n', sizeof nics[0].name);
+	CHECK(penstock_leader_report_nics(engine.leader, roles[role], nics, 1, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "zero byte"), "%s", e.message);
 	return engine;
 }
 
@@ -1025,6 +1034,19 @@ static struct side test_traffic(penstock_store store) {
 	CHECK(penstock_traffic_append(decode.traffic, "r", NULL, 1, 0, 0, 0, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
 	CHECK(penstock_traffic_append(decode.traffic, "r", ids, 1, 0, PAGES, 1000, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "page 8"), "%s", e.message);
 	CHECK(penstock_traffic_settle(decode.traffic, NULL, 0, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	// The whole prompt of the first turn, and of the second the blocks that decode has not read. Their
+	// checksums take less than a block.
+	uint64_t forwarded = (BLOCKS + 2) * (uint64_t)VALUE;
+	penstock_nic sent, received;
+	uint32_t n_sent = 0, n_received = 0;
+	CHECK(penstock_traffic_nics(prefill.traffic, &sent, 1, &n_sent, &e) == PENSTOCK_OK && n_sent == 1, "%s", e.message);
+	CHECK(penstock_traffic_nics(decode.traffic, &received, 1, &n_received, &e) == PENSTOCK_OK && n_received == 1, "%s", e.message);
+	CHECK(sent.name[0] && strcmp(sent.name, received.name), "NICs %s, %s", sent.name, received.name);
+	CHECK(received.bytes_in >= forwarded && received.bytes_in < forwarded + VALUE && sent.bytes_out >= received.bytes_in, "sent %llu bytes, received %llu, of %llu of KV",
+		(unsigned long long)sent.bytes_out, (unsigned long long)received.bytes_in, (unsigned long long)forwarded);
+	CHECK(penstock_traffic_nics(prefill.traffic, NULL, 0, &n_sent, &e) == PENSTOCK_OK && n_sent == 0, "%s", e.message);
+	CHECK(penstock_traffic_nics(prefill.traffic, NULL, 1, &n_sent, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	CHECK(penstock_traffic_nics(prefill.traffic, &sent, 1, NULL, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
 
 	penstock_transfer none = 0;
 	CHECK(penstock_traffic_prefill(prefill.traffic, NULL, &none, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);

@@ -127,7 +127,7 @@ Available Commands:
   redistribute Compare the time to move the query, to move the cache, and to compute again
   roles        Show the roles and the load of the engine groups, and change the role of a group
   status       Show which planner leads, as each planner sees the election
-  top          Show the groups, engines, storage NICs and waiting requests of the planner
+  top          Show the groups, engines, storage and compute NICs and waiting requests of the planner
 
 Flags:
   -h, --help   help for plan

@@ -8,7 +8,7 @@ fork before that.
 
 from __future__ import annotations
 
-from penstock._cluster import Action, ActionKind, Attempt, Leader, Member, Part, Role
+from penstock._cluster import Action, ActionKind, Attempt, Leader, Member, Nic, Part, Role
 from penstock._core import (
     Cut,
     Group,
@@ -76,6 +76,7 @@ __all__ = [
     "Memory",
     "MismatchError",
     "Namespace",
+    "Nic",
     "NotFoundError",
     "Part",
     "Pointers",

@@ -189,6 +189,12 @@ class CMember(Structure):
     ]
 
 
+class CNic(Structure):
+    """penstock_nic."""
+
+    _fields_ = [("name", c_char * 256), ("bytes_out", c_uint64), ("bytes_in", c_uint64)]
+
+
 class CLeaderOptions(Structure):
     """penstock_leader_options."""
 
@@ -413,6 +419,7 @@ PROTOTYPES: dict[str, list[Any]] = {
     "penstock_leader_close": [c_uint64, POINTER(CError)],
     "penstock_leader_add": [c_uint64, POINTER(CMember), POINTER(CError)],
     "penstock_leader_remove": [c_uint64, c_char_p, POINTER(CError)],
+    "penstock_leader_report_nics": [c_uint64, c_char_p, POINTER(CNic), c_uint32, POINTER(CError)],
     "penstock_leader_eventfd": [c_uint64, POINTER(c_int32), POINTER(CError)],
     "penstock_leader_drain": [c_uint64, POINTER(CAction), c_uint32, POINTER(c_uint32), POINTER(CError)],
     "penstock_attempt_describe": [c_uint64, POINTER(CStart), c_uint64, POINTER(c_uint64), POINTER(CError)],
@@ -442,6 +449,7 @@ PROTOTYPES: dict[str, list[Any]] = {
     "penstock_transfer_cancel": [c_uint64, POINTER(CError)],
     "penstock_traffic_append": [c_uint64, c_char_p, c_char_p, c_uint32, c_uint64, c_uint32, c_uint32, POINTER(CError)],
     "penstock_traffic_settle": [c_uint64, c_char_p, c_uint32, POINTER(CError)],
+    "penstock_traffic_nics": [c_uint64, POINTER(CNic), c_uint32, POINTER(c_uint32), POINTER(CError)],
     "penstock_traffic_eventfd": [c_uint64, POINTER(c_int32), POINTER(CError)],
     "penstock_traffic_drain": [c_uint64, POINTER(CTransferEvent), c_uint32, POINTER(c_uint32), POINTER(CError)],
     "penstock_stats": [c_uint64, c_void_p, c_uint64, POINTER(c_uint64), POINTER(CError)],

@@ -84,6 +84,19 @@ class Member(NamedTuple):
     """Additional buffer bytes for each request."""
 
 
+class Nic(NamedTuple):
+    """The payload bytes that a NIC has sent and received since its engine's start."""
+
+    name: str
+    """At most 255 bytes."""
+    bytes_out: int
+    bytes_in: int
+
+
+NICS_MAX = 64
+"""PENSTOCK_NICS_MAX."""
+
+
 class ActionKind(enum.IntEnum):
     """The order to an engine."""
 
@@ -443,6 +456,17 @@ class Leader(_Queue[Action]):
         Raises NotFoundError if the group has no engine of that name.
         """
         _abi.call(self._core.lib.penstock_leader_remove, self._open_handle(), _text("name", name))
+
+    def report_nics(self, name: str, nics: Iterable[Nic]) -> None:
+        """Give the counters of the NICs over which an engine exchanges KV with engines of the other role, at most 64.
+
+        They are those of ``Traffic.nics``, or of transfers of the engine's own. The leader reports the last ones to the planner
+        every second. Raises NotFoundError if the group has no engine of that name.
+        """
+        raw = [_abi.CNic(n.name.encode()[:255], _count("bytes_out", n.bytes_out, 64), _count("bytes_in", n.bytes_in, 64)) for n in nics]
+        _abi.call(
+            self._core.lib.penstock_leader_report_nics, self._open_handle(), _text("name", name), (_abi.CNic * len(raw))(*raw), len(raw)
+        )
 
     def _accept(self, raw: _abi.CAction) -> None:
         kind = ActionKind(raw.kind)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from penstock import _abi, errors
 from penstock._checks import _ID_BYTES, _address, _chain, _count, _ms, _numbers, _text
-from penstock._cluster import Member, Part, _part, _Path, _Queue, _string
+from penstock._cluster import NICS_MAX, Member, Nic, Part, _part, _Path, _Queue, _string
 from penstock._core import _NO_LIMIT, _WAIT_MS
 from penstock._keys import Keys
 from penstock._memory import Buffer, Pins, Pointers, Tensor, current_stream
@@ -360,6 +360,12 @@ class Traffic(_Queue[TransferEvent]):
             sums_bytes=d.sums_bytes,
             request_bytes=d.request_bytes,
         )
+
+    def nics(self) -> list[Nic]:
+        """Return the counters of the compute NIC, for ``Leader.report_nics``."""
+        raw, n = (_abi.CNic * NICS_MAX)(), ctypes.c_uint32()
+        _abi.call(self._function("nics"), self._open_handle(), raw, NICS_MAX, byref(n))
+        return [Nic(_string(nic.name), nic.bytes_out, nic.bytes_in) for nic in raw[: n.value]]
 
     def prefill(
         self,

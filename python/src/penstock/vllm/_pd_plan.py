@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from penstock import _adapter, errors
-from penstock._cluster import ActionKind, Member, Part
+from penstock._cluster import ActionKind, Member, Nic, Part
 from penstock._traffic import verify_number
 from penstock.vllm import _layout, _plan
 
@@ -279,6 +279,8 @@ class Report:
     """The epoch that a worker's hook has begun in the shard's namespace."""
     received: list[str] = field(default_factory=list)
     """Attempts whose prompt is in the KV cache of rank 0, and not yet in that of the other ranks."""
+    nics: dict[int, list[Nic]] = field(default_factory=dict)
+    """By shard: the counters of its compute NIC, if they have changed since the last report."""
 
     def merge(self, other: Report) -> Report:
         return Report(
@@ -288,6 +290,7 @@ class Report:
             {n: self.taken.get(n, set()) | other.taken.get(n, set()) for n in {**self.taken, **other.taken}},
             {**self.epochs, **other.epochs},
             self.received + other.received,
+            {**self.nics, **other.nics},
         )
 
 

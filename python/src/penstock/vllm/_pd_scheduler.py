@@ -30,7 +30,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from penstock import _adapter, errors
-from penstock._cluster import Action, ActionKind, Attempt, Leader, Part, Role
+from penstock._cluster import NICS_MAX, Action, ActionKind, Attempt, Leader, Nic, Part, Role
 from penstock._store import Namespace, Store
 from penstock.vllm._extra import Extra, Extras
 from penstock.vllm._pd_plan import (
@@ -159,6 +159,7 @@ class Scheduler:
         self._link: _adapter.Link[_Open] | None = None
         self._thread: threading.Thread | None = None
         self._requests: dict[str, _Request] = {}
+        self._nics: dict[int, list[Nic]] = {}  # by shard
         self._lock = threading.Lock()
         self._turns: dict[str, _Turn] = {}
         self._named: dict[str, str] = {}  # by request of the engine that has not ended: the attempt that it names
@@ -516,6 +517,12 @@ class Scheduler:
                 self._ended(name, ended)
         if report.epochs and self._new_epochs(report.epochs):
             self._counters.add("epochs")
+        self._nics.update(report.nics)
+        opened = self._link.value if self._link is not None else None
+        if report.nics and opened is not None:
+            # A leader that opens later gets the counters with the next change.
+            with contextlib.suppress(errors.ClosedError):
+                opened.leader.report_nics(self._options.engine, [nic for nics in self._nics.values() for nic in nics][:NICS_MAX])
 
     def _read(self, turn: _Turn, shard: int, read: Progress | Stopped) -> None:
         """Report how far all shards have read a part, or that its read has ended. The lock is held."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from penstock import _adapter, errors
-from penstock._cluster import ActionKind, Role
+from penstock._cluster import ActionKind, Nic, Role
 from penstock._keys import Keys
 from penstock._memory import Pointers
 from penstock._store import Namespace, Store
@@ -121,6 +121,7 @@ class Worker:
         self._loaded: set[str] = set()
         self._failed_blocks: set[int] = set()
         self._report = Report()
+        self._nics: dict[int, list[Nic]] = {}  # by shard: the last counters that a report had
 
     def register(self, tensors: Mapping[str, Any], config: Any, facts: Mapping[str, Any], rank: int, ranks: int) -> None:
         """Take the KV cache, and wait for the nodes and the compute NIC for at most connect_timeout.
@@ -449,6 +450,11 @@ class Worker:
         return failed
 
     def take_report(self) -> Report | None:
+        if self._link is not None and self._link.value is not None:
+            for shard in self._link.value.shards:
+                nics = shard.traffic.nics()
+                if nics != self._nics.get(shard.number):
+                    self._nics[shard.number] = self._report.nics[shard.number] = nics
         report, self._report = self._report, Report()
         return report if report != Report() else None
 
