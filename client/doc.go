@@ -103,6 +103,10 @@
 // in all, it is asked last for DeadFor.
 // A new sequence passes over a member that is overfull (placement.Overfull). docs/cluster.md has the rules.
 //
+// A node may have copied the first blocks of a sequence, a hot prefix, to members that would store the sequence with more replicas. Its replies
+// to Match and Read name them, and for some seconds Read takes these blocks from the member with the fewest calls of the Store. A
+// member without them costs the Read one call: it goes on to the next member, and at last to the home.
+//
 // The Store reads the list of members at intervals, from any member. While no node returns the list,
 // the last one stays valid. A member that has left the list keeps its sequences, as misses, for
 // GoneFor; then they belong to the other members.
@@ -129,6 +133,6 @@
 // is not retried, and Commit never is. After a node has failed, it is tried again after DeadFor, in
 // the background: only the call that finds the node dead waits for an attempt to connect.
 //
-// Lock order: localSocket.mu, then localLink.mu. Store.mu, node.mu, calls.mu and loan.mu are
+// Lock order: localSocket.mu, then localLink.mu. Store.mu, node.mu, calls.mu, hotHints.mu and loan.mu are
 // leaves. No lock is held across a call.
 package client

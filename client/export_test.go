@@ -40,7 +40,7 @@ func (s *Store) Overfull() (n int) {
 
 // Asked returns the addresses of the nodes that a read of a chain asks, one after the other.
 func (s *Store) Asked(ctx context.Context, ns kv.Namespace, ids []kv.BlockID) (targets []string) {
-	for _, n := range s.routes(ctx, MatchRequest{Namespace: ns, Epoch: ns.Epoch}, ids)(0) {
+	for _, n := range s.coldRoutes(ctx, MatchRequest{Namespace: ns, Epoch: ns.Epoch}, ids)(0) {
 		targets = append(targets, n.target)
 	}
 	return targets

@@ -157,6 +157,9 @@ func (sh *share) matchHere(ctx context.Context, req MatchRequest) shareMatch {
 		if m.blocks > len(sh.ids) {
 			return fmt.Errorf("client: match: %s matched %d blocks of %d", sh.node.target, m.blocks, len(sh.ids))
 		}
+		if hot := r.GetHot(); hot != nil {
+			sh.node.store.hints.learn(req.Namespace, m.epoch, sh.ids, hot, time.Now())
+		}
 		return nil
 	}
 	began := time.Now()

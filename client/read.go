@@ -25,6 +25,8 @@ type reading struct {
 	tasks  []readTask
 	// nodesOf returns the nodes that may have a block, in the order in which they are asked.
 	nodesOf func(block int) []*node
+	// hot is set if nodesOf has nodes with copies of a hot prefix.
+	hot bool
 	// several is set if a block has more than one such node. No task is skipped then, because a later
 	// turn may deliver the block before it, and does not ask this node again.
 	several bool
@@ -326,7 +328,7 @@ func (r *reading) matching() MatchRequest {
 // list of a block's nodes, of the node that is asked.
 func (r *reading) plan(ctx context.Context, turn int) error {
 	if r.tasks = nil; turn == 0 {
-		r.nodesOf = r.store.routes(ctx, r.matching(), r.ids)
+		r.nodesOf, r.hot = r.store.routes(ctx, r.matching(), r.ids, r.local == nil) // ReadLocal borrows from the node of this host only
 	}
 	g := r.req.Namespace.Geometry
 	flat := r.req.Namespace.Index == kv.IndexFlat
@@ -367,7 +369,7 @@ func (r *reading) plan(ctx context.Context, turn int) error {
 			flush(n)
 		}
 		if open[n] == nil {
-			open[n] = &readTask{node: n, epoch: epoch}
+			open[n] = &readTask{node: n, epoch: epoch, copy: r.isCopy(n)}
 		}
 		open[n].add(i, p.Block, r.ids, flat)
 		bytes[n] += size
@@ -380,6 +382,11 @@ func (r *reading) plan(ctx context.Context, turn int) error {
 		r.setChains(limits)
 	}
 	return nil
+}
+
+// isCopy reports whether a node is no home of the sequence, so that it has copies of a hot prefix.
+func (r *reading) isCopy(n *node) bool {
+	return r.hot && !slices.Contains(r.store.candidates(r.req.Namespace, r.ids[0]), n)
 }
 
 // settle records the result of piece i.

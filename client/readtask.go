@@ -41,6 +41,8 @@ type readTask struct {
 	local  []int
 	// suffix is set if ids does not begin with the first block of the prompt.
 	suffix bool
+	// copy is set if node has copies of a hot prefix and is no home of the sequence.
+	copy bool
 }
 
 // readLimits are the limits of one task for a node.
@@ -185,6 +187,9 @@ func (r *reading) attempt(ctx context.Context, t *readTask, sess *session) error
 	if anyFailed(resp) && !t.node.dataConnected(sess) {
 		return fmt.Errorf("client: read: %s: %w: its data-plane session has ended", t.node.target, errDown)
 	}
+	if hot := resp.GetHot(); hot != nil && !t.suffix {
+		r.store.hints.learn(r.req.Namespace, kv.Epoch(resp.GetEpoch()), t.ids, hot, time.Now())
+	}
 	r.verify(t, resp, arrival)
 	if counted != nil {
 		delivered = r.delivered(t)
@@ -258,6 +263,7 @@ func (r *reading) request(t *readTask, refs []*pb.PieceRef) *pb.ReadRequest {
 		Epoch:          uint64(t.epoch),
 		Alone:          r.epochs != nil,
 		Suffix:         t.suffix,
+		Copy:           t.copy,
 		BlockIds:       api.AppendIDs(nil, t.ids),
 		Pieces:         refs,
 		FirstLayer:     uint32(r.req.FirstLayer),

@@ -170,8 +170,34 @@ func (s *Store) anyMoving() bool {
 // routes returns a function from the index of a block to the nodes from which it is read, one after the
 // other until one has it. These are its readers or, if a draining member stored the sequence, the
 // candidates that have its beginning, first the one that has most of it. That costs one call to each of
-// the candidates; if no member drains or is filled, it costs none. req has the epochs.
-func (s *Store) routes(ctx context.Context, req MatchRequest, ids []kv.BlockID) func(int) []*node {
+// the candidates; if no member drains or is filled, it costs none. req has the epochs. With
+// copies, the first blocks of a chain that are a hot prefix are read from its copies too, the least loaded node first. hot
+// reports whether there are such blocks.
+func (s *Store) routes(ctx context.Context, req MatchRequest, ids []kv.BlockID, copies bool) (nodesOf func(int) []*node, hot bool) {
+	nodesOf = s.coldRoutes(ctx, req, ids)
+	blocks, least := 0, []*node(nil)
+	if copies && !req.Mix {
+		blocks, least = s.hotNodes(req.Namespace, req.Epoch, ids)
+	}
+	if blocks == 0 {
+		return nodesOf, false
+	}
+	nodes := nodesOf(0)
+	for _, n := range nodes { // a node that drains or has joined may have the sequence too
+		if !slices.Contains(least, n) {
+			least = append(least, n)
+		}
+	}
+	return func(i int) []*node {
+		if i < blocks {
+			return least
+		}
+		return nodes
+	}, true
+}
+
+// coldRoutes is routes without copies of hot prefixes.
+func (s *Store) coldRoutes(ctx context.Context, req MatchRequest, ids []kv.BlockID) func(int) []*node {
 	if s.anyMoving() {
 		return s.probed(ctx, req, ids)
 	}
@@ -183,12 +209,24 @@ func (s *Store) routes(ctx context.Context, req MatchRequest, ids []kv.BlockID) 
 }
 
 // holders is routes for a match: a block of a flat namespace with replicas has one node, which has the
-// block if any node has it, because a match of many keys makes one call to each node.
+// block if any node has it, because a match of many keys makes one call to each node. The nodes with copies of a hot
+// prefix come last: they have only the prefix, and the homes count its matches.
 func (s *Store) holders(ctx context.Context, req MatchRequest, ids []kv.BlockID) func(int) []*node {
 	if req.Namespace.Index == kv.IndexFlat && req.Namespace.Copies() > 1 {
 		return s.probed(ctx, req, ids)
 	}
-	return s.routes(ctx, req, ids)
+	nodesOf := s.coldRoutes(ctx, req, ids)
+	blocks, copies := s.hotNodes(req.Namespace, req.Epoch, ids)
+	if blocks == 0 {
+		return nodesOf
+	}
+	nodes := slices.Clone(nodesOf(0))
+	for _, n := range copies {
+		if !slices.Contains(nodes, n) {
+			nodes = append(nodes, n)
+		}
+	}
+	return func(int) []*node { return nodes }
 }
 
 // probed asks all candidates, except silent ones, which of the blocks they have. For each block it returns a node that

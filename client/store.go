@@ -28,6 +28,8 @@ type Store struct {
 	stats      counters
 	local      localSocket
 	calls      calls
+	// hints are the copies of hot prefixes.
+	hints hotHints
 	// apart makes the Store log apartText once.
 	apart sync.Once
 	// hashers limits the number of goroutines that help to verify large pieces.

@@ -117,6 +117,7 @@ var rules = map[string]rule{
 	pb.Cache_Abort_FullMethodName:       {roles: access.Write, where: ofReservation},
 	pb.Cache_PinEpoch_FullMethodName:    on(access.Read),
 	pb.Cache_Delivered_FullMethodName:   on(access.Write),
+	pb.Cache_Demote_FullMethodName:      on(access.Write),
 	pb.Cache_Exists_FullMethodName:      on(access.Read),
 	pb.Cache_Delete_FullMethodName:      on(access.Write),
 	pb.Cache_Events_FullMethodName:      onEach(access.Read),

@@ -206,6 +206,7 @@ func (h *host) rows(t *testing.T, ids []byte, digest []byte) []row {
 		h.unary(pb.Cache_Abort_FullMethodName, "a reservation", func() proto.Message { return &pb.AbortRequest{Reservation: reserve()} }),
 		h.unary(pb.Cache_PinEpoch_FullMethodName, "its namespace", fixed(&pb.PinEpochRequest{Namespace: "m", TtlMs: 1000})),
 		h.unary(pb.Cache_Delivered_FullMethodName, "its namespace", fixed(&pb.DeliveredRequest{Namespace: "m", Epoch: 1, BlockIds: make([]byte, 16)})),
+		h.unary(pb.Cache_Demote_FullMethodName, "its namespace", fixed(&pb.DemoteRequest{Namespace: "m", Epoch: 1, BlockIds: make([]byte, 16)})),
 		h.unary(pb.Cache_Exists_FullMethodName, "its namespace", fixed(&pb.ExistsRequest{Namespace: "m", BlockIds: ids})),
 		h.unary(pb.Cache_Delete_FullMethodName, "its namespace", fixed(&pb.DeleteRequest{Namespace: "m", BlockIds: make([]byte, 16)})),
 		streamed(h.conn, pb.Cache_Events_FullMethodName, "its namespace", &pb.EventsRequest{Namespace: "m-none"}, nil),

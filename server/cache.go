@@ -115,6 +115,9 @@ func (s *cacheService) find(ctx context.Context, by caller, req *pb.MatchRequest
 	if m.Lease != 0 && !req.GetPin() {
 		resp.LeaseTtlMs = uint64(s.node.LeaseTTL(ttl).Milliseconds())
 	}
+	if !req.GetMix() {
+		resp.Hot = s.hot(ns, m.Epoch, ids[:m.Blocks])
+	}
 	switch {
 	case m.Cut == trie.CutLeaseDenied:
 		resp.Outcome = pb.Outcome_OUTCOME_BUSY
@@ -122,6 +125,15 @@ func (s *cacheService) find(ctx context.Context, by caller, req *pb.MatchRequest
 		resp.Outcome = pb.Outcome_OUTCOME_MISS
 	}
 	return resp, nil
+}
+
+// hot returns the copies of the first of ids on other nodes, nil if there are none.
+func (s *cacheService) hot(ns kv.Namespace, epoch kv.Epoch, ids []kv.BlockID) *pb.HotPrefix {
+	hint, ok := s.node.HotHint(ns.ID, epoch, ids)
+	if !ok {
+		return nil
+	}
+	return &pb.HotPrefix{Blocks: uint32(hint.Blocks), Replicas: uint32(hint.Replicas), TtlMs: uint64(hint.TTL.Milliseconds())}
 }
 
 // maxMillis is the largest number of milliseconds that does not overflow a time.Duration.
@@ -225,10 +237,38 @@ func (s *cacheService) read(ctx context.Context, by caller, req *pb.ReadRequest)
 	if err != nil {
 		return nil, statusOf(err)
 	}
+	immediates := d.counted.Load()
 	if result.UnderWay {
-		return readResponse(result, d.posted.Load()), nil
+		immediates = d.posted.Load()
 	}
-	return readResponse(result, d.counted.Load()), nil
+	resp := readResponse(result, immediates)
+	s.addHot(req, ids, result.Match, resp)
+	return resp, nil
+}
+
+// addHot adds to the reply to a Read the copies of its chain on other nodes, and counts the payload of a Read
+// of copies.
+func (s *cacheService) addHot(req *pb.ReadRequest, ids []kv.BlockID, m storage.MatchResult, resp *pb.ReadResponse) {
+	if req.GetAlone() || req.GetSuffix() && !req.GetCopy() {
+		return
+	}
+	ns, err := s.node.Namespace(req.GetNamespace())
+	if err != nil {
+		return
+	}
+	if !req.GetSuffix() {
+		resp.Hot = s.hot(ns, m.Epoch, ids[:m.Blocks])
+	}
+	if !req.GetCopy() {
+		return
+	}
+	var size int64
+	for _, p := range resp.GetPieces() {
+		if p.GetState() == pb.PieceResult_STATE_DELIVERED {
+			size += int64(len(p.GetLayerSums())) * ns.Geometry.LayerBytes(int(p.GetGroup()))
+		}
+	}
+	s.opts.Metrics.HotReadBytes.Add(float64(size))
 }
 
 // busyRead is the answer to a read that the node does not perform at present.
@@ -547,6 +587,14 @@ func (s *cacheService) Delivered(_ context.Context, req *pb.DeliveredRequest) (*
 	}
 	removed, err := s.node.Delivered(req.GetNamespace(), kv.Epoch(req.GetEpoch()), ids)
 	return &pb.DeliveredResponse{Dropped: uint32(removed.Blocks)}, statusOf(err)
+}
+
+func (s *cacheService) Demote(_ context.Context, req *pb.DemoteRequest) (*pb.DemoteResponse, error) {
+	ids, err := s.chain(req.GetBlockIds())
+	if err != nil {
+		return nil, err
+	}
+	return &pb.DemoteResponse{}, statusOf(s.node.Demote(req.GetNamespace(), kv.Epoch(req.GetEpoch()), ids))
 }
 
 func (s *cacheService) Exists(_ context.Context, req *pb.ExistsRequest) (*pb.ExistsResponse, error) {

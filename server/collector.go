@@ -228,6 +228,7 @@ func figures() []figure {
 		counter("cluster_move_failed_blocks_total", "Pieces that could not be copied to other nodes, once for each try.", func(s *scrape) float64 { return float64(s.copies.Failures) }),
 		gauge("cluster_move_left_blocks", "Pieces that this node has still to compare with those of other nodes, or to copy to them; 0 without an order to do so.", func(s *scrape) float64 { return float64(s.move.Blocks - s.move.CopiedBlocks) }),
 		gauge("cluster_move_left_bytes", "Payload of these pieces.", func(s *scrape) float64 { return float64(s.move.Bytes - s.move.CopiedBytes) }),
+		gauge("cluster_hot_prefixes", "Hot prefixes of this node that have copies on other nodes of the cluster.", func(s *scrape) float64 { return float64(s.server.node.HotCopies()) }),
 		gauge("node_writable", "1 while writes are taken, 0 while draining or read-only.", func(s *scrape) float64 {
 			if state, _ := s.server.node.WriteState(); state == "serving" {
 				return 1

@@ -362,7 +362,7 @@ func (x PieceResult_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PieceResult_State.Descriptor instead.
 func (PieceResult_State) EnumDescriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{19, 0}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{20, 0}
 }
 
 type Event_Kind int32
@@ -420,7 +420,7 @@ func (x Event_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Event_Kind.Descriptor instead.
 func (Event_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{40, 0}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{43, 0}
 }
 
 type Group struct {
@@ -1465,7 +1465,9 @@ type MatchResponse struct {
 	// there is no lease, or a pin, which lasts until ReleaseLease.
 	LeaseTtlMs uint64 `protobuf:"varint,8,opt,name=lease_ttl_ms,json=leaseTtlMs,proto3" json:"lease_ttl_ms,omitempty"`
 	// epochs are the epochs of the matched blocks, from the first block on. It is set only with mix.
-	Epochs        []*EpochRun `protobuf:"bytes,9,rep,name=epochs,proto3" json:"epochs,omitempty"`
+	Epochs []*EpochRun `protobuf:"bytes,9,rep,name=epochs,proto3" json:"epochs,omitempty"`
+	// hot is set if the chain begins with blocks of a hot prefix that has copies on other nodes.
+	Hot           *HotPrefix `protobuf:"bytes,10,opt,name=hot,proto3" json:"hot,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1563,6 +1565,75 @@ func (x *MatchResponse) GetEpochs() []*EpochRun {
 	return nil
 }
 
+func (x *MatchResponse) GetHot() *HotPrefix {
+	if x != nil {
+		return x.Hot
+	}
+	return nil
+}
+
+// HotPrefix describes the copies of the first blocks of a call's chain. The node has found that many matches
+// have these blocks, and that the nodes that would store them with more replicas have them.
+type HotPrefix struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Blocks        uint32                 `protobuf:"varint,1,opt,name=blocks,proto3" json:"blocks,omitempty"`            // at the beginning of the chain
+	Replicas      uint32                 `protobuf:"varint,2,opt,name=replicas,proto3" json:"replicas,omitempty"`        // the places are those of a namespace with this number of replicas
+	TtlMs         uint64                 `protobuf:"varint,3,opt,name=ttl_ms,json=ttlMs,proto3" json:"ttl_ms,omitempty"` // time for which the caller may use the copies
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HotPrefix) Reset() {
+	*x = HotPrefix{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HotPrefix) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HotPrefix) ProtoMessage() {}
+
+func (x *HotPrefix) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HotPrefix.ProtoReflect.Descriptor instead.
+func (*HotPrefix) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *HotPrefix) GetBlocks() uint32 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *HotPrefix) GetReplicas() uint32 {
+	if x != nil {
+		return x.Replicas
+	}
+	return 0
+}
+
+func (x *HotPrefix) GetTtlMs() uint64 {
+	if x != nil {
+		return x.TtlMs
+	}
+	return 0
+}
+
 type RenewLeaseRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Lease         uint64                 `protobuf:"varint,1,opt,name=lease,proto3" json:"lease,omitempty"`
@@ -1573,7 +1644,7 @@ type RenewLeaseRequest struct {
 
 func (x *RenewLeaseRequest) Reset() {
 	*x = RenewLeaseRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[12]
+	mi := &file_penstockv1_penstock_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1585,7 +1656,7 @@ func (x *RenewLeaseRequest) String() string {
 func (*RenewLeaseRequest) ProtoMessage() {}
 
 func (x *RenewLeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[12]
+	mi := &file_penstockv1_penstock_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1598,7 +1669,7 @@ func (x *RenewLeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewLeaseRequest.ProtoReflect.Descriptor instead.
 func (*RenewLeaseRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{12}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RenewLeaseRequest) GetLease() uint64 {
@@ -1623,7 +1694,7 @@ type RenewLeaseResponse struct {
 
 func (x *RenewLeaseResponse) Reset() {
 	*x = RenewLeaseResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[13]
+	mi := &file_penstockv1_penstock_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1635,7 +1706,7 @@ func (x *RenewLeaseResponse) String() string {
 func (*RenewLeaseResponse) ProtoMessage() {}
 
 func (x *RenewLeaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[13]
+	mi := &file_penstockv1_penstock_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1648,7 +1719,7 @@ func (x *RenewLeaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewLeaseResponse.ProtoReflect.Descriptor instead.
 func (*RenewLeaseResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{13}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{14}
 }
 
 type ReleaseLeaseRequest struct {
@@ -1660,7 +1731,7 @@ type ReleaseLeaseRequest struct {
 
 func (x *ReleaseLeaseRequest) Reset() {
 	*x = ReleaseLeaseRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[14]
+	mi := &file_penstockv1_penstock_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1672,7 +1743,7 @@ func (x *ReleaseLeaseRequest) String() string {
 func (*ReleaseLeaseRequest) ProtoMessage() {}
 
 func (x *ReleaseLeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[14]
+	mi := &file_penstockv1_penstock_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1685,7 +1756,7 @@ func (x *ReleaseLeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseLeaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseLeaseRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{14}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ReleaseLeaseRequest) GetLease() uint64 {
@@ -1703,7 +1774,7 @@ type ReleaseLeaseResponse struct {
 
 func (x *ReleaseLeaseResponse) Reset() {
 	*x = ReleaseLeaseResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[15]
+	mi := &file_penstockv1_penstock_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1715,7 +1786,7 @@ func (x *ReleaseLeaseResponse) String() string {
 func (*ReleaseLeaseResponse) ProtoMessage() {}
 
 func (x *ReleaseLeaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[15]
+	mi := &file_penstockv1_penstock_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1728,7 +1799,7 @@ func (x *ReleaseLeaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseLeaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseLeaseResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{15}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{16}
 }
 
 // PieceRef names one layer group of one block of the call's chain.
@@ -1746,7 +1817,7 @@ type PieceRef struct {
 
 func (x *PieceRef) Reset() {
 	*x = PieceRef{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[16]
+	mi := &file_penstockv1_penstock_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1758,7 +1829,7 @@ func (x *PieceRef) String() string {
 func (*PieceRef) ProtoMessage() {}
 
 func (x *PieceRef) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[16]
+	mi := &file_penstockv1_penstock_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1771,7 +1842,7 @@ func (x *PieceRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PieceRef.ProtoReflect.Descriptor instead.
 func (*PieceRef) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{16}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PieceRef) GetBlock() uint32 {
@@ -1814,7 +1885,7 @@ type Fragment struct {
 
 func (x *Fragment) Reset() {
 	*x = Fragment{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[17]
+	mi := &file_penstockv1_penstock_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1826,7 +1897,7 @@ func (x *Fragment) String() string {
 func (*Fragment) ProtoMessage() {}
 
 func (x *Fragment) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[17]
+	mi := &file_penstockv1_penstock_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1839,7 +1910,7 @@ func (x *Fragment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fragment.ProtoReflect.Descriptor instead.
 func (*Fragment) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{17}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Fragment) GetDestination() uint32 {
@@ -1891,14 +1962,17 @@ type ReadRequest struct {
 	Alone bool `protobuf:"varint,13,opt,name=alone,proto3" json:"alone,omitempty"`
 	// suffix allows block_ids to begin with any block of the prompt; the blocks of pieces count from
 	// that block. It requires a tree namespace with one full group.
-	Suffix        bool `protobuf:"varint,14,opt,name=suffix,proto3" json:"suffix,omitempty"`
+	Suffix bool `protobuf:"varint,14,opt,name=suffix,proto3" json:"suffix,omitempty"`
+	// copy is set if the caller reads copies of a hot prefix (HotPrefix) from a node that is no home of the
+	// sequence. The node counts these reads.
+	Copy          bool `protobuf:"varint,15,opt,name=copy,proto3" json:"copy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReadRequest) Reset() {
 	*x = ReadRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[18]
+	mi := &file_penstockv1_penstock_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1910,7 +1984,7 @@ func (x *ReadRequest) String() string {
 func (*ReadRequest) ProtoMessage() {}
 
 func (x *ReadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[18]
+	mi := &file_penstockv1_penstock_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1923,7 +1997,7 @@ func (x *ReadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadRequest.ProtoReflect.Descriptor instead.
 func (*ReadRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{18}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ReadRequest) GetNamespace() string {
@@ -2024,6 +2098,13 @@ func (x *ReadRequest) GetSuffix() bool {
 	return false
 }
 
+func (x *ReadRequest) GetCopy() bool {
+	if x != nil {
+		return x.Copy
+	}
+	return false
+}
+
 type PieceResult struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Block  uint32                 `protobuf:"varint,1,opt,name=block,proto3" json:"block,omitempty"`
@@ -2042,7 +2123,7 @@ type PieceResult struct {
 
 func (x *PieceResult) Reset() {
 	*x = PieceResult{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[19]
+	mi := &file_penstockv1_penstock_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2054,7 +2135,7 @@ func (x *PieceResult) String() string {
 func (*PieceResult) ProtoMessage() {}
 
 func (x *PieceResult) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[19]
+	mi := &file_penstockv1_penstock_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2067,7 +2148,7 @@ func (x *PieceResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PieceResult.ProtoReflect.Descriptor instead.
 func (*PieceResult) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{19}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PieceResult) GetBlock() uint32 {
@@ -2130,13 +2211,14 @@ type ReadResponse struct {
 	Immediates    uint32         `protobuf:"varint,6,opt,name=immediates,proto3" json:"immediates,omitempty"`
 	Pieces        []*PieceResult `protobuf:"bytes,7,rep,name=pieces,proto3" json:"pieces,omitempty"`
 	BusyReason    string         `protobuf:"bytes,8,opt,name=busy_reason,json=busyReason,proto3" json:"busy_reason,omitempty"`
+	Hot           *HotPrefix     `protobuf:"bytes,9,opt,name=hot,proto3" json:"hot,omitempty"` // as in MatchResponse
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReadResponse) Reset() {
 	*x = ReadResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[20]
+	mi := &file_penstockv1_penstock_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2148,7 +2230,7 @@ func (x *ReadResponse) String() string {
 func (*ReadResponse) ProtoMessage() {}
 
 func (x *ReadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[20]
+	mi := &file_penstockv1_penstock_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2161,7 +2243,7 @@ func (x *ReadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadResponse.ProtoReflect.Descriptor instead.
 func (*ReadResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{20}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ReadResponse) GetOutcome() Outcome {
@@ -2220,6 +2302,13 @@ func (x *ReadResponse) GetBusyReason() string {
 	return ""
 }
 
+func (x *ReadResponse) GetHot() *HotPrefix {
+	if x != nil {
+		return x.Hot
+	}
+	return nil
+}
+
 type ReturnLoansRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	LocalSession  []byte                 `protobuf:"bytes,1,opt,name=local_session,json=localSession,proto3" json:"local_session,omitempty"`
@@ -2230,7 +2319,7 @@ type ReturnLoansRequest struct {
 
 func (x *ReturnLoansRequest) Reset() {
 	*x = ReturnLoansRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[21]
+	mi := &file_penstockv1_penstock_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2242,7 +2331,7 @@ func (x *ReturnLoansRequest) String() string {
 func (*ReturnLoansRequest) ProtoMessage() {}
 
 func (x *ReturnLoansRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[21]
+	mi := &file_penstockv1_penstock_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2255,7 +2344,7 @@ func (x *ReturnLoansRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReturnLoansRequest.ProtoReflect.Descriptor instead.
 func (*ReturnLoansRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{21}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ReturnLoansRequest) GetLocalSession() []byte {
@@ -2280,7 +2369,7 @@ type ReturnLoansResponse struct {
 
 func (x *ReturnLoansResponse) Reset() {
 	*x = ReturnLoansResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[22]
+	mi := &file_penstockv1_penstock_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2292,7 +2381,7 @@ func (x *ReturnLoansResponse) String() string {
 func (*ReturnLoansResponse) ProtoMessage() {}
 
 func (x *ReturnLoansResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[22]
+	mi := &file_penstockv1_penstock_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2305,7 +2394,7 @@ func (x *ReturnLoansResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReturnLoansResponse.ProtoReflect.Descriptor instead.
 func (*ReturnLoansResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{22}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{23}
 }
 
 type ReserveRequest struct {
@@ -2331,7 +2420,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[23]
+	mi := &file_penstockv1_penstock_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2343,7 +2432,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[23]
+	mi := &file_penstockv1_penstock_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2356,7 +2445,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{23}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ReserveRequest) GetNamespace() string {
@@ -2430,7 +2519,7 @@ type ReserveResponse struct {
 
 func (x *ReserveResponse) Reset() {
 	*x = ReserveResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[24]
+	mi := &file_penstockv1_penstock_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2442,7 +2531,7 @@ func (x *ReserveResponse) String() string {
 func (*ReserveResponse) ProtoMessage() {}
 
 func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[24]
+	mi := &file_penstockv1_penstock_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2455,7 +2544,7 @@ func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveResponse.ProtoReflect.Descriptor instead.
 func (*ReserveResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{24}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ReserveResponse) GetOutcome() Outcome {
@@ -2518,7 +2607,7 @@ type PieceSums struct {
 
 func (x *PieceSums) Reset() {
 	*x = PieceSums{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[25]
+	mi := &file_penstockv1_penstock_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2530,7 +2619,7 @@ func (x *PieceSums) String() string {
 func (*PieceSums) ProtoMessage() {}
 
 func (x *PieceSums) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[25]
+	mi := &file_penstockv1_penstock_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2543,7 +2632,7 @@ func (x *PieceSums) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PieceSums.ProtoReflect.Descriptor instead.
 func (*PieceSums) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{25}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PieceSums) GetBlock() uint32 {
@@ -2579,7 +2668,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[26]
+	mi := &file_penstockv1_penstock_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2591,7 +2680,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[26]
+	mi := &file_penstockv1_penstock_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2604,7 +2693,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{26}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CommitRequest) GetReservation() uint64 {
@@ -2632,7 +2721,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[27]
+	mi := &file_penstockv1_penstock_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2644,7 +2733,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[27]
+	mi := &file_penstockv1_penstock_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2657,7 +2746,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{27}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CommitResponse) GetOutcome() Outcome {
@@ -2695,7 +2784,7 @@ type WriteRequest struct {
 
 func (x *WriteRequest) Reset() {
 	*x = WriteRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[28]
+	mi := &file_penstockv1_penstock_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2707,7 +2796,7 @@ func (x *WriteRequest) String() string {
 func (*WriteRequest) ProtoMessage() {}
 
 func (x *WriteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[28]
+	mi := &file_penstockv1_penstock_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2720,7 +2809,7 @@ func (x *WriteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteRequest.ProtoReflect.Descriptor instead.
 func (*WriteRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{28}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *WriteRequest) GetReserve() *ReserveRequest {
@@ -2751,7 +2840,7 @@ type WriteResponse struct {
 
 func (x *WriteResponse) Reset() {
 	*x = WriteResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[29]
+	mi := &file_penstockv1_penstock_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2763,7 +2852,7 @@ func (x *WriteResponse) String() string {
 func (*WriteResponse) ProtoMessage() {}
 
 func (x *WriteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[29]
+	mi := &file_penstockv1_penstock_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2776,7 +2865,7 @@ func (x *WriteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteResponse.ProtoReflect.Descriptor instead.
 func (*WriteResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{29}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *WriteResponse) GetReserve() *ReserveResponse {
@@ -2816,7 +2905,7 @@ type AbortRequest struct {
 
 func (x *AbortRequest) Reset() {
 	*x = AbortRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[30]
+	mi := &file_penstockv1_penstock_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2828,7 +2917,7 @@ func (x *AbortRequest) String() string {
 func (*AbortRequest) ProtoMessage() {}
 
 func (x *AbortRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[30]
+	mi := &file_penstockv1_penstock_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2841,7 +2930,7 @@ func (x *AbortRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortRequest.ProtoReflect.Descriptor instead.
 func (*AbortRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{30}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *AbortRequest) GetReservation() uint64 {
@@ -2859,7 +2948,7 @@ type AbortResponse struct {
 
 func (x *AbortResponse) Reset() {
 	*x = AbortResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[31]
+	mi := &file_penstockv1_penstock_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2871,7 +2960,7 @@ func (x *AbortResponse) String() string {
 func (*AbortResponse) ProtoMessage() {}
 
 func (x *AbortResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[31]
+	mi := &file_penstockv1_penstock_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2884,7 +2973,7 @@ func (x *AbortResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortResponse.ProtoReflect.Descriptor instead.
 func (*AbortResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{31}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{32}
 }
 
 type DeliveredRequest struct {
@@ -2898,7 +2987,7 @@ type DeliveredRequest struct {
 
 func (x *DeliveredRequest) Reset() {
 	*x = DeliveredRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[32]
+	mi := &file_penstockv1_penstock_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2910,7 +2999,7 @@ func (x *DeliveredRequest) String() string {
 func (*DeliveredRequest) ProtoMessage() {}
 
 func (x *DeliveredRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[32]
+	mi := &file_penstockv1_penstock_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2923,7 +3012,7 @@ func (x *DeliveredRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliveredRequest.ProtoReflect.Descriptor instead.
 func (*DeliveredRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{32}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DeliveredRequest) GetNamespace() string {
@@ -2956,7 +3045,7 @@ type DeliveredResponse struct {
 
 func (x *DeliveredResponse) Reset() {
 	*x = DeliveredResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[33]
+	mi := &file_penstockv1_penstock_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2968,7 +3057,7 @@ func (x *DeliveredResponse) String() string {
 func (*DeliveredResponse) ProtoMessage() {}
 
 func (x *DeliveredResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[33]
+	mi := &file_penstockv1_penstock_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2981,7 +3070,7 @@ func (x *DeliveredResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliveredResponse.ProtoReflect.Descriptor instead.
 func (*DeliveredResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{33}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DeliveredResponse) GetDropped() uint32 {
@@ -2989,6 +3078,102 @@ func (x *DeliveredResponse) GetDropped() uint32 {
 		return x.Dropped
 	}
 	return 0
+}
+
+type DemoteRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	BlockIds      []byte                 `protobuf:"bytes,3,opt,name=block_ids,json=blockIds,proto3" json:"block_ids,omitempty"` // in the order of the chain
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DemoteRequest) Reset() {
+	*x = DemoteRequest{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DemoteRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DemoteRequest) ProtoMessage() {}
+
+func (x *DemoteRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DemoteRequest.ProtoReflect.Descriptor instead.
+func (*DemoteRequest) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *DemoteRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *DemoteRequest) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *DemoteRequest) GetBlockIds() []byte {
+	if x != nil {
+		return x.BlockIds
+	}
+	return nil
+}
+
+type DemoteResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DemoteResponse) Reset() {
+	*x = DemoteResponse{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DemoteResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DemoteResponse) ProtoMessage() {}
+
+func (x *DemoteResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DemoteResponse.ProtoReflect.Descriptor instead.
+func (*DemoteResponse) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{36}
 }
 
 type ExistsRequest struct {
@@ -3006,7 +3191,7 @@ type ExistsRequest struct {
 
 func (x *ExistsRequest) Reset() {
 	*x = ExistsRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[34]
+	mi := &file_penstockv1_penstock_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3018,7 +3203,7 @@ func (x *ExistsRequest) String() string {
 func (*ExistsRequest) ProtoMessage() {}
 
 func (x *ExistsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[34]
+	mi := &file_penstockv1_penstock_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3031,7 +3216,7 @@ func (x *ExistsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExistsRequest.ProtoReflect.Descriptor instead.
 func (*ExistsRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{34}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ExistsRequest) GetNamespace() string {
@@ -3081,7 +3266,7 @@ type ExistsResponse struct {
 
 func (x *ExistsResponse) Reset() {
 	*x = ExistsResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[35]
+	mi := &file_penstockv1_penstock_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3093,7 +3278,7 @@ func (x *ExistsResponse) String() string {
 func (*ExistsResponse) ProtoMessage() {}
 
 func (x *ExistsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[35]
+	mi := &file_penstockv1_penstock_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3106,7 +3291,7 @@ func (x *ExistsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExistsResponse.ProtoReflect.Descriptor instead.
 func (*ExistsResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{35}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ExistsResponse) GetPresent() []byte {
@@ -3134,7 +3319,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[36]
+	mi := &file_penstockv1_penstock_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3146,7 +3331,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[36]
+	mi := &file_penstockv1_penstock_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3159,7 +3344,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{36}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DeleteRequest) GetNamespace() string {
@@ -3193,7 +3378,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[37]
+	mi := &file_penstockv1_penstock_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3205,7 +3390,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[37]
+	mi := &file_penstockv1_penstock_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3218,7 +3403,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{37}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DeleteResponse) GetDeleted() []byte {
@@ -3239,7 +3424,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[38]
+	mi := &file_penstockv1_penstock_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3251,7 +3436,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[38]
+	mi := &file_penstockv1_penstock_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3264,7 +3449,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{38}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -3294,7 +3479,7 @@ type VolumeState struct {
 
 func (x *VolumeState) Reset() {
 	*x = VolumeState{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[39]
+	mi := &file_penstockv1_penstock_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3306,7 +3491,7 @@ func (x *VolumeState) String() string {
 func (*VolumeState) ProtoMessage() {}
 
 func (x *VolumeState) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[39]
+	mi := &file_penstockv1_penstock_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3319,7 +3504,7 @@ func (x *VolumeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeState.ProtoReflect.Descriptor instead.
 func (*VolumeState) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{39}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *VolumeState) GetVolume() uint32 {
@@ -3368,7 +3553,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[40]
+	mi := &file_penstockv1_penstock_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3380,7 +3565,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[40]
+	mi := &file_penstockv1_penstock_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3393,7 +3578,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{40}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -3476,7 +3661,7 @@ type CreateNamespaceRequest struct {
 
 func (x *CreateNamespaceRequest) Reset() {
 	*x = CreateNamespaceRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[41]
+	mi := &file_penstockv1_penstock_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3488,7 +3673,7 @@ func (x *CreateNamespaceRequest) String() string {
 func (*CreateNamespaceRequest) ProtoMessage() {}
 
 func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[41]
+	mi := &file_penstockv1_penstock_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3501,7 +3686,7 @@ func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{41}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *CreateNamespaceRequest) GetNamespace() *Namespace {
@@ -3527,7 +3712,7 @@ type GetNamespaceRequest struct {
 
 func (x *GetNamespaceRequest) Reset() {
 	*x = GetNamespaceRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[42]
+	mi := &file_penstockv1_penstock_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3539,7 +3724,7 @@ func (x *GetNamespaceRequest) String() string {
 func (*GetNamespaceRequest) ProtoMessage() {}
 
 func (x *GetNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[42]
+	mi := &file_penstockv1_penstock_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3552,7 +3737,7 @@ func (x *GetNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*GetNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{42}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *GetNamespaceRequest) GetName() string {
@@ -3575,7 +3760,7 @@ type ListNamespacesRequest struct {
 
 func (x *ListNamespacesRequest) Reset() {
 	*x = ListNamespacesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[43]
+	mi := &file_penstockv1_penstock_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3587,7 +3772,7 @@ func (x *ListNamespacesRequest) String() string {
 func (*ListNamespacesRequest) ProtoMessage() {}
 
 func (x *ListNamespacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[43]
+	mi := &file_penstockv1_penstock_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3600,7 +3785,7 @@ func (x *ListNamespacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamespacesRequest.ProtoReflect.Descriptor instead.
 func (*ListNamespacesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{43}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListNamespacesRequest) GetAfter() string {
@@ -3628,7 +3813,7 @@ type ListNamespacesResponse struct {
 
 func (x *ListNamespacesResponse) Reset() {
 	*x = ListNamespacesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[44]
+	mi := &file_penstockv1_penstock_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3640,7 +3825,7 @@ func (x *ListNamespacesResponse) String() string {
 func (*ListNamespacesResponse) ProtoMessage() {}
 
 func (x *ListNamespacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[44]
+	mi := &file_penstockv1_penstock_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3653,7 +3838,7 @@ func (x *ListNamespacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamespacesResponse.ProtoReflect.Descriptor instead.
 func (*ListNamespacesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{44}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListNamespacesResponse) GetNamespaces() []*Namespace {
@@ -3680,7 +3865,7 @@ type DeleteNamespaceRequest struct {
 
 func (x *DeleteNamespaceRequest) Reset() {
 	*x = DeleteNamespaceRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[45]
+	mi := &file_penstockv1_penstock_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3692,7 +3877,7 @@ func (x *DeleteNamespaceRequest) String() string {
 func (*DeleteNamespaceRequest) ProtoMessage() {}
 
 func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[45]
+	mi := &file_penstockv1_penstock_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3705,7 +3890,7 @@ func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{45}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DeleteNamespaceRequest) GetName() string {
@@ -3732,7 +3917,7 @@ type DeleteNamespaceResponse struct {
 
 func (x *DeleteNamespaceResponse) Reset() {
 	*x = DeleteNamespaceResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[46]
+	mi := &file_penstockv1_penstock_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3744,7 +3929,7 @@ func (x *DeleteNamespaceResponse) String() string {
 func (*DeleteNamespaceResponse) ProtoMessage() {}
 
 func (x *DeleteNamespaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[46]
+	mi := &file_penstockv1_penstock_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3757,7 +3942,7 @@ func (x *DeleteNamespaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{46}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *DeleteNamespaceResponse) GetBlocks() int64 {
@@ -3787,7 +3972,7 @@ type BumpEpochRequest struct {
 
 func (x *BumpEpochRequest) Reset() {
 	*x = BumpEpochRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[47]
+	mi := &file_penstockv1_penstock_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3799,7 +3984,7 @@ func (x *BumpEpochRequest) String() string {
 func (*BumpEpochRequest) ProtoMessage() {}
 
 func (x *BumpEpochRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[47]
+	mi := &file_penstockv1_penstock_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3812,7 +3997,7 @@ func (x *BumpEpochRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BumpEpochRequest.ProtoReflect.Descriptor instead.
 func (*BumpEpochRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{47}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *BumpEpochRequest) GetName() string {
@@ -3848,7 +4033,7 @@ type BumpEpochResponse struct {
 
 func (x *BumpEpochResponse) Reset() {
 	*x = BumpEpochResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[48]
+	mi := &file_penstockv1_penstock_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3860,7 +4045,7 @@ func (x *BumpEpochResponse) String() string {
 func (*BumpEpochResponse) ProtoMessage() {}
 
 func (x *BumpEpochResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[48]
+	mi := &file_penstockv1_penstock_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3873,7 +4058,7 @@ func (x *BumpEpochResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BumpEpochResponse.ProtoReflect.Descriptor instead.
 func (*BumpEpochResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{48}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *BumpEpochResponse) GetOldEpoch() uint64 {
@@ -3916,7 +4101,7 @@ type RetireEpochRequest struct {
 
 func (x *RetireEpochRequest) Reset() {
 	*x = RetireEpochRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[49]
+	mi := &file_penstockv1_penstock_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3928,7 +4113,7 @@ func (x *RetireEpochRequest) String() string {
 func (*RetireEpochRequest) ProtoMessage() {}
 
 func (x *RetireEpochRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[49]
+	mi := &file_penstockv1_penstock_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3941,7 +4126,7 @@ func (x *RetireEpochRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetireEpochRequest.ProtoReflect.Descriptor instead.
 func (*RetireEpochRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{49}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RetireEpochRequest) GetName() string {
@@ -3982,7 +4167,7 @@ type RetireEpochResponse struct {
 
 func (x *RetireEpochResponse) Reset() {
 	*x = RetireEpochResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[50]
+	mi := &file_penstockv1_penstock_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3994,7 +4179,7 @@ func (x *RetireEpochResponse) String() string {
 func (*RetireEpochResponse) ProtoMessage() {}
 
 func (x *RetireEpochResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[50]
+	mi := &file_penstockv1_penstock_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4007,7 +4192,7 @@ func (x *RetireEpochResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetireEpochResponse.ProtoReflect.Descriptor instead.
 func (*RetireEpochResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{50}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RetireEpochResponse) GetBlocks() int64 {
@@ -4034,7 +4219,7 @@ type SetQuotaRequest struct {
 
 func (x *SetQuotaRequest) Reset() {
 	*x = SetQuotaRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[51]
+	mi := &file_penstockv1_penstock_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4046,7 +4231,7 @@ func (x *SetQuotaRequest) String() string {
 func (*SetQuotaRequest) ProtoMessage() {}
 
 func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[51]
+	mi := &file_penstockv1_penstock_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4059,7 +4244,7 @@ func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*SetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{51}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *SetQuotaRequest) GetName() string {
@@ -4086,7 +4271,7 @@ type SetReplicasRequest struct {
 
 func (x *SetReplicasRequest) Reset() {
 	*x = SetReplicasRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[52]
+	mi := &file_penstockv1_penstock_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4098,7 +4283,7 @@ func (x *SetReplicasRequest) String() string {
 func (*SetReplicasRequest) ProtoMessage() {}
 
 func (x *SetReplicasRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[52]
+	mi := &file_penstockv1_penstock_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4111,7 +4296,7 @@ func (x *SetReplicasRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetReplicasRequest.ProtoReflect.Descriptor instead.
 func (*SetReplicasRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{52}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *SetReplicasRequest) GetName() string {
@@ -4139,7 +4324,7 @@ type DeleteBlocksRequest struct {
 
 func (x *DeleteBlocksRequest) Reset() {
 	*x = DeleteBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[53]
+	mi := &file_penstockv1_penstock_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4151,7 +4336,7 @@ func (x *DeleteBlocksRequest) String() string {
 func (*DeleteBlocksRequest) ProtoMessage() {}
 
 func (x *DeleteBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[53]
+	mi := &file_penstockv1_penstock_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4164,7 +4349,7 @@ func (x *DeleteBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteBlocksRequest.ProtoReflect.Descriptor instead.
 func (*DeleteBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{53}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *DeleteBlocksRequest) GetNamespace() string {
@@ -4198,7 +4383,7 @@ type DeleteBlocksResponse struct {
 
 func (x *DeleteBlocksResponse) Reset() {
 	*x = DeleteBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[54]
+	mi := &file_penstockv1_penstock_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4210,7 +4395,7 @@ func (x *DeleteBlocksResponse) String() string {
 func (*DeleteBlocksResponse) ProtoMessage() {}
 
 func (x *DeleteBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[54]
+	mi := &file_penstockv1_penstock_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4223,7 +4408,7 @@ func (x *DeleteBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteBlocksResponse.ProtoReflect.Descriptor instead.
 func (*DeleteBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{54}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *DeleteBlocksResponse) GetBlocks() int64 {
@@ -4251,7 +4436,7 @@ type EvictRequest struct {
 
 func (x *EvictRequest) Reset() {
 	*x = EvictRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[55]
+	mi := &file_penstockv1_penstock_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4263,7 +4448,7 @@ func (x *EvictRequest) String() string {
 func (*EvictRequest) ProtoMessage() {}
 
 func (x *EvictRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[55]
+	mi := &file_penstockv1_penstock_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4276,7 +4461,7 @@ func (x *EvictRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictRequest.ProtoReflect.Descriptor instead.
 func (*EvictRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{55}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *EvictRequest) GetBytes() int64 {
@@ -4310,7 +4495,7 @@ type EvictResponse struct {
 
 func (x *EvictResponse) Reset() {
 	*x = EvictResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[56]
+	mi := &file_penstockv1_penstock_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4322,7 +4507,7 @@ func (x *EvictResponse) String() string {
 func (*EvictResponse) ProtoMessage() {}
 
 func (x *EvictResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[56]
+	mi := &file_penstockv1_penstock_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4335,7 +4520,7 @@ func (x *EvictResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictResponse.ProtoReflect.Descriptor instead.
 func (*EvictResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{56}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *EvictResponse) GetBlocks() int64 {
@@ -4364,7 +4549,7 @@ type ListPinsRequest struct {
 
 func (x *ListPinsRequest) Reset() {
 	*x = ListPinsRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[57]
+	mi := &file_penstockv1_penstock_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4376,7 +4561,7 @@ func (x *ListPinsRequest) String() string {
 func (*ListPinsRequest) ProtoMessage() {}
 
 func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[57]
+	mi := &file_penstockv1_penstock_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4389,7 +4574,7 @@ func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsRequest.ProtoReflect.Descriptor instead.
 func (*ListPinsRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{57}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ListPinsRequest) GetNamespace() string {
@@ -4430,7 +4615,7 @@ type ListPinsResponse struct {
 
 func (x *ListPinsResponse) Reset() {
 	*x = ListPinsResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[58]
+	mi := &file_penstockv1_penstock_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4442,7 +4627,7 @@ func (x *ListPinsResponse) String() string {
 func (*ListPinsResponse) ProtoMessage() {}
 
 func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[58]
+	mi := &file_penstockv1_penstock_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4455,7 +4640,7 @@ func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsResponse.ProtoReflect.Descriptor instead.
 func (*ListPinsResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{58}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ListPinsResponse) GetPins() []*Pin {
@@ -4490,7 +4675,7 @@ type Pin struct {
 
 func (x *Pin) Reset() {
 	*x = Pin{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[59]
+	mi := &file_penstockv1_penstock_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4502,7 +4687,7 @@ func (x *Pin) String() string {
 func (*Pin) ProtoMessage() {}
 
 func (x *Pin) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[59]
+	mi := &file_penstockv1_penstock_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4515,7 +4700,7 @@ func (x *Pin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pin.ProtoReflect.Descriptor instead.
 func (*Pin) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{59}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Pin) GetLease() uint64 {
@@ -4589,7 +4774,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[60]
+	mi := &file_penstockv1_penstock_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4601,7 +4786,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[60]
+	mi := &file_penstockv1_penstock_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4614,7 +4799,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{60}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{63}
 }
 
 type VolumeStatus struct {
@@ -4651,7 +4836,7 @@ type VolumeStatus struct {
 
 func (x *VolumeStatus) Reset() {
 	*x = VolumeStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[61]
+	mi := &file_penstockv1_penstock_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4663,7 +4848,7 @@ func (x *VolumeStatus) String() string {
 func (*VolumeStatus) ProtoMessage() {}
 
 func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[61]
+	mi := &file_penstockv1_penstock_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4676,7 +4861,7 @@ func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatus.ProtoReflect.Descriptor instead.
 func (*VolumeStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{61}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *VolumeStatus) GetPath() string {
@@ -4918,7 +5103,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[62]
+	mi := &file_penstockv1_penstock_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4930,7 +5115,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[62]
+	mi := &file_penstockv1_penstock_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4943,7 +5128,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{62}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *StatusResponse) GetNode() string {
@@ -5224,7 +5409,7 @@ type KeyStatus struct {
 
 func (x *KeyStatus) Reset() {
 	*x = KeyStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	mi := &file_penstockv1_penstock_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5236,7 +5421,7 @@ func (x *KeyStatus) String() string {
 func (*KeyStatus) ProtoMessage() {}
 
 func (x *KeyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	mi := &file_penstockv1_penstock_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5249,7 +5434,7 @@ func (x *KeyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyStatus.ProtoReflect.Descriptor instead.
 func (*KeyStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{63}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *KeyStatus) GetId() string {
@@ -5292,7 +5477,7 @@ type RolesStatus struct {
 
 func (x *RolesStatus) Reset() {
 	*x = RolesStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[64]
+	mi := &file_penstockv1_penstock_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5304,7 +5489,7 @@ func (x *RolesStatus) String() string {
 func (*RolesStatus) ProtoMessage() {}
 
 func (x *RolesStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[64]
+	mi := &file_penstockv1_penstock_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5317,7 +5502,7 @@ func (x *RolesStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolesStatus.ProtoReflect.Descriptor instead.
 func (*RolesStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{64}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *RolesStatus) GetPrincipals() int64 {
@@ -5351,7 +5536,7 @@ type MemoryPart struct {
 
 func (x *MemoryPart) Reset() {
 	*x = MemoryPart{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[65]
+	mi := &file_penstockv1_penstock_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5363,7 +5548,7 @@ func (x *MemoryPart) String() string {
 func (*MemoryPart) ProtoMessage() {}
 
 func (x *MemoryPart) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[65]
+	mi := &file_penstockv1_penstock_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5376,7 +5561,7 @@ func (x *MemoryPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryPart.ProtoReflect.Descriptor instead.
 func (*MemoryPart) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{65}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *MemoryPart) GetName() string {
@@ -5408,7 +5593,7 @@ type NICStatus struct {
 
 func (x *NICStatus) Reset() {
 	*x = NICStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[66]
+	mi := &file_penstockv1_penstock_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5420,7 +5605,7 @@ func (x *NICStatus) String() string {
 func (*NICStatus) ProtoMessage() {}
 
 func (x *NICStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[66]
+	mi := &file_penstockv1_penstock_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5433,7 +5618,7 @@ func (x *NICStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NICStatus.ProtoReflect.Descriptor instead.
 func (*NICStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{66}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *NICStatus) GetName() string {
@@ -5495,7 +5680,7 @@ type StatBlockRequest struct {
 
 func (x *StatBlockRequest) Reset() {
 	*x = StatBlockRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[67]
+	mi := &file_penstockv1_penstock_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5507,7 +5692,7 @@ func (x *StatBlockRequest) String() string {
 func (*StatBlockRequest) ProtoMessage() {}
 
 func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[67]
+	mi := &file_penstockv1_penstock_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5520,7 +5705,7 @@ func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatBlockRequest.ProtoReflect.Descriptor instead.
 func (*StatBlockRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{67}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *StatBlockRequest) GetNamespace() string {
@@ -5555,7 +5740,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[68]
+	mi := &file_penstockv1_penstock_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5567,7 +5752,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[68]
+	mi := &file_penstockv1_penstock_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5580,7 +5765,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{68}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Block) GetId() []byte {
@@ -5664,7 +5849,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[69]
+	mi := &file_penstockv1_penstock_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5676,7 +5861,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[69]
+	mi := &file_penstockv1_penstock_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5689,7 +5874,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{69}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ListBlocksRequest) GetNamespace() string {
@@ -5723,7 +5908,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[70]
+	mi := &file_penstockv1_penstock_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5735,7 +5920,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[70]
+	mi := &file_penstockv1_penstock_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5748,7 +5933,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{70}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -5776,7 +5961,7 @@ type VerifyBlocksRequest struct {
 
 func (x *VerifyBlocksRequest) Reset() {
 	*x = VerifyBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[71]
+	mi := &file_penstockv1_penstock_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5788,7 +5973,7 @@ func (x *VerifyBlocksRequest) String() string {
 func (*VerifyBlocksRequest) ProtoMessage() {}
 
 func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[71]
+	mi := &file_penstockv1_penstock_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5801,7 +5986,7 @@ func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksRequest.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{71}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *VerifyBlocksRequest) GetNamespace() string {
@@ -5834,7 +6019,7 @@ type VerifyBlocksResponse struct {
 
 func (x *VerifyBlocksResponse) Reset() {
 	*x = VerifyBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[72]
+	mi := &file_penstockv1_penstock_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5846,7 +6031,7 @@ func (x *VerifyBlocksResponse) String() string {
 func (*VerifyBlocksResponse) ProtoMessage() {}
 
 func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[72]
+	mi := &file_penstockv1_penstock_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5859,7 +6044,7 @@ func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksResponse.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{72}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *VerifyBlocksResponse) GetPieces() []*PieceResult {
@@ -5877,7 +6062,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[73]
+	mi := &file_penstockv1_penstock_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5889,7 +6074,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[73]
+	mi := &file_penstockv1_penstock_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5902,7 +6087,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{73}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{76}
 }
 
 type ListVolumesResponse struct {
@@ -5915,7 +6100,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[74]
+	mi := &file_penstockv1_penstock_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5927,7 +6112,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[74]
+	mi := &file_penstockv1_penstock_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5940,7 +6125,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{74}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*VolumeStatus {
@@ -5975,7 +6160,7 @@ type AdoptedNode struct {
 
 func (x *AdoptedNode) Reset() {
 	*x = AdoptedNode{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[75]
+	mi := &file_penstockv1_penstock_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5987,7 +6172,7 @@ func (x *AdoptedNode) String() string {
 func (*AdoptedNode) ProtoMessage() {}
 
 func (x *AdoptedNode) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[75]
+	mi := &file_penstockv1_penstock_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6000,7 +6185,7 @@ func (x *AdoptedNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptedNode.ProtoReflect.Descriptor instead.
 func (*AdoptedNode) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{75}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *AdoptedNode) GetNode() string {
@@ -6076,7 +6261,7 @@ type AdoptVolumeRequest struct {
 
 func (x *AdoptVolumeRequest) Reset() {
 	*x = AdoptVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[76]
+	mi := &file_penstockv1_penstock_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6088,7 +6273,7 @@ func (x *AdoptVolumeRequest) String() string {
 func (*AdoptVolumeRequest) ProtoMessage() {}
 
 func (x *AdoptVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[76]
+	mi := &file_penstockv1_penstock_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6101,7 +6286,7 @@ func (x *AdoptVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptVolumeRequest.ProtoReflect.Descriptor instead.
 func (*AdoptVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{76}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *AdoptVolumeRequest) GetPath() string {
@@ -6136,7 +6321,7 @@ type AdoptVolumeResponse struct {
 
 func (x *AdoptVolumeResponse) Reset() {
 	*x = AdoptVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[77]
+	mi := &file_penstockv1_penstock_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6148,7 +6333,7 @@ func (x *AdoptVolumeResponse) String() string {
 func (*AdoptVolumeResponse) ProtoMessage() {}
 
 func (x *AdoptVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[77]
+	mi := &file_penstockv1_penstock_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6161,7 +6346,7 @@ func (x *AdoptVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptVolumeResponse.ProtoReflect.Descriptor instead.
 func (*AdoptVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{77}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *AdoptVolumeResponse) GetStore() string {
@@ -6245,7 +6430,7 @@ type DrainVolumeRequest struct {
 
 func (x *DrainVolumeRequest) Reset() {
 	*x = DrainVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[78]
+	mi := &file_penstockv1_penstock_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6257,7 +6442,7 @@ func (x *DrainVolumeRequest) String() string {
 func (*DrainVolumeRequest) ProtoMessage() {}
 
 func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[78]
+	mi := &file_penstockv1_penstock_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6270,7 +6455,7 @@ func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DrainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{78}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *DrainVolumeRequest) GetVolume() string {
@@ -6304,7 +6489,7 @@ type DrainVolumeResponse struct {
 
 func (x *DrainVolumeResponse) Reset() {
 	*x = DrainVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[79]
+	mi := &file_penstockv1_penstock_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6316,7 +6501,7 @@ func (x *DrainVolumeResponse) String() string {
 func (*DrainVolumeResponse) ProtoMessage() {}
 
 func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[79]
+	mi := &file_penstockv1_penstock_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6329,7 +6514,7 @@ func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DrainVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{79}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *DrainVolumeResponse) GetBlocks() int64 {
@@ -6357,7 +6542,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[80]
+	mi := &file_penstockv1_penstock_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6369,7 +6554,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[80]
+	mi := &file_penstockv1_penstock_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6382,7 +6567,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{80}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *RemoveVolumeRequest) GetVolume() string {
@@ -6416,7 +6601,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[81]
+	mi := &file_penstockv1_penstock_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6428,7 +6613,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[81]
+	mi := &file_penstockv1_penstock_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6441,7 +6626,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{81}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *RemoveVolumeResponse) GetBlocks() int64 {
@@ -6467,7 +6652,7 @@ type ScrubRequest struct {
 
 func (x *ScrubRequest) Reset() {
 	*x = ScrubRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[82]
+	mi := &file_penstockv1_penstock_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6479,7 +6664,7 @@ func (x *ScrubRequest) String() string {
 func (*ScrubRequest) ProtoMessage() {}
 
 func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[82]
+	mi := &file_penstockv1_penstock_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6492,7 +6677,7 @@ func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubRequest.ProtoReflect.Descriptor instead.
 func (*ScrubRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{82}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ScrubRequest) GetBytesPerSecond() int64 {
@@ -6514,7 +6699,7 @@ type ScrubProgress struct {
 
 func (x *ScrubProgress) Reset() {
 	*x = ScrubProgress{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[83]
+	mi := &file_penstockv1_penstock_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6526,7 +6711,7 @@ func (x *ScrubProgress) String() string {
 func (*ScrubProgress) ProtoMessage() {}
 
 func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[83]
+	mi := &file_penstockv1_penstock_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6539,7 +6724,7 @@ func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubProgress.ProtoReflect.Descriptor instead.
 func (*ScrubProgress) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{83}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ScrubProgress) GetVerifiedBlocks() int64 {
@@ -6584,7 +6769,7 @@ type ConfigChange struct {
 
 func (x *ConfigChange) Reset() {
 	*x = ConfigChange{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[84]
+	mi := &file_penstockv1_penstock_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6596,7 +6781,7 @@ func (x *ConfigChange) String() string {
 func (*ConfigChange) ProtoMessage() {}
 
 func (x *ConfigChange) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[84]
+	mi := &file_penstockv1_penstock_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6609,7 +6794,7 @@ func (x *ConfigChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigChange.ProtoReflect.Descriptor instead.
 func (*ConfigChange) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{84}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ConfigChange) GetKey() string {
@@ -6648,7 +6833,7 @@ type DiffConfigRequest struct {
 
 func (x *DiffConfigRequest) Reset() {
 	*x = DiffConfigRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[85]
+	mi := &file_penstockv1_penstock_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6660,7 +6845,7 @@ func (x *DiffConfigRequest) String() string {
 func (*DiffConfigRequest) ProtoMessage() {}
 
 func (x *DiffConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[85]
+	mi := &file_penstockv1_penstock_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6673,7 +6858,7 @@ func (x *DiffConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffConfigRequest.ProtoReflect.Descriptor instead.
 func (*DiffConfigRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{85}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{88}
 }
 
 type DiffConfigResponse struct {
@@ -6686,7 +6871,7 @@ type DiffConfigResponse struct {
 
 func (x *DiffConfigResponse) Reset() {
 	*x = DiffConfigResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[86]
+	mi := &file_penstockv1_penstock_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6698,7 +6883,7 @@ func (x *DiffConfigResponse) String() string {
 func (*DiffConfigResponse) ProtoMessage() {}
 
 func (x *DiffConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[86]
+	mi := &file_penstockv1_penstock_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6711,7 +6896,7 @@ func (x *DiffConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffConfigResponse.ProtoReflect.Descriptor instead.
 func (*DiffConfigResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{86}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *DiffConfigResponse) GetPath() string {
@@ -6736,7 +6921,7 @@ type ReloadConfigRequest struct {
 
 func (x *ReloadConfigRequest) Reset() {
 	*x = ReloadConfigRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[87]
+	mi := &file_penstockv1_penstock_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6748,7 +6933,7 @@ func (x *ReloadConfigRequest) String() string {
 func (*ReloadConfigRequest) ProtoMessage() {}
 
 func (x *ReloadConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[87]
+	mi := &file_penstockv1_penstock_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6761,7 +6946,7 @@ func (x *ReloadConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadConfigRequest.ProtoReflect.Descriptor instead.
 func (*ReloadConfigRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{87}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{90}
 }
 
 type ReloadConfigResponse struct {
@@ -6774,7 +6959,7 @@ type ReloadConfigResponse struct {
 
 func (x *ReloadConfigResponse) Reset() {
 	*x = ReloadConfigResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[88]
+	mi := &file_penstockv1_penstock_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6786,7 +6971,7 @@ func (x *ReloadConfigResponse) String() string {
 func (*ReloadConfigResponse) ProtoMessage() {}
 
 func (x *ReloadConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[88]
+	mi := &file_penstockv1_penstock_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6799,7 +6984,7 @@ func (x *ReloadConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadConfigResponse.ProtoReflect.Descriptor instead.
 func (*ReloadConfigResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{88}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ReloadConfigResponse) GetPath() string {
@@ -6835,7 +7020,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[89]
+	mi := &file_penstockv1_penstock_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6847,7 +7032,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[89]
+	mi := &file_penstockv1_penstock_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6860,7 +7045,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{89}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *Member) GetName() string {
@@ -6958,7 +7143,7 @@ type MoveStatus struct {
 
 func (x *MoveStatus) Reset() {
 	*x = MoveStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[90]
+	mi := &file_penstockv1_penstock_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6970,7 +7155,7 @@ func (x *MoveStatus) String() string {
 func (*MoveStatus) ProtoMessage() {}
 
 func (x *MoveStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[90]
+	mi := &file_penstockv1_penstock_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6983,7 +7168,7 @@ func (x *MoveStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveStatus.ProtoReflect.Descriptor instead.
 func (*MoveStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{90}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *MoveStatus) GetPhase() string {
@@ -7060,7 +7245,7 @@ type DrainMemberRequest struct {
 
 func (x *DrainMemberRequest) Reset() {
 	*x = DrainMemberRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[91]
+	mi := &file_penstockv1_penstock_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7072,7 +7257,7 @@ func (x *DrainMemberRequest) String() string {
 func (*DrainMemberRequest) ProtoMessage() {}
 
 func (x *DrainMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[91]
+	mi := &file_penstockv1_penstock_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7085,7 +7270,7 @@ func (x *DrainMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainMemberRequest.ProtoReflect.Descriptor instead.
 func (*DrainMemberRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{91}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *DrainMemberRequest) GetName() string {
@@ -7117,7 +7302,7 @@ type DrainMemberResponse struct {
 
 func (x *DrainMemberResponse) Reset() {
 	*x = DrainMemberResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[92]
+	mi := &file_penstockv1_penstock_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7129,7 +7314,7 @@ func (x *DrainMemberResponse) String() string {
 func (*DrainMemberResponse) ProtoMessage() {}
 
 func (x *DrainMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[92]
+	mi := &file_penstockv1_penstock_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7142,7 +7327,7 @@ func (x *DrainMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainMemberResponse.ProtoReflect.Descriptor instead.
 func (*DrainMemberResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{92}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{95}
 }
 
 type ListMembersRequest struct {
@@ -7153,7 +7338,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[93]
+	mi := &file_penstockv1_penstock_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7165,7 +7350,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[93]
+	mi := &file_penstockv1_penstock_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7178,7 +7363,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{93}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{96}
 }
 
 type ListMembersResponse struct {
@@ -7193,7 +7378,7 @@ type ListMembersResponse struct {
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[94]
+	mi := &file_penstockv1_penstock_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7205,7 +7390,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[94]
+	mi := &file_penstockv1_penstock_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7218,7 +7403,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{94}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *ListMembersResponse) GetMembers() []*Member {
@@ -7254,7 +7439,7 @@ type FillMembersRequest struct {
 
 func (x *FillMembersRequest) Reset() {
 	*x = FillMembersRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[95]
+	mi := &file_penstockv1_penstock_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7266,7 +7451,7 @@ func (x *FillMembersRequest) String() string {
 func (*FillMembersRequest) ProtoMessage() {}
 
 func (x *FillMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[95]
+	mi := &file_penstockv1_penstock_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7279,7 +7464,7 @@ func (x *FillMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FillMembersRequest.ProtoReflect.Descriptor instead.
 func (*FillMembersRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{95}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *FillMembersRequest) GetNames() []string {
@@ -7313,7 +7498,7 @@ type FillMembersResponse struct {
 
 func (x *FillMembersResponse) Reset() {
 	*x = FillMembersResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[96]
+	mi := &file_penstockv1_penstock_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7325,7 +7510,7 @@ func (x *FillMembersResponse) String() string {
 func (*FillMembersResponse) ProtoMessage() {}
 
 func (x *FillMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[96]
+	mi := &file_penstockv1_penstock_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7338,7 +7523,7 @@ func (x *FillMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FillMembersResponse.ProtoReflect.Descriptor instead.
 func (*FillMembersResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{96}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *FillMembersResponse) GetFills() []*Fill {
@@ -7367,7 +7552,7 @@ type FillEnd struct {
 
 func (x *FillEnd) Reset() {
 	*x = FillEnd{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[97]
+	mi := &file_penstockv1_penstock_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7379,7 +7564,7 @@ func (x *FillEnd) String() string {
 func (*FillEnd) ProtoMessage() {}
 
 func (x *FillEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[97]
+	mi := &file_penstockv1_penstock_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7392,7 +7577,7 @@ func (x *FillEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FillEnd.ProtoReflect.Descriptor instead.
 func (*FillEnd) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{97}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *FillEnd) GetRevision() int64 {
@@ -7428,7 +7613,7 @@ type Fill struct {
 
 func (x *Fill) Reset() {
 	*x = Fill{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[98]
+	mi := &file_penstockv1_penstock_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7440,7 +7625,7 @@ func (x *Fill) String() string {
 func (*Fill) ProtoMessage() {}
 
 func (x *Fill) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[98]
+	mi := &file_penstockv1_penstock_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7453,7 +7638,7 @@ func (x *Fill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fill.ProtoReflect.Descriptor instead.
 func (*Fill) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{98}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *Fill) GetName() string {
@@ -7489,7 +7674,7 @@ type RemoveMemberRequest struct {
 
 func (x *RemoveMemberRequest) Reset() {
 	*x = RemoveMemberRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[99]
+	mi := &file_penstockv1_penstock_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7501,7 +7686,7 @@ func (x *RemoveMemberRequest) String() string {
 func (*RemoveMemberRequest) ProtoMessage() {}
 
 func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[99]
+	mi := &file_penstockv1_penstock_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7514,7 +7699,7 @@ func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberRequest.ProtoReflect.Descriptor instead.
 func (*RemoveMemberRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{99}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *RemoveMemberRequest) GetName() string {
@@ -7559,7 +7744,7 @@ type RemoveMemberResponse struct {
 
 func (x *RemoveMemberResponse) Reset() {
 	*x = RemoveMemberResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[100]
+	mi := &file_penstockv1_penstock_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7571,7 +7756,7 @@ func (x *RemoveMemberResponse) String() string {
 func (*RemoveMemberResponse) ProtoMessage() {}
 
 func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[100]
+	mi := &file_penstockv1_penstock_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7584,7 +7769,7 @@ func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberResponse.ProtoReflect.Descriptor instead.
 func (*RemoveMemberResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{100}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *RemoveMemberResponse) GetUp() bool {
@@ -7623,7 +7808,7 @@ type GetRolesRequest struct {
 
 func (x *GetRolesRequest) Reset() {
 	*x = GetRolesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[101]
+	mi := &file_penstockv1_penstock_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7635,7 +7820,7 @@ func (x *GetRolesRequest) String() string {
 func (*GetRolesRequest) ProtoMessage() {}
 
 func (x *GetRolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[101]
+	mi := &file_penstockv1_penstock_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7648,7 +7833,7 @@ func (x *GetRolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRolesRequest.ProtoReflect.Descriptor instead.
 func (*GetRolesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{101}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{104}
 }
 
 type GetRolesResponse struct {
@@ -7661,7 +7846,7 @@ type GetRolesResponse struct {
 
 func (x *GetRolesResponse) Reset() {
 	*x = GetRolesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[102]
+	mi := &file_penstockv1_penstock_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7673,7 +7858,7 @@ func (x *GetRolesResponse) String() string {
 func (*GetRolesResponse) ProtoMessage() {}
 
 func (x *GetRolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[102]
+	mi := &file_penstockv1_penstock_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7686,7 +7871,7 @@ func (x *GetRolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRolesResponse.ProtoReflect.Descriptor instead.
 func (*GetRolesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{102}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *GetRolesResponse) GetDocument() []byte {
@@ -7714,7 +7899,7 @@ type SetRolesRequest struct {
 
 func (x *SetRolesRequest) Reset() {
 	*x = SetRolesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[103]
+	mi := &file_penstockv1_penstock_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7726,7 +7911,7 @@ func (x *SetRolesRequest) String() string {
 func (*SetRolesRequest) ProtoMessage() {}
 
 func (x *SetRolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[103]
+	mi := &file_penstockv1_penstock_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7739,7 +7924,7 @@ func (x *SetRolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRolesRequest.ProtoReflect.Descriptor instead.
 func (*SetRolesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{103}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *SetRolesRequest) GetDocument() []byte {
@@ -7773,7 +7958,7 @@ type SetRolesResponse struct {
 
 func (x *SetRolesResponse) Reset() {
 	*x = SetRolesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[104]
+	mi := &file_penstockv1_penstock_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7785,7 +7970,7 @@ func (x *SetRolesResponse) String() string {
 func (*SetRolesResponse) ProtoMessage() {}
 
 func (x *SetRolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[104]
+	mi := &file_penstockv1_penstock_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7798,7 +7983,7 @@ func (x *SetRolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRolesResponse.ProtoReflect.Descriptor instead.
 func (*SetRolesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{104}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *SetRolesResponse) GetChanges() []string {
@@ -7915,7 +8100,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x10PinEpochResponse\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\x04R\x05lease\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x15\n" +
-	"\x06ttl_ms\x18\x03 \x01(\x04R\x05ttlMs\"\xb2\x02\n" +
+	"\x06ttl_ms\x18\x03 \x01(\x04R\x05ttlMs\"\xdc\x02\n" +
 	"\rMatchResponse\x12.\n" +
 	"\aoutcome\x18\x01 \x01(\x0e2\x14.penstock.v1.OutcomeR\aoutcome\x12%\n" +
 	"\x0ematched_blocks\x18\x02 \x01(\rR\rmatchedBlocks\x12%\n" +
@@ -7926,7 +8111,13 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x05bytes\x18\a \x01(\x03R\x05bytes\x12 \n" +
 	"\flease_ttl_ms\x18\b \x01(\x04R\n" +
 	"leaseTtlMs\x12-\n" +
-	"\x06epochs\x18\t \x03(\v2\x15.penstock.v1.EpochRunR\x06epochs\"@\n" +
+	"\x06epochs\x18\t \x03(\v2\x15.penstock.v1.EpochRunR\x06epochs\x12(\n" +
+	"\x03hot\x18\n" +
+	" \x01(\v2\x16.penstock.v1.HotPrefixR\x03hot\"V\n" +
+	"\tHotPrefix\x12\x16\n" +
+	"\x06blocks\x18\x01 \x01(\rR\x06blocks\x12\x1a\n" +
+	"\breplicas\x18\x02 \x01(\rR\breplicas\x12\x15\n" +
+	"\x06ttl_ms\x18\x03 \x01(\x04R\x05ttlMs\"@\n" +
 	"\x11RenewLeaseRequest\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\x04R\x05lease\x12\x15\n" +
 	"\x06ttl_ms\x18\x02 \x01(\x04R\x05ttlMs\"\x14\n" +
@@ -7942,7 +8133,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\bFragment\x12 \n" +
 	"\vdestination\x18\x01 \x01(\rR\vdestination\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +
-	"\x06layers\x18\x03 \x01(\rR\x06layers\"\xb7\x03\n" +
+	"\x06layers\x18\x03 \x01(\rR\x06layers\"\xcb\x03\n" +
 	"\vReadRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
@@ -7959,7 +8150,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x04loan\x18\v \x01(\x04R\x04loan\x12+\n" +
 	"\x11more_destinations\x18\f \x03(\fR\x10moreDestinations\x12\x14\n" +
 	"\x05alone\x18\r \x01(\bR\x05alone\x12\x16\n" +
-	"\x06suffix\x18\x0e \x01(\bR\x06suffix\"\x96\x03\n" +
+	"\x06suffix\x18\x0e \x01(\bR\x06suffix\x12\x12\n" +
+	"\x04copy\x18\x0f \x01(\bR\x04copy\"\x96\x03\n" +
 	"\vPieceResult\x12\x14\n" +
 	"\x05block\x18\x01 \x01(\rR\x05block\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x124\n" +
@@ -7979,7 +8171,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\fSTATE_STORED\x10\x05\x12\x10\n" +
 	"\fSTATE_EXISTS\x10\x06\x12\x11\n" +
 	"\rSTATE_GRANTED\x10\a\x12\x11\n" +
-	"\rSTATE_REFUSED\x10\b\"\xa7\x02\n" +
+	"\rSTATE_REFUSED\x10\b\"\xd1\x02\n" +
 	"\fReadResponse\x12.\n" +
 	"\aoutcome\x18\x01 \x01(\x0e2\x14.penstock.v1.OutcomeR\aoutcome\x12%\n" +
 	"\x0ematched_blocks\x18\x02 \x01(\rR\rmatchedBlocks\x12%\n" +
@@ -7991,7 +8183,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"immediates\x120\n" +
 	"\x06pieces\x18\a \x03(\v2\x18.penstock.v1.PieceResultR\x06pieces\x12\x1f\n" +
 	"\vbusy_reason\x18\b \x01(\tR\n" +
-	"busyReason\"O\n" +
+	"busyReason\x12(\n" +
+	"\x03hot\x18\t \x01(\v2\x16.penstock.v1.HotPrefixR\x03hot\"O\n" +
 	"\x12ReturnLoansRequest\x12#\n" +
 	"\rlocal_session\x18\x01 \x01(\fR\flocalSession\x12\x14\n" +
 	"\x05loans\x18\x02 \x03(\x04R\x05loans\"\x15\n" +
@@ -8046,7 +8239,12 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
 	"\tblock_ids\x18\x03 \x01(\fR\bblockIds\"-\n" +
 	"\x11DeliveredResponse\x12\x18\n" +
-	"\adropped\x18\x01 \x01(\rR\adropped\"\x8e\x01\n" +
+	"\adropped\x18\x01 \x01(\rR\adropped\"`\n" +
+	"\rDemoteRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
+	"\tblock_ids\x18\x03 \x01(\fR\bblockIds\"\x10\n" +
+	"\x0eDemoteResponse\"\x8e\x01\n" +
 	"\rExistsRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
@@ -8465,7 +8663,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\aSalting\x12\x10\n" +
 	"\fSALTING_NONE\x10\x00\x12\x12\n" +
 	"\x0eSALTING_RANDOM\x10\x01\x12\x14\n" +
-	"\x10SALTING_EXISTING\x10\x022\xe3\a\n" +
+	"\x10SALTING_EXISTING\x10\x022\xa6\b\n" +
 	"\x05Cache\x12G\n" +
 	"\bDescribe\x12\x1c.penstock.v1.DescribeRequest\x1a\x1d.penstock.v1.DescribeResponse\x12>\n" +
 	"\x05Match\x12\x19.penstock.v1.MatchRequest\x1a\x1a.penstock.v1.MatchResponse\x12M\n" +
@@ -8479,6 +8677,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x05Abort\x12\x19.penstock.v1.AbortRequest\x1a\x1a.penstock.v1.AbortResponse\x12G\n" +
 	"\bPinEpoch\x12\x1c.penstock.v1.PinEpochRequest\x1a\x1d.penstock.v1.PinEpochResponse\x12J\n" +
 	"\tDelivered\x12\x1d.penstock.v1.DeliveredRequest\x1a\x1e.penstock.v1.DeliveredResponse\x12A\n" +
+	"\x06Demote\x12\x1a.penstock.v1.DemoteRequest\x1a\x1b.penstock.v1.DemoteResponse\x12A\n" +
 	"\x06Exists\x12\x1a.penstock.v1.ExistsRequest\x1a\x1b.penstock.v1.ExistsResponse\x12A\n" +
 	"\x06Delete\x12\x1a.penstock.v1.DeleteRequest\x1a\x1b.penstock.v1.DeleteResponse\x12:\n" +
 	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\x95\x11\n" +
@@ -8527,7 +8726,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 105)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 108)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -8548,99 +8747,102 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*PinEpochRequest)(nil),         // 16: penstock.v1.PinEpochRequest
 	(*PinEpochResponse)(nil),        // 17: penstock.v1.PinEpochResponse
 	(*MatchResponse)(nil),           // 18: penstock.v1.MatchResponse
-	(*RenewLeaseRequest)(nil),       // 19: penstock.v1.RenewLeaseRequest
-	(*RenewLeaseResponse)(nil),      // 20: penstock.v1.RenewLeaseResponse
-	(*ReleaseLeaseRequest)(nil),     // 21: penstock.v1.ReleaseLeaseRequest
-	(*ReleaseLeaseResponse)(nil),    // 22: penstock.v1.ReleaseLeaseResponse
-	(*PieceRef)(nil),                // 23: penstock.v1.PieceRef
-	(*Fragment)(nil),                // 24: penstock.v1.Fragment
-	(*ReadRequest)(nil),             // 25: penstock.v1.ReadRequest
-	(*PieceResult)(nil),             // 26: penstock.v1.PieceResult
-	(*ReadResponse)(nil),            // 27: penstock.v1.ReadResponse
-	(*ReturnLoansRequest)(nil),      // 28: penstock.v1.ReturnLoansRequest
-	(*ReturnLoansResponse)(nil),     // 29: penstock.v1.ReturnLoansResponse
-	(*ReserveRequest)(nil),          // 30: penstock.v1.ReserveRequest
-	(*ReserveResponse)(nil),         // 31: penstock.v1.ReserveResponse
-	(*PieceSums)(nil),               // 32: penstock.v1.PieceSums
-	(*CommitRequest)(nil),           // 33: penstock.v1.CommitRequest
-	(*CommitResponse)(nil),          // 34: penstock.v1.CommitResponse
-	(*WriteRequest)(nil),            // 35: penstock.v1.WriteRequest
-	(*WriteResponse)(nil),           // 36: penstock.v1.WriteResponse
-	(*AbortRequest)(nil),            // 37: penstock.v1.AbortRequest
-	(*AbortResponse)(nil),           // 38: penstock.v1.AbortResponse
-	(*DeliveredRequest)(nil),        // 39: penstock.v1.DeliveredRequest
-	(*DeliveredResponse)(nil),       // 40: penstock.v1.DeliveredResponse
-	(*ExistsRequest)(nil),           // 41: penstock.v1.ExistsRequest
-	(*ExistsResponse)(nil),          // 42: penstock.v1.ExistsResponse
-	(*DeleteRequest)(nil),           // 43: penstock.v1.DeleteRequest
-	(*DeleteResponse)(nil),          // 44: penstock.v1.DeleteResponse
-	(*EventsRequest)(nil),           // 45: penstock.v1.EventsRequest
-	(*VolumeState)(nil),             // 46: penstock.v1.VolumeState
-	(*Event)(nil),                   // 47: penstock.v1.Event
-	(*CreateNamespaceRequest)(nil),  // 48: penstock.v1.CreateNamespaceRequest
-	(*GetNamespaceRequest)(nil),     // 49: penstock.v1.GetNamespaceRequest
-	(*ListNamespacesRequest)(nil),   // 50: penstock.v1.ListNamespacesRequest
-	(*ListNamespacesResponse)(nil),  // 51: penstock.v1.ListNamespacesResponse
-	(*DeleteNamespaceRequest)(nil),  // 52: penstock.v1.DeleteNamespaceRequest
-	(*DeleteNamespaceResponse)(nil), // 53: penstock.v1.DeleteNamespaceResponse
-	(*BumpEpochRequest)(nil),        // 54: penstock.v1.BumpEpochRequest
-	(*BumpEpochResponse)(nil),       // 55: penstock.v1.BumpEpochResponse
-	(*RetireEpochRequest)(nil),      // 56: penstock.v1.RetireEpochRequest
-	(*RetireEpochResponse)(nil),     // 57: penstock.v1.RetireEpochResponse
-	(*SetQuotaRequest)(nil),         // 58: penstock.v1.SetQuotaRequest
-	(*SetReplicasRequest)(nil),      // 59: penstock.v1.SetReplicasRequest
-	(*DeleteBlocksRequest)(nil),     // 60: penstock.v1.DeleteBlocksRequest
-	(*DeleteBlocksResponse)(nil),    // 61: penstock.v1.DeleteBlocksResponse
-	(*EvictRequest)(nil),            // 62: penstock.v1.EvictRequest
-	(*EvictResponse)(nil),           // 63: penstock.v1.EvictResponse
-	(*ListPinsRequest)(nil),         // 64: penstock.v1.ListPinsRequest
-	(*ListPinsResponse)(nil),        // 65: penstock.v1.ListPinsResponse
-	(*Pin)(nil),                     // 66: penstock.v1.Pin
-	(*StatusRequest)(nil),           // 67: penstock.v1.StatusRequest
-	(*VolumeStatus)(nil),            // 68: penstock.v1.VolumeStatus
-	(*StatusResponse)(nil),          // 69: penstock.v1.StatusResponse
-	(*KeyStatus)(nil),               // 70: penstock.v1.KeyStatus
-	(*RolesStatus)(nil),             // 71: penstock.v1.RolesStatus
-	(*MemoryPart)(nil),              // 72: penstock.v1.MemoryPart
-	(*NICStatus)(nil),               // 73: penstock.v1.NICStatus
-	(*StatBlockRequest)(nil),        // 74: penstock.v1.StatBlockRequest
-	(*Block)(nil),                   // 75: penstock.v1.Block
-	(*ListBlocksRequest)(nil),       // 76: penstock.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),      // 77: penstock.v1.ListBlocksResponse
-	(*VerifyBlocksRequest)(nil),     // 78: penstock.v1.VerifyBlocksRequest
-	(*VerifyBlocksResponse)(nil),    // 79: penstock.v1.VerifyBlocksResponse
-	(*ListVolumesRequest)(nil),      // 80: penstock.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),     // 81: penstock.v1.ListVolumesResponse
-	(*AdoptedNode)(nil),             // 82: penstock.v1.AdoptedNode
-	(*AdoptVolumeRequest)(nil),      // 83: penstock.v1.AdoptVolumeRequest
-	(*AdoptVolumeResponse)(nil),     // 84: penstock.v1.AdoptVolumeResponse
-	(*DrainVolumeRequest)(nil),      // 85: penstock.v1.DrainVolumeRequest
-	(*DrainVolumeResponse)(nil),     // 86: penstock.v1.DrainVolumeResponse
-	(*RemoveVolumeRequest)(nil),     // 87: penstock.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),    // 88: penstock.v1.RemoveVolumeResponse
-	(*ScrubRequest)(nil),            // 89: penstock.v1.ScrubRequest
-	(*ScrubProgress)(nil),           // 90: penstock.v1.ScrubProgress
-	(*ConfigChange)(nil),            // 91: penstock.v1.ConfigChange
-	(*DiffConfigRequest)(nil),       // 92: penstock.v1.DiffConfigRequest
-	(*DiffConfigResponse)(nil),      // 93: penstock.v1.DiffConfigResponse
-	(*ReloadConfigRequest)(nil),     // 94: penstock.v1.ReloadConfigRequest
-	(*ReloadConfigResponse)(nil),    // 95: penstock.v1.ReloadConfigResponse
-	(*Member)(nil),                  // 96: penstock.v1.Member
-	(*MoveStatus)(nil),              // 97: penstock.v1.MoveStatus
-	(*DrainMemberRequest)(nil),      // 98: penstock.v1.DrainMemberRequest
-	(*DrainMemberResponse)(nil),     // 99: penstock.v1.DrainMemberResponse
-	(*ListMembersRequest)(nil),      // 100: penstock.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),     // 101: penstock.v1.ListMembersResponse
-	(*FillMembersRequest)(nil),      // 102: penstock.v1.FillMembersRequest
-	(*FillMembersResponse)(nil),     // 103: penstock.v1.FillMembersResponse
-	(*FillEnd)(nil),                 // 104: penstock.v1.FillEnd
-	(*Fill)(nil),                    // 105: penstock.v1.Fill
-	(*RemoveMemberRequest)(nil),     // 106: penstock.v1.RemoveMemberRequest
-	(*RemoveMemberResponse)(nil),    // 107: penstock.v1.RemoveMemberResponse
-	(*GetRolesRequest)(nil),         // 108: penstock.v1.GetRolesRequest
-	(*GetRolesResponse)(nil),        // 109: penstock.v1.GetRolesResponse
-	(*SetRolesRequest)(nil),         // 110: penstock.v1.SetRolesRequest
-	(*SetRolesResponse)(nil),        // 111: penstock.v1.SetRolesResponse
+	(*HotPrefix)(nil),               // 19: penstock.v1.HotPrefix
+	(*RenewLeaseRequest)(nil),       // 20: penstock.v1.RenewLeaseRequest
+	(*RenewLeaseResponse)(nil),      // 21: penstock.v1.RenewLeaseResponse
+	(*ReleaseLeaseRequest)(nil),     // 22: penstock.v1.ReleaseLeaseRequest
+	(*ReleaseLeaseResponse)(nil),    // 23: penstock.v1.ReleaseLeaseResponse
+	(*PieceRef)(nil),                // 24: penstock.v1.PieceRef
+	(*Fragment)(nil),                // 25: penstock.v1.Fragment
+	(*ReadRequest)(nil),             // 26: penstock.v1.ReadRequest
+	(*PieceResult)(nil),             // 27: penstock.v1.PieceResult
+	(*ReadResponse)(nil),            // 28: penstock.v1.ReadResponse
+	(*ReturnLoansRequest)(nil),      // 29: penstock.v1.ReturnLoansRequest
+	(*ReturnLoansResponse)(nil),     // 30: penstock.v1.ReturnLoansResponse
+	(*ReserveRequest)(nil),          // 31: penstock.v1.ReserveRequest
+	(*ReserveResponse)(nil),         // 32: penstock.v1.ReserveResponse
+	(*PieceSums)(nil),               // 33: penstock.v1.PieceSums
+	(*CommitRequest)(nil),           // 34: penstock.v1.CommitRequest
+	(*CommitResponse)(nil),          // 35: penstock.v1.CommitResponse
+	(*WriteRequest)(nil),            // 36: penstock.v1.WriteRequest
+	(*WriteResponse)(nil),           // 37: penstock.v1.WriteResponse
+	(*AbortRequest)(nil),            // 38: penstock.v1.AbortRequest
+	(*AbortResponse)(nil),           // 39: penstock.v1.AbortResponse
+	(*DeliveredRequest)(nil),        // 40: penstock.v1.DeliveredRequest
+	(*DeliveredResponse)(nil),       // 41: penstock.v1.DeliveredResponse
+	(*DemoteRequest)(nil),           // 42: penstock.v1.DemoteRequest
+	(*DemoteResponse)(nil),          // 43: penstock.v1.DemoteResponse
+	(*ExistsRequest)(nil),           // 44: penstock.v1.ExistsRequest
+	(*ExistsResponse)(nil),          // 45: penstock.v1.ExistsResponse
+	(*DeleteRequest)(nil),           // 46: penstock.v1.DeleteRequest
+	(*DeleteResponse)(nil),          // 47: penstock.v1.DeleteResponse
+	(*EventsRequest)(nil),           // 48: penstock.v1.EventsRequest
+	(*VolumeState)(nil),             // 49: penstock.v1.VolumeState
+	(*Event)(nil),                   // 50: penstock.v1.Event
+	(*CreateNamespaceRequest)(nil),  // 51: penstock.v1.CreateNamespaceRequest
+	(*GetNamespaceRequest)(nil),     // 52: penstock.v1.GetNamespaceRequest
+	(*ListNamespacesRequest)(nil),   // 53: penstock.v1.ListNamespacesRequest
+	(*ListNamespacesResponse)(nil),  // 54: penstock.v1.ListNamespacesResponse
+	(*DeleteNamespaceRequest)(nil),  // 55: penstock.v1.DeleteNamespaceRequest
+	(*DeleteNamespaceResponse)(nil), // 56: penstock.v1.DeleteNamespaceResponse
+	(*BumpEpochRequest)(nil),        // 57: penstock.v1.BumpEpochRequest
+	(*BumpEpochResponse)(nil),       // 58: penstock.v1.BumpEpochResponse
+	(*RetireEpochRequest)(nil),      // 59: penstock.v1.RetireEpochRequest
+	(*RetireEpochResponse)(nil),     // 60: penstock.v1.RetireEpochResponse
+	(*SetQuotaRequest)(nil),         // 61: penstock.v1.SetQuotaRequest
+	(*SetReplicasRequest)(nil),      // 62: penstock.v1.SetReplicasRequest
+	(*DeleteBlocksRequest)(nil),     // 63: penstock.v1.DeleteBlocksRequest
+	(*DeleteBlocksResponse)(nil),    // 64: penstock.v1.DeleteBlocksResponse
+	(*EvictRequest)(nil),            // 65: penstock.v1.EvictRequest
+	(*EvictResponse)(nil),           // 66: penstock.v1.EvictResponse
+	(*ListPinsRequest)(nil),         // 67: penstock.v1.ListPinsRequest
+	(*ListPinsResponse)(nil),        // 68: penstock.v1.ListPinsResponse
+	(*Pin)(nil),                     // 69: penstock.v1.Pin
+	(*StatusRequest)(nil),           // 70: penstock.v1.StatusRequest
+	(*VolumeStatus)(nil),            // 71: penstock.v1.VolumeStatus
+	(*StatusResponse)(nil),          // 72: penstock.v1.StatusResponse
+	(*KeyStatus)(nil),               // 73: penstock.v1.KeyStatus
+	(*RolesStatus)(nil),             // 74: penstock.v1.RolesStatus
+	(*MemoryPart)(nil),              // 75: penstock.v1.MemoryPart
+	(*NICStatus)(nil),               // 76: penstock.v1.NICStatus
+	(*StatBlockRequest)(nil),        // 77: penstock.v1.StatBlockRequest
+	(*Block)(nil),                   // 78: penstock.v1.Block
+	(*ListBlocksRequest)(nil),       // 79: penstock.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),      // 80: penstock.v1.ListBlocksResponse
+	(*VerifyBlocksRequest)(nil),     // 81: penstock.v1.VerifyBlocksRequest
+	(*VerifyBlocksResponse)(nil),    // 82: penstock.v1.VerifyBlocksResponse
+	(*ListVolumesRequest)(nil),      // 83: penstock.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),     // 84: penstock.v1.ListVolumesResponse
+	(*AdoptedNode)(nil),             // 85: penstock.v1.AdoptedNode
+	(*AdoptVolumeRequest)(nil),      // 86: penstock.v1.AdoptVolumeRequest
+	(*AdoptVolumeResponse)(nil),     // 87: penstock.v1.AdoptVolumeResponse
+	(*DrainVolumeRequest)(nil),      // 88: penstock.v1.DrainVolumeRequest
+	(*DrainVolumeResponse)(nil),     // 89: penstock.v1.DrainVolumeResponse
+	(*RemoveVolumeRequest)(nil),     // 90: penstock.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),    // 91: penstock.v1.RemoveVolumeResponse
+	(*ScrubRequest)(nil),            // 92: penstock.v1.ScrubRequest
+	(*ScrubProgress)(nil),           // 93: penstock.v1.ScrubProgress
+	(*ConfigChange)(nil),            // 94: penstock.v1.ConfigChange
+	(*DiffConfigRequest)(nil),       // 95: penstock.v1.DiffConfigRequest
+	(*DiffConfigResponse)(nil),      // 96: penstock.v1.DiffConfigResponse
+	(*ReloadConfigRequest)(nil),     // 97: penstock.v1.ReloadConfigRequest
+	(*ReloadConfigResponse)(nil),    // 98: penstock.v1.ReloadConfigResponse
+	(*Member)(nil),                  // 99: penstock.v1.Member
+	(*MoveStatus)(nil),              // 100: penstock.v1.MoveStatus
+	(*DrainMemberRequest)(nil),      // 101: penstock.v1.DrainMemberRequest
+	(*DrainMemberResponse)(nil),     // 102: penstock.v1.DrainMemberResponse
+	(*ListMembersRequest)(nil),      // 103: penstock.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),     // 104: penstock.v1.ListMembersResponse
+	(*FillMembersRequest)(nil),      // 105: penstock.v1.FillMembersRequest
+	(*FillMembersResponse)(nil),     // 106: penstock.v1.FillMembersResponse
+	(*FillEnd)(nil),                 // 107: penstock.v1.FillEnd
+	(*Fill)(nil),                    // 108: penstock.v1.Fill
+	(*RemoveMemberRequest)(nil),     // 109: penstock.v1.RemoveMemberRequest
+	(*RemoveMemberResponse)(nil),    // 110: penstock.v1.RemoveMemberResponse
+	(*GetRolesRequest)(nil),         // 111: penstock.v1.GetRolesRequest
+	(*GetRolesResponse)(nil),        // 112: penstock.v1.GetRolesResponse
+	(*SetRolesRequest)(nil),         // 113: penstock.v1.SetRolesRequest
+	(*SetRolesResponse)(nil),        // 114: penstock.v1.SetRolesResponse
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,   // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
@@ -8651,135 +8853,139 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	10,  // 5: penstock.v1.Namespace.counters:type_name -> penstock.v1.Counters
 	0,   // 6: penstock.v1.MatchResponse.outcome:type_name -> penstock.v1.Outcome
 	15,  // 7: penstock.v1.MatchResponse.epochs:type_name -> penstock.v1.EpochRun
-	24,  // 8: penstock.v1.PieceRef.fragments:type_name -> penstock.v1.Fragment
-	23,  // 9: penstock.v1.ReadRequest.pieces:type_name -> penstock.v1.PieceRef
-	5,   // 10: penstock.v1.PieceResult.state:type_name -> penstock.v1.PieceResult.State
-	0,   // 11: penstock.v1.ReadResponse.outcome:type_name -> penstock.v1.Outcome
-	26,  // 12: penstock.v1.ReadResponse.pieces:type_name -> penstock.v1.PieceResult
-	23,  // 13: penstock.v1.ReserveRequest.pieces:type_name -> penstock.v1.PieceRef
-	3,   // 14: penstock.v1.ReserveRequest.block_class:type_name -> penstock.v1.BlockClass
-	0,   // 15: penstock.v1.ReserveResponse.outcome:type_name -> penstock.v1.Outcome
-	26,  // 16: penstock.v1.ReserveResponse.pieces:type_name -> penstock.v1.PieceResult
-	32,  // 17: penstock.v1.CommitRequest.pieces:type_name -> penstock.v1.PieceSums
-	0,   // 18: penstock.v1.CommitResponse.outcome:type_name -> penstock.v1.Outcome
-	26,  // 19: penstock.v1.CommitResponse.pieces:type_name -> penstock.v1.PieceResult
-	30,  // 20: penstock.v1.WriteRequest.reserve:type_name -> penstock.v1.ReserveRequest
-	32,  // 21: penstock.v1.WriteRequest.sums:type_name -> penstock.v1.PieceSums
-	31,  // 22: penstock.v1.WriteResponse.reserve:type_name -> penstock.v1.ReserveResponse
-	34,  // 23: penstock.v1.WriteResponse.commit:type_name -> penstock.v1.CommitResponse
-	6,   // 24: penstock.v1.Event.kind:type_name -> penstock.v1.Event.Kind
-	46,  // 25: penstock.v1.Event.volume:type_name -> penstock.v1.VolumeState
-	9,   // 26: penstock.v1.CreateNamespaceRequest.namespace:type_name -> penstock.v1.Namespace
-	4,   // 27: penstock.v1.CreateNamespaceRequest.salting:type_name -> penstock.v1.Salting
-	9,   // 28: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
-	66,  // 29: penstock.v1.ListPinsResponse.pins:type_name -> penstock.v1.Pin
-	68,  // 30: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	73,  // 31: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
-	72,  // 32: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
-	10,  // 33: penstock.v1.StatusResponse.counters:type_name -> penstock.v1.Counters
-	71,  // 34: penstock.v1.StatusResponse.roles:type_name -> penstock.v1.RolesStatus
-	70,  // 35: penstock.v1.StatusResponse.keys:type_name -> penstock.v1.KeyStatus
-	3,   // 36: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
-	75,  // 37: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
-	26,  // 38: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
-	68,  // 39: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	82,  // 40: penstock.v1.ListVolumesResponse.adopted:type_name -> penstock.v1.AdoptedNode
-	82,  // 41: penstock.v1.AdoptVolumeResponse.adopted:type_name -> penstock.v1.AdoptedNode
-	91,  // 42: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	91,  // 43: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	97,  // 44: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
-	96,  // 45: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
-	104, // 46: penstock.v1.ListMembersResponse.last_fill:type_name -> penstock.v1.FillEnd
-	105, // 47: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
-	12,  // 48: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	14,  // 49: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	19,  // 50: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	21,  // 51: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	25,  // 52: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	28,  // 53: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	30,  // 54: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	33,  // 55: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	37,  // 56: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	16,  // 57: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
-	39,  // 58: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	41,  // 59: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
-	43,  // 60: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
-	45,  // 61: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	48,  // 62: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	49,  // 63: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	50,  // 64: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	52,  // 65: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	54,  // 66: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	56,  // 67: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
-	58,  // 68: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	59,  // 69: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
-	60,  // 70: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	62,  // 71: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	67,  // 72: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	74,  // 73: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	76,  // 74: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	78,  // 75: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	64,  // 76: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	89,  // 77: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	80,  // 78: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
-	85,  // 79: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
-	87,  // 80: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
-	83,  // 81: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
-	92,  // 82: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
-	94,  // 83: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
-	100, // 84: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
-	98,  // 85: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
-	102, // 86: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
-	106, // 87: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
-	108, // 88: penstock.v1.Admin.GetRoles:input_type -> penstock.v1.GetRolesRequest
-	110, // 89: penstock.v1.Admin.SetRoles:input_type -> penstock.v1.SetRolesRequest
-	13,  // 90: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	18,  // 91: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	20,  // 92: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	22,  // 93: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	27,  // 94: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	29,  // 95: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	31,  // 96: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	34,  // 97: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	38,  // 98: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	17,  // 99: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
-	40,  // 100: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	42,  // 101: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
-	44,  // 102: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
-	47,  // 103: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	9,   // 104: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	9,   // 105: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	51,  // 106: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	53,  // 107: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	55,  // 108: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	57,  // 109: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
-	9,   // 110: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	9,   // 111: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
-	61,  // 112: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	63,  // 113: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	69,  // 114: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	75,  // 115: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	77,  // 116: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	79,  // 117: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	65,  // 118: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	90,  // 119: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	81,  // 120: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
-	86,  // 121: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
-	88,  // 122: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
-	84,  // 123: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
-	93,  // 124: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
-	95,  // 125: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
-	101, // 126: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
-	99,  // 127: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
-	103, // 128: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
-	107, // 129: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
-	109, // 130: penstock.v1.Admin.GetRoles:output_type -> penstock.v1.GetRolesResponse
-	111, // 131: penstock.v1.Admin.SetRoles:output_type -> penstock.v1.SetRolesResponse
-	90,  // [90:132] is the sub-list for method output_type
-	48,  // [48:90] is the sub-list for method input_type
-	48,  // [48:48] is the sub-list for extension type_name
-	48,  // [48:48] is the sub-list for extension extendee
-	0,   // [0:48] is the sub-list for field type_name
+	19,  // 8: penstock.v1.MatchResponse.hot:type_name -> penstock.v1.HotPrefix
+	25,  // 9: penstock.v1.PieceRef.fragments:type_name -> penstock.v1.Fragment
+	24,  // 10: penstock.v1.ReadRequest.pieces:type_name -> penstock.v1.PieceRef
+	5,   // 11: penstock.v1.PieceResult.state:type_name -> penstock.v1.PieceResult.State
+	0,   // 12: penstock.v1.ReadResponse.outcome:type_name -> penstock.v1.Outcome
+	27,  // 13: penstock.v1.ReadResponse.pieces:type_name -> penstock.v1.PieceResult
+	19,  // 14: penstock.v1.ReadResponse.hot:type_name -> penstock.v1.HotPrefix
+	24,  // 15: penstock.v1.ReserveRequest.pieces:type_name -> penstock.v1.PieceRef
+	3,   // 16: penstock.v1.ReserveRequest.block_class:type_name -> penstock.v1.BlockClass
+	0,   // 17: penstock.v1.ReserveResponse.outcome:type_name -> penstock.v1.Outcome
+	27,  // 18: penstock.v1.ReserveResponse.pieces:type_name -> penstock.v1.PieceResult
+	33,  // 19: penstock.v1.CommitRequest.pieces:type_name -> penstock.v1.PieceSums
+	0,   // 20: penstock.v1.CommitResponse.outcome:type_name -> penstock.v1.Outcome
+	27,  // 21: penstock.v1.CommitResponse.pieces:type_name -> penstock.v1.PieceResult
+	31,  // 22: penstock.v1.WriteRequest.reserve:type_name -> penstock.v1.ReserveRequest
+	33,  // 23: penstock.v1.WriteRequest.sums:type_name -> penstock.v1.PieceSums
+	32,  // 24: penstock.v1.WriteResponse.reserve:type_name -> penstock.v1.ReserveResponse
+	35,  // 25: penstock.v1.WriteResponse.commit:type_name -> penstock.v1.CommitResponse
+	6,   // 26: penstock.v1.Event.kind:type_name -> penstock.v1.Event.Kind
+	49,  // 27: penstock.v1.Event.volume:type_name -> penstock.v1.VolumeState
+	9,   // 28: penstock.v1.CreateNamespaceRequest.namespace:type_name -> penstock.v1.Namespace
+	4,   // 29: penstock.v1.CreateNamespaceRequest.salting:type_name -> penstock.v1.Salting
+	9,   // 30: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
+	69,  // 31: penstock.v1.ListPinsResponse.pins:type_name -> penstock.v1.Pin
+	71,  // 32: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	76,  // 33: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
+	75,  // 34: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
+	10,  // 35: penstock.v1.StatusResponse.counters:type_name -> penstock.v1.Counters
+	74,  // 36: penstock.v1.StatusResponse.roles:type_name -> penstock.v1.RolesStatus
+	73,  // 37: penstock.v1.StatusResponse.keys:type_name -> penstock.v1.KeyStatus
+	3,   // 38: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
+	78,  // 39: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
+	27,  // 40: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
+	71,  // 41: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	85,  // 42: penstock.v1.ListVolumesResponse.adopted:type_name -> penstock.v1.AdoptedNode
+	85,  // 43: penstock.v1.AdoptVolumeResponse.adopted:type_name -> penstock.v1.AdoptedNode
+	94,  // 44: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	94,  // 45: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	100, // 46: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
+	99,  // 47: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
+	107, // 48: penstock.v1.ListMembersResponse.last_fill:type_name -> penstock.v1.FillEnd
+	108, // 49: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
+	12,  // 50: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	14,  // 51: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	20,  // 52: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	22,  // 53: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	26,  // 54: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	29,  // 55: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	31,  // 56: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	34,  // 57: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	38,  // 58: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	16,  // 59: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
+	40,  // 60: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	42,  // 61: penstock.v1.Cache.Demote:input_type -> penstock.v1.DemoteRequest
+	44,  // 62: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
+	46,  // 63: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
+	48,  // 64: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	51,  // 65: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	52,  // 66: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	53,  // 67: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	55,  // 68: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	57,  // 69: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	59,  // 70: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
+	61,  // 71: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	62,  // 72: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
+	63,  // 73: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	65,  // 74: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	70,  // 75: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	77,  // 76: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	79,  // 77: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	81,  // 78: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	67,  // 79: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	92,  // 80: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	83,  // 81: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
+	88,  // 82: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
+	90,  // 83: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
+	86,  // 84: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
+	95,  // 85: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
+	97,  // 86: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
+	103, // 87: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
+	101, // 88: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
+	105, // 89: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
+	109, // 90: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
+	111, // 91: penstock.v1.Admin.GetRoles:input_type -> penstock.v1.GetRolesRequest
+	113, // 92: penstock.v1.Admin.SetRoles:input_type -> penstock.v1.SetRolesRequest
+	13,  // 93: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	18,  // 94: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	21,  // 95: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	23,  // 96: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	28,  // 97: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	30,  // 98: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	32,  // 99: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	35,  // 100: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	39,  // 101: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	17,  // 102: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
+	41,  // 103: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	43,  // 104: penstock.v1.Cache.Demote:output_type -> penstock.v1.DemoteResponse
+	45,  // 105: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
+	47,  // 106: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
+	50,  // 107: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	9,   // 108: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	9,   // 109: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	54,  // 110: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	56,  // 111: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	58,  // 112: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	60,  // 113: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
+	9,   // 114: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	9,   // 115: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
+	64,  // 116: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	66,  // 117: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	72,  // 118: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	78,  // 119: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	80,  // 120: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	82,  // 121: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	68,  // 122: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	93,  // 123: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	84,  // 124: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
+	89,  // 125: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
+	91,  // 126: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
+	87,  // 127: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
+	96,  // 128: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
+	98,  // 129: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
+	104, // 130: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
+	102, // 131: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
+	106, // 132: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
+	110, // 133: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
+	112, // 134: penstock.v1.Admin.GetRoles:output_type -> penstock.v1.GetRolesResponse
+	114, // 135: penstock.v1.Admin.SetRoles:output_type -> penstock.v1.SetRolesResponse
+	93,  // [93:136] is the sub-list for method output_type
+	50,  // [50:93] is the sub-list for method input_type
+	50,  // [50:50] is the sub-list for extension type_name
+	50,  // [50:50] is the sub-list for extension extendee
+	0,   // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -8793,7 +8999,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   105,
+			NumMessages:   108,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

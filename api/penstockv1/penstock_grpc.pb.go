@@ -44,6 +44,7 @@ const (
 	Cache_Abort_FullMethodName        = "/penstock.v1.Cache/Abort"
 	Cache_PinEpoch_FullMethodName     = "/penstock.v1.Cache/PinEpoch"
 	Cache_Delivered_FullMethodName    = "/penstock.v1.Cache/Delivered"
+	Cache_Demote_FullMethodName       = "/penstock.v1.Cache/Demote"
 	Cache_Exists_FullMethodName       = "/penstock.v1.Cache/Exists"
 	Cache_Delete_FullMethodName       = "/penstock.v1.Cache/Delete"
 	Cache_Events_FullMethodName       = "/penstock.v1.Cache/Events"
@@ -78,6 +79,8 @@ type CacheClient interface {
 	PinEpoch(ctx context.Context, in *PinEpochRequest, opts ...grpc.CallOption) (*PinEpochResponse, error)
 	// Delivered drops transfer blocks that have reached their reader.
 	Delivered(ctx context.Context, in *DeliveredRequest, opts ...grpc.CallOption) (*DeliveredResponse, error)
+	// Demote makes blocks the first to be evicted, until a match finds them.
+	Demote(ctx context.Context, in *DemoteRequest, opts ...grpc.CallOption) (*DemoteResponse, error)
 	// Exists returns for each block whether it is stored and matchable.
 	Exists(ctx context.Context, in *ExistsRequest, opts ...grpc.CallOption) (*ExistsResponse, error)
 	// Delete removes blocks and their descendants. It is Admin's DeleteBlocks for many blocks at
@@ -206,6 +209,16 @@ func (c *cacheClient) Delivered(ctx context.Context, in *DeliveredRequest, opts 
 	return out, nil
 }
 
+func (c *cacheClient) Demote(ctx context.Context, in *DemoteRequest, opts ...grpc.CallOption) (*DemoteResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DemoteResponse)
+	err := c.cc.Invoke(ctx, Cache_Demote_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *cacheClient) Exists(ctx context.Context, in *ExistsRequest, opts ...grpc.CallOption) (*ExistsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ExistsResponse)
@@ -274,6 +287,8 @@ type CacheServer interface {
 	PinEpoch(context.Context, *PinEpochRequest) (*PinEpochResponse, error)
 	// Delivered drops transfer blocks that have reached their reader.
 	Delivered(context.Context, *DeliveredRequest) (*DeliveredResponse, error)
+	// Demote makes blocks the first to be evicted, until a match finds them.
+	Demote(context.Context, *DemoteRequest) (*DemoteResponse, error)
 	// Exists returns for each block whether it is stored and matchable.
 	Exists(context.Context, *ExistsRequest) (*ExistsResponse, error)
 	// Delete removes blocks and their descendants. It is Admin's DeleteBlocks for many blocks at
@@ -324,6 +339,9 @@ func (UnimplementedCacheServer) PinEpoch(context.Context, *PinEpochRequest) (*Pi
 }
 func (UnimplementedCacheServer) Delivered(context.Context, *DeliveredRequest) (*DeliveredResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Delivered not implemented")
+}
+func (UnimplementedCacheServer) Demote(context.Context, *DemoteRequest) (*DemoteResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Demote not implemented")
 }
 func (UnimplementedCacheServer) Exists(context.Context, *ExistsRequest) (*ExistsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Exists not implemented")
@@ -553,6 +571,24 @@ func _Cache_Delivered_Handler(srv interface{}, ctx context.Context, dec func(int
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Cache_Demote_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DemoteRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CacheServer).Demote(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cache_Demote_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CacheServer).Demote(ctx, req.(*DemoteRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Cache_Exists_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ExistsRequest)
 	if err := dec(in); err != nil {
@@ -650,6 +686,10 @@ var Cache_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Delivered",
 			Handler:    _Cache_Delivered_Handler,
+		},
+		{
+			MethodName: "Demote",
+			Handler:    _Cache_Demote_Handler,
 		},
 		{
 			MethodName: "Exists",

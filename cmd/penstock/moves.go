@@ -17,7 +17,7 @@ import (
 )
 
 // moves copies blocks of this node to other nodes of its cluster while there is an order to drain this node
-// or to fill others.
+// or to fill others, and copies the hot prefixes of this node.
 type moves struct {
 	node *node
 	// addr is the address of this node's control plane.
@@ -44,6 +44,9 @@ func (m *moves) start(cluster *membership.Cluster) {
 	ctx, cancel := context.WithCancel(context.Background())
 	m.stop = cancel
 	m.ended.Go(func() { m.run(ctx) })
+	if m.node.cfg.Cluster.HotMatches > 0 {
+		m.ended.Go(func() { m.runHot(ctx) })
+	}
 }
 
 // close stops the copies. It may be called twice, and on a nil *moves.
@@ -130,33 +133,11 @@ func (m *moves) endFill(ctx context.Context, order int64) {
 // blocks whose homes are nodes that are filled.
 func (m *moves) copies(ctx context.Context, order membership.Drain, fill bool) (err error) {
 	n := m.node
-	token, err := m.token()
+	store, closeStore, err := m.open(ctx)
 	if err != nil {
 		return err
 	}
-	secure, err := m.clientTLS()
-	if err != nil {
-		return err
-	}
-	p := n.plane
-	p.tcpNICs = nil // they have the addresses on which the node listens
-	dataTLS := secure
-	if !n.cfg.Encrypted() {
-		dataTLS = nil
-	}
-	engine, err := p.open(ctx, planeOptions{tls: dataTLS, log: n.log})
-	if err != nil {
-		return fmt.Errorf("data plane to the other nodes: %w", err)
-	}
-	defer func() { err = errors.Join(err, engine.Close()) }()
-	store, err := client.Open(ctx, client.Options{
-		Servers: []string{m.addr}, Discover: true, SkipDraining: true, MembersEvery: moveRetry, Engine: engine,
-		BearerToken: token, TLS: secure, Insecure: secure == nil, Logger: n.log,
-	})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, store.Close()) }()
+	defer func() { err = errors.Join(err, closeStore()) }()
 	rate := order.BytesPerSecond
 	if rate == 0 {
 		rate = int64(n.cfg.Cluster.MoveRate)
@@ -181,6 +162,70 @@ func (m *moves) copies(ctx context.Context, order membership.Drain, fill bool) (
 	m.running.Store(mover)
 	defer m.running.Store(nil)
 	return mover.Run(ctx)
+}
+
+// open opens a client of the cluster without its draining members.
+func (m *moves) open(ctx context.Context) (_ *client.Store, closeStore func() error, _ error) {
+	n := m.node
+	token, err := m.token()
+	if err != nil {
+		return nil, nil, err
+	}
+	secure, err := m.clientTLS()
+	if err != nil {
+		return nil, nil, err
+	}
+	p := n.plane
+	p.tcpNICs = nil // they have the addresses on which the node listens
+	dataTLS := secure
+	if !n.cfg.Encrypted() {
+		dataTLS = nil
+	}
+	engine, err := p.open(ctx, planeOptions{tls: dataTLS, log: n.log})
+	if err != nil {
+		return nil, nil, fmt.Errorf("data plane to the other nodes: %w", err)
+	}
+	store, err := client.Open(ctx, client.Options{
+		Servers: []string{m.addr}, Discover: true, SkipDraining: true, MembersEvery: moveRetry, Engine: engine,
+		BearerToken: token, TLS: secure, Insecure: secure == nil, Logger: n.log,
+	})
+	if err != nil {
+		return nil, nil, errors.Join(err, engine.Close())
+	}
+	return store, func() error { return errors.Join(store.Close(), engine.Close()) }, nil
+}
+
+// runHot copies the hot prefixes of this node until ctx ends. It connects to the other nodes when there is the first one.
+func (m *moves) runHot(ctx context.Context) {
+	select {
+	case <-m.cluster.Joined():
+	case <-ctx.Done():
+	}
+	for pause(ctx, moveRetry) {
+		if len(m.node.storage.HotPrefixes()) == 0 {
+			continue
+		}
+		if err := m.copyHot(ctx); err != nil && ctx.Err() == nil {
+			m.node.log.Warn("hot prefixes cannot be copied to other nodes; it is tried again", "err", err)
+		}
+	}
+}
+
+// copyHot copies hot prefixes until ctx ends.
+func (m *moves) copyHot(ctx context.Context) (err error) {
+	store, closeStore, err := m.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeStore()) }()
+	c := m.node.cfg.Cluster
+	copier, err := move.NewHot(move.HotOptions{
+		Node: m.node.storage, To: store, Copies: c.HotCopies, BytesPerSecond: int64(c.MoveRate), ChunkBytes: m.chunkBytes(), Logger: m.node.log,
+	})
+	if err != nil {
+		return err
+	}
+	return copier.Run(ctx)
 }
 
 // chunkBytes is the size of one copy: at most 4 MiB, and within the node's limit of a read.

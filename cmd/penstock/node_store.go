@@ -270,11 +270,21 @@ func (n *node) openEngine(ctx context.Context, store *blockstore.Store, index *t
 		WriteWait:           limits.HungAfter.Std(),
 		EventHistory:        limits.EventHistory,
 		LoanBytesMax:        int64(limits.LoanBytes),
+		HotPrefix:           n.hotOptions(),
 		ScrubBytesPerSecond: int64(n.cfg.ScrubRate),
 		IndexMoved:          n.noteIndexMoved,
 		CutThroughBytes:     cutThroughBytes(n.cfg.DataPlane),
 		Logger:              n.log,
 	})
+}
+
+// hotOptions returns the conditions on which prefixes are hot. Only nodes of a cluster copy them.
+func (n *node) hotOptions() storage.HotOptions {
+	c := n.cfg.Cluster
+	if len(c.Etcd) == 0 {
+		return storage.HotOptions{}
+	}
+	return storage.HotOptions{MatchesPerSecond: float64(c.HotMatches), KeptFor: c.HotFor.Std()}
 }
 
 // cutThroughBytes converts the setting, in which 0 means never, to the engine's option.

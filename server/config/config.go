@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/penstock-kv/penstock/kv"
 )
 
 // Config has all settings of a storage node. The tag yaml of a field is the setting's key, and the
@@ -113,9 +115,12 @@ type Cluster struct {
 	User         string   `yaml:"user" doc:"user of etcd; empty: no authentication"`
 	PasswordFile string   `yaml:"password_file" doc:"file with the password of cluster.user"`
 
-	MoveRate      Size   `yaml:"move_rate" doc:"maximum rate, in bytes per second, at which a draining node copies its blocks to other nodes, unless the order to drain has one"`
-	PeerTokenFile string `yaml:"peer_token_file" doc:"file with the bearer token that a draining node sends to the other nodes; with auth.roles_file its principal needs read and write on \"*\"; empty: the first token of auth.token_file"`
-	PeerCA        string `yaml:"peer_ca" doc:"CA (PEM) that the certificates of the other nodes are signed by; empty: the CAs of the system. It has a meaning only with auth.tls_cert, which is also the client certificate of a draining node"`
+	MoveRate      Size     `yaml:"move_rate" doc:"maximum rate, in bytes per second, at which a draining node copies its blocks to other nodes, unless the order to drain has one"`
+	HotMatches    int      `yaml:"hot_matches" doc:"matches per second that make the prefix they find hot: its blocks are copied to hot_copies further nodes, at most at move_rate, and clients read them from the least loaded node; 0: no prefix is copied"`
+	HotCopies     int      `yaml:"hot_copies" doc:"number of nodes with copies of a hot prefix, in addition to the replicas of its namespace; a prefix is on at most 4 nodes"`
+	HotFor        Duration `yaml:"hot_for" doc:"time for which a hot prefix keeps its copies after the last second with hot_matches matches; then they are the first blocks that their nodes evict"`
+	PeerTokenFile string   `yaml:"peer_token_file" doc:"file with the bearer token that a draining node sends to the other nodes; with auth.roles_file its principal needs read and write on \"*\"; empty: the first token of auth.token_file"`
+	PeerCA        string   `yaml:"peer_ca" doc:"CA (PEM) that the certificates of the other nodes are signed by; empty: the CAs of the system. It has a meaning only with auth.tls_cert, which is also the client certificate of a draining node"`
 }
 
 // check reports invalid settings. addr is the address at which clients reach the control plane.
@@ -127,6 +132,14 @@ func (c Cluster) check(bad complaint, addr string) {
 	c.checkMounts(bad)
 	if c.MoveRate < 1 {
 		bad("cluster.move_rate", "%v must be positive", c.MoveRate)
+	}
+	switch {
+	case c.HotMatches < 0:
+		bad("cluster.hot_matches", "%d must not be negative", c.HotMatches)
+	case c.HotCopies < 1 || c.HotCopies >= kv.MaxReplicas:
+		bad("cluster.hot_copies", "%d must be between 1 and %d", c.HotCopies, kv.MaxReplicas-1)
+	case c.HotFor.Std() < time.Second:
+		bad("cluster.hot_for", "%v must be at least 1s", c.HotFor)
 	}
 	host, _, err := net.SplitHostPort(addr)
 	if ip := net.ParseIP(host); err != nil || host == "" || ip != nil && ip.IsUnspecified() {
@@ -239,7 +252,7 @@ func Default() Config {
 			ReadWait:     Duration(5 * time.Second),
 			HungAfter:    Duration(10 * time.Second),
 		},
-		Cluster: Cluster{Prefix: "/penstock", LeaseTTL: Duration(10 * time.Second), AdoptArena: 128 << 20, MoveRate: 256 << 20},
+		Cluster: Cluster{Prefix: "/penstock", LeaseTTL: Duration(10 * time.Second), AdoptArena: 128 << 20, MoveRate: 256 << 20, HotCopies: 1, HotFor: Duration(time.Minute)},
 		Log:     Log{Level: "info", Format: "text"},
 	}
 }

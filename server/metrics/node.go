@@ -54,6 +54,10 @@ type Node struct {
 
 	EventsDropped prometheus.Counter
 
+	HotCopiedBlocks prometheus.Counter
+	HotCopiedBytes  prometheus.Counter
+	HotReadBytes    prometheus.Counter
+
 	Calls          *prometheus.CounterVec // transport, method
 	CallsMalformed prometheus.Counter
 
@@ -117,6 +121,10 @@ func NewNode(r prometheus.Registerer) *Node {
 		SyncSeconds:  reg.histogram("sync_latency_seconds", "Time of one sync of data and index."),
 
 		EventsDropped: reg.counter("events_dropped_total", "Events that a slow consumer missed."),
+
+		HotCopiedBlocks: reg.counter("cluster_hot_copied_blocks_total", "Pieces of hot prefixes that this node has copied to other nodes of the cluster."),
+		HotCopiedBytes:  reg.counter("cluster_hot_copied_bytes_total", "Payload of these pieces, once for all nodes that they were copied to."),
+		HotReadBytes:    reg.counter("cluster_hot_read_bytes_total", "Payload that this node has delivered of copies of other nodes' hot prefixes."),
 
 		Calls:          reg.vec2("calls_total", "Calls over transports other than gRPC: messages over the data plane, or the local socket.", "transport", "method"),
 		CallsMalformed: reg.counter("calls_malformed_total", "Data sessions ended because a message was not a valid call, or there was no room for a reply."),

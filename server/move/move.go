@@ -533,45 +533,10 @@ func (p *pass) settle(ctx context.Context, w work, copied, left []piece, reason 
 }
 
 // deleteAgain repeats, on the other nodes, the deletions on this node after the event seq for which which
-// returns true. A deletion that reaches another node before a copy of the block would have no effect there.
-// If the log of events has lost the deletion, or the other node is down, the copy stays.
+// returns true.
 func (p *pass) deleteAgain(ctx context.Context, seq uint64, which func(storage.Event) bool) {
-	for last := p.node.Events().Last(); seq < last && ctx.Err() == nil; {
-		events, err := p.node.Events().After(ctx, seq, 256)
-		if err != nil {
-			return
-		}
-		for _, e := range events {
-			seq = e.Sequence
-			if e.Kind == storage.BlockRemoved && e.Reason == "deleted" && which(e) {
-				p.deleteOn(ctx, e)
-			}
-		}
-	}
-}
-
-// deleteOn deletes the blocks of an event on the other nodes. It leaves a block that this node has again.
-func (p *pass) deleteOn(ctx context.Context, e storage.Event) {
-	ns, err := p.node.Namespace(e.Namespace)
-	if err != nil || !ns.IsLive(e.Epoch) {
-		return
-	}
-	have, _, err := p.node.Exists(e.Namespace, e.Epoch, e.IDs, false)
-	if err != nil {
-		return
-	}
-	var gone []kv.BlockID
-	for i, id := range e.IDs {
-		if have[i] == 0 {
-			gone = append(gone, id)
-		}
-	}
-	if len(gone) == 0 {
-		return
-	}
-	if _, err := p.opts.To.Delete(ctx, client.KeysRequest{Namespace: ns, Epoch: e.Epoch, IDs: gone}); err != nil && ctx.Err() == nil {
-		p.log.Warn("blocks that were deleted on this node may have been copied, and cannot be deleted on the other nodes", "namespace", ns.Name, "blocks", len(gone), "err", err)
-	}
+	again := repeater{node: p.node, to: p.opts.To, log: p.log}
+	again.since(ctx, seq, which)
 }
 
 // live reports whether the epoch of a work is live on this node: otherwise its blocks are no longer

@@ -45,5 +45,5 @@
 //
 // Locks: Node.nsMu orders namespace changes and is held across the catalogue's
 // I/O; no data path takes it. Node.mu guards only the table of reservations. No call
-// into trie, blockstore or arena is made under Node.mu.
+// into trie, blockstore or arena is made under Node.mu. hotPrefixes.mu and prefixHits.mu are leaves.
 package storage

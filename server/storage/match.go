@@ -58,6 +58,7 @@ func (n *Node) Match(req MatchRequest) (kv.Namespace, MatchResult, error) {
 	n.countMatch(ns, len(req.IDs), match)
 	if match.Tokens > 0 {
 		n.prefixes.add(ns.ID, req.IDs[0], match, opts.Now)
+		n.countHot(ns, &req, match, opts.Now)
 	}
 	if match.Lease != 0 {
 		n.opts.Metrics.LeasesGranted.Inc()

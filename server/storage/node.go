@@ -70,6 +70,9 @@ type Node struct {
 	epochStarts sync.Map
 	// prefixes counts the hits of prefixes.
 	prefixes *prefixHits
+	// hotPrefixes finds the prefixes that get copies on other nodes.
+	hotPrefixes *hotPrefixes
+	hotCopies   atomic.Int64
 
 	nextReserve atomic.Uint64
 	commits     atomic.Uint64
@@ -104,6 +107,7 @@ func Open(ctx context.Context, opts Options) (*Node, error) {
 		store:        opts.Store,
 		events:       NewEventLog(opts.EventHistory),
 		prefixes:     newPrefixHits(prefixesMax),
+		hotPrefixes:  newHotPrefixes(opts.HotPrefix),
 		hot:          newHotSet(opts.HotBytes),
 		detached:     semaphore.NewWeighted(math.MaxInt64),
 		reservations: make(map[ReservationID]*Reservation),

@@ -85,6 +85,8 @@ type Options struct {
 	// recently read pieces, whose next read needs no device. Other uses of the arena have priority.
 	// Default: three quarters of the arena. If negative, there is no hot set.
 	HotBytes int64
+	// HotPrefix has the conditions on which a prefix is hot (Node.HotPrefixes). Default: no prefix is hot.
+	HotPrefix HotOptions
 	// LoanBytesMax is the maximum size, in bytes, of the arena memory that readers on this host may
 	// keep (Part.Keep). A reader whose loan would exceed the maximum is Busy. Default: a quarter of
 	// the arena.
