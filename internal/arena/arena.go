@@ -226,7 +226,7 @@ func (a *Arena) alloc(ctx context.Context, by fair.Caller, sizeBytes int, q *fai
 	}
 	w := q.Push(by, int64(pages), int64(pages)*Granule)
 	a.stats.Waits++
-	a.countWaitingLocked()
+	a.serveLocked() // the request may be the next one, before a larger one that waits
 	a.mu.Unlock()
 
 	select {
