@@ -16,7 +16,8 @@
 //	finish(f,j) = start(f,j) + bytes(f,j) / weight(f)
 //
 // where v, the virtual time at the arrival of the call, is the start tag of the call that was granted last.
-// When nothing waits or is held, all tags begin again at 0. With several calls in progress at a time this is SFQ(D)
+// When nothing waits or is held, all tags begin again at 0. If that does not happen for long, all tags are
+// reduced by v, which does not change the order. With several calls in progress at a time this is SFQ(D)
 // (Jin, Chase, Kaur, "Interposed Proportional Sharing for a Storage Service Utility", SIGMETRICS 2004). While two
 // principals both wait and neither is above its share, the bytes that they are granted, divided by their weights,
 // differ by at most one call of each, divided by its weight. A principal gains nothing by its idle time. It also
