@@ -74,7 +74,9 @@ func (n *Node) allocFrom(ctx context.Context, by fair.Caller, sizeBytes int64, t
 		return buf, nil
 	case ctx.Err() != nil:
 		return buf, ctx.Err()
-	case errors.Is(err, arena.ErrBusy) || wait.Err() != nil:
+	case errors.Is(err, arena.ErrBusy):
+		return buf, fmt.Errorf("%w: too many calls wait for memory of the arena (%d bytes)", ErrBusy, len(n.opts.Arena.Bytes()))
+	case wait.Err() != nil:
 		return buf, fmt.Errorf("%w: %d bytes of the arena (%[4]d bytes) were not free within %[3]v", ErrBusy, sizeBytes, within, len(n.opts.Arena.Bytes()))
 	}
 	return buf, err
