@@ -28,8 +28,8 @@
 //
 //	held(f) / weight(f) <= (free units + sum of held(g)) / sum of weight(g)     over the g with waiting calls
 //
-// At least one principal with a waiting call fulfils this, so units that are free are granted. A principal that
-// alone waits always fulfils it. A principal that is passed over does not get the bytes of that time later.
+// At least one principal with a waiting call fulfils this, so free units are granted, once they are enough for the
+// next call. A principal that alone waits always fulfils it. A principal that is passed over does not get the bytes of that time later.
 //
 // Only the first call of each principal needs a tag, so a tag is computed with the weight at the time of
 // the grant. A call that is cancelled costs nothing.

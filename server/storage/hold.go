@@ -36,8 +36,8 @@ func (h *hold) release() {
 }
 
 // alloc allocates arena memory for a read. If none is free, it drops pieces from the hot set, and
-// then waits up to QueueWait for other reads to release memory. After QueueWait it fails with
-// ErrBusy.
+// then waits up to QueueWait for other reads to release memory. It fails with ErrBusy after
+// QueueWait, and earlier if too many calls wait.
 func (n *Node) alloc(ctx context.Context, by fair.Caller, sizeBytes int64) (arena.Buffer, error) {
 	m := n.opts.Arena
 	return n.allocFrom(ctx, by, sizeBytes, m.TryAllocFor, m.AllocFor, func(arena.Buffer) bool { return true })
