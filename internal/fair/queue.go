@@ -215,6 +215,9 @@ func (q *Queue) Push(by Caller, units, bytes int64) *Turn {
 
 // Next returns the call that is granted next, or nil if none waits. free is the number of free units.
 func (q *Queue) Next(free int64) *Turn {
+	if q.waiting == 0 {
+		return nil
+	}
 	weights, units := 0.0, float64(max(0, free))
 	for _, f := range q.list {
 		if f.waiting > 0 {
@@ -232,9 +235,6 @@ func (q *Queue) Next(free int64) *Turn {
 		if first == nil || firstAbove && !above || firstAbove == above && f.start < first.start {
 			first, firstAbove = f, above
 		}
-	}
-	if first == nil {
-		return nil
 	}
 	return first.queues[first.turns[0]][0]
 }

@@ -286,3 +286,21 @@ func TestLongUse(t *testing.T) {
 		t.Errorf("the light principal has %d of 3003 grants; its share is 3", ofLight)
 	}
 }
+
+// BenchmarkUncontended measures one call that is granted without waiting, and its release, in a queue that has 500
+// other principals.
+func BenchmarkUncontended(b *testing.B) {
+	q := New()
+	for i := range 500 {
+		q.Take(Caller{Share: Share{Principal: fmt.Sprint(i)}}, 1, turnBytesMin)
+	}
+	by := newPrincipal("a", 1, 0).Caller
+	b.ReportAllocs()
+	for b.Loop() {
+		f := q.Take(by, 1, turnBytesMin)
+		f.Release(1)
+		if q.Next(1) != nil {
+			b.Fatal("a call waits")
+		}
+	}
+}
