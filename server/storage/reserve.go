@@ -269,7 +269,7 @@ func (n *Node) enter(r *Reservation) error {
 	return nil
 }
 
-// mayEnter fails if the table has no room for a further reservation.
+// mayEnter fails if the node drains, or if the table has no room for a further reservation.
 func (n *Node) mayEnter() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
