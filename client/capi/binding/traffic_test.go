@@ -526,14 +526,14 @@ func TestBadTraffic(t *testing.T) {
 			t.Errorf("%v; want Invalid with %q", err, word)
 		}
 	}
-	hybrid := kv.Geometry{BlockTokens: 16, Groups: []kv.Group{{Kind: kv.Full, Layers: 2, TokenBytes: 1024}, {Kind: kv.Window, Layers: 2, TokenBytes: 1024, WindowTokens: 64}}}
+	recurrent := kv.Geometry{BlockTokens: 16, Groups: []kv.Group{{Kind: kv.Full, Layers: 2, TokenBytes: 1024}, {Kind: kv.State, Layers: 2, TokenBytes: 1024}}}
 	for word, def := range map[string]struct {
 		kv.Namespace
 		ids bool
 	}{
-		"is flat":        {kv.Namespace{Name: "flat", Index: kv.IndexFlat, Geometry: geo}, true},
-		"not block ids":  {kv.Namespace{Name: "any", Index: kv.IndexTrie, Geometry: geo}, false},
-		"one full-atten": {kv.Namespace{Name: "hybrid", Index: kv.IndexTrie, Geometry: hybrid}, true},
+		"is flat":          {kv.Namespace{Name: "flat", Index: kv.IndexFlat, Geometry: geo}, true},
+		"not block ids":    {kv.Namespace{Name: "any", Index: kv.IndexTrie, Geometry: geo}, false},
+		"group 1 is state": {kv.Namespace{Name: "recurrent", Index: kv.IndexTrie, Geometry: recurrent}, true},
 	} {
 		h, err := p.store.Ensure(def.Namespace, def.ids)
 		ns := valueOf(t, p.library.Namespace, h, err)
