@@ -589,4 +589,13 @@ func TestHeard(t *testing.T) {
 	if u := n.unanswered.Load(); u == nil || u.waited != 10*time.Millisecond {
 		t.Errorf("a call with a deadline of 10 ms that ended after a minute: %+v", u)
 	}
+	n.heard(ctx, at.Add(time.Hour), at.Add(time.Hour), late)
+	if u := n.unanswered.Load(); u == nil || u.waited != 10*time.Millisecond {
+		t.Errorf("after a call that began after its deadline: %+v", u)
+	}
+	n.unanswered.Store(nil)
+	n.heard(ctx, at.Add(time.Hour), at.Add(time.Hour), late)
+	if u := n.unanswered.Load(); u == nil || u.waited != 0 {
+		t.Errorf("only a call that began after its deadline: %+v", u)
+	}
 }

@@ -347,7 +347,7 @@ func (n *node) heard(ctx context.Context, began, now time.Time, err error) {
 		}
 		for {
 			before := n.unanswered.Load()
-			next := unanswered{waited: now.Sub(began), last: now}
+			next := unanswered{waited: max(0, now.Sub(began)), last: now} // the deadline may be before began
 			if before != nil {
 				// The part of the call before the end of the last one is counted already.
 				next.waited = before.waited + max(0, min(next.waited, now.Sub(before.last)))

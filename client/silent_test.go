@@ -16,8 +16,12 @@ import (
 	"github.com/penstock-kv/penstock/lab/testnode"
 )
 
-// silentAfter is long enough that a read with a much shorter deadline ends before it on a busy machine.
-const silentAfter = time.Second
+// silentAfter is a small part of longRead, so that a read with this deadline waits for the node long
+// enough on a busy machine too.
+const (
+	silentAfter = 200 * time.Millisecond
+	longRead    = 10 * silentAfter
+)
 
 // heldDevice does not complete batches while hold is locked.
 type heldDevice struct {
@@ -76,7 +80,7 @@ func TestSilentReplica(t *testing.T) {
 	if _, n := first(); n != before {
 		t.Errorf("after a read with a deadline of 1 ms, %d sequences are read from node a first; %d before", n, before)
 	}
-	read(2 * silentAfter)
+	read(longRead)
 	if _, n := first(); n > 0 {
 		t.Errorf("%d sequences are read from the node that does not answer", n)
 	}
@@ -134,7 +138,7 @@ func TestSilentWhileDraining(t *testing.T) {
 	device.hold.Lock()
 	release := sync.OnceFunc(device.hold.Unlock)
 	t.Cleanup(release)
-	within, cancel := context.WithTimeout(t.Context(), 2*silentAfter)
+	within, cancel := context.WithTimeout(t.Context(), longRead)
 	defer cancel()
 	if _, err := c.Read(within, client.ReadRequest{Namespace: c.ns, IDs: sequenceIDs(before[0]), Into: c.memory}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("a read from the node that does not answer: %v", err)

@@ -681,7 +681,8 @@ typedef struct penstock_nic {
 /*
  * Gives the counters of the NICs over which an engine of the group exchanges KV with engines of the other
  * role: those of penstock_traffic_nics of its traffic managers, or of transfers of its own. The leader
- * reports the last ones to the planner every second. Without a call it reports none. The planner adds the counters of
+ * reports the last ones to the planner every second. The planner computes rates between two such reports, so
+ * call this function about every second too. Without a call the leader reports none. The planner adds the counters of
  * NICs of the same name. Errors: NOT_FOUND (the group has no such engine), INVALID (also: n is more than
  * PENSTOCK_NICS_MAX), CLOSED, FORKED. Since version 1.10.
  */

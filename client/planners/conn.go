@@ -50,6 +50,9 @@ type Conn struct {
 	// in progress go on.
 	leader  *planner
 	doubted bool
+	// late is set when the leader has failed to answer whether it leads, until it answers. Meanwhile
+	// calls begin, and the planners are asked as while a leader is sought.
+	late bool
 	// term is the highest term that the Conn has seen. 0: no planner is elected.
 	term uint64
 	// behind is a planner that leads in a term below term, nil if none does.
@@ -152,7 +155,7 @@ func (c *Conn) leadsLocked(p *planner, term uint64) {
 		c.reign.end(status.Error(codes.Unavailable, why))
 		c.reign = nil
 	}
-	c.leader, c.doubted = p, false
+	c.leader, c.doubted, c.late = p, false, false
 	if p != nil {
 		c.reign = new(reign)
 		c.reign.ctx, c.reign.end = context.WithCancelCause(context.Background())
@@ -217,7 +220,7 @@ func (c *Conn) ask(ctx context.Context, p *planner) {
 	}
 }
 
-// answered records the answer of a planner. It reports whether a planner leads for certain.
+// answered records the answer of a planner. It reports whether a planner leads for certain and answers.
 func (c *Conn) answered(p *planner, r *pb.ElectionResponse, err error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -228,8 +231,12 @@ func (c *Conn) answered(p *planner, r *pb.ElectionResponse, err error) bool {
 	switch {
 	case err != nil:
 		// The stream of a leader that has ended fails by itself. A leader that only answers late
-		// keeps its streams.
+		// keeps its streams. Another planner may be elected soon.
 		p.state = status.Convert(err).Message()
+		if c.leader == p && !c.late {
+			c.late = true
+			c.seekLocked()
+		}
 	case !r.Elected:
 		p.state = "not elected, but one of several planners: it needs cluster.etcd"
 	case !r.Leads:
@@ -249,12 +256,15 @@ func (c *Conn) answered(p *planner, r *pb.ElectionResponse, err error) bool {
 		case c.leader == nil || r.Term > c.term:
 			c.leadsLocked(p, r.Term)
 		case c.leader == p:
-			c.doubted = false
+			c.doubted, c.late = false, false
+		case c.doubted || c.late:
+			// The term is known from the header of a response to an earlier call.
+			c.leadsLocked(p, r.Term)
 		}
 	}
 	close(c.asked)
 	c.asked = make(chan struct{})
-	return c.leader != nil && !c.doubted
+	return c.leader != nil && !c.doubted && !c.late
 }
 
 // find returns the leader. If none is known for certain, find waits until each planner has answered a

@@ -10,7 +10,9 @@
 //
 // A Conn asks the planners which one leads when a call or a stream fails with Unavailable, and then
 // until one leads. While one leads it asks each planner every 2 s in the mean, because the streams to
-// a leader that hangs do not fail. A stream that fails while its planner leads does not end the other streams.
+// a leader that hangs do not fail. When the leader does not answer this question within 1 s, the Conn asks
+// as after a failed call, so it soon finds the planner that is elected next. A stream that fails while its
+// planner leads does not end the other streams.
 //
 // When another planner leads, the streams to the earlier leader end with Unavailable. The leader of
 // a group then registers again with its requests, and a gateway submits its requests again, as after

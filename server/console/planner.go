@@ -159,10 +159,15 @@ type dualPathView struct {
 	// MostOverMean is the largest number of assigned tokens divided by the mean of all machines.
 	MostOverMean      top.Value
 	Prefills, Decodes int
-	// NICs are the compute NICs. Sent and Received are the sums of their bytes.
+	// NICs are the first nicsShown compute NICs, MoreNICs is the number of the others. Sent and Received
+	// are the sums of the bytes of all.
 	NICs           []nicView
+	MoreNICs       int64
 	Sent, Received uint64
 }
+
+// nicsShown is the number of compute NICs on the page, which is sent again at each change.
+const nicsShown = 256
 
 // viewDualPath shows the storage NICs with the longest reading queues first.
 func (c *Console) viewDualPath(ctx context.Context, _ url.Values) (any, string) {
@@ -182,6 +187,9 @@ func (c *Console) viewDualPath(ctx context.Context, _ url.Values) (any, string) 
 		}
 	}
 	v.NICs, v.Sent, v.Received = viewNICs(d.Groups)
+	if n := len(v.NICs); n > nicsShown {
+		v.NICs, v.MoreNICs = v.NICs[:nicsShown], int64(n-nicsShown)
+	}
 	for i := range v.Machines {
 		v.Machines[i].Load = top.Known(float64(v.Machines[i].Assigned)).Over(top.Known(float64(most)))
 	}

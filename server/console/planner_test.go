@@ -94,6 +94,17 @@ func TestDualPath(t *testing.T) {
 	src.set(func(s *plannerSource) { s.dualPath = console.DualPath{Groups: s.dualPath.Groups[1:]} })
 	_, page = get(t, url+"/")
 	wants(t, text(page), "not ready A request needs a group of each role. Registered: 0 for prefill, 1 for decode.", "Most loaded storage NIC over the mean 1.0")
+	// The page has a bounded number of compute NICs, those with the highest rates, and the sums of all.
+	var many []console.ComputeNIC
+	for i := range 1000 {
+		many = append(many, console.ComputeNIC{Name: fmt.Sprintf("n%03d", i), Sent: 1, SentRate: top.Known(float64(i)), ReceivedRate: top.Known(0)})
+	}
+	src.set(func(s *plannerSource) { s.dualPath.Groups[0].Engines[0].NICs = many })
+	_, page = get(t, url+"/")
+	wants(t, text(page), "Bytes sent by all compute NICs 1,000", "744 more are not shown.")
+	if !strings.Contains(page, ">n999<") || !strings.Contains(page, ">n744<") || strings.Contains(page, ">n743<") {
+		t.Error("the page does not have the 256 compute NICs with the highest rates")
+	}
 	// Leaders of earlier versions report no compute NICs.
 	src.set(func(s *plannerSource) { s.dualPath.Groups[0].Engines[0].NICs = nil })
 	_, page = get(t, url+"/")

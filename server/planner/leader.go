@@ -142,7 +142,7 @@ func (s *Service) register(ctx context.Context, r *pb.RegisterGroup) (*leader, e
 	for id, p := range places {
 		s.at[id] = p
 	}
-	s.keepNICsLocked(up.Group, places)
+	s.keepNICsLocked(up.Group, places, up.Again)
 	l.out <- &pb.LeaderAction{Kind: pb.LeaderAction_KIND_REGISTERED, Planner: s.number}
 	s.reportNetworkLocked() // the operator's network may have positions for machines that are new with this group
 	s.stepLocked(up)

@@ -2,6 +2,7 @@ package planner
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"time"
 
@@ -18,14 +19,18 @@ type engineNICs struct {
 	last, before []*pb.ComputeNIC // by name
 	// interval is the time between the two reports; 0: the rates are unknown.
 	interval time.Duration
-	at       uint64 // microseconds of last
+	at       uint64 // microseconds of last; math.MaxUint64: of the clock of an earlier leader
 }
 
-// keepNICsLocked keeps the compute NICs of the engines that a group registers, and of no others.
-func (s *Service) keepNICsLocked(g dualpath.GroupID, engines map[dualpath.EngineID]place) {
+// keepNICsLocked keeps the compute NICs of the engines that a group registers, and of no others. again
+// is set if the leader has registered before: another leader has another clock.
+func (s *Service) keepNICsLocked(g dualpath.GroupID, engines map[dualpath.EngineID]place, again bool) {
 	kept := make(map[dualpath.EngineID]*engineNICs, len(engines))
 	for id := range engines {
 		kept[id] = cmp.Or(s.nics[g][id], &engineNICs{})
+		if !again {
+			kept[id].at, kept[id].interval = math.MaxUint64, 0
+		}
 	}
 	s.nics[g] = kept
 }
@@ -52,7 +57,7 @@ func (s *Service) nicsLocked(g dualpath.GroupID, f *pb.FetchWork) {
 func (n *engineNICs) report(nics []*pb.ComputeNIC, at uint64) {
 	n.interval = 0
 	if n.last != nil && at > n.at {
-		n.interval = time.Duration(min(at-n.at, uint64(time.Hour/time.Microsecond))) * time.Microsecond
+		n.interval = time.Duration(min(at-n.at, math.MaxInt64/uint64(time.Microsecond))) * time.Microsecond
 	}
 	n.before, n.at, n.last = n.last, at, nil
 	for _, nic := range nics {

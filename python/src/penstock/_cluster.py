@@ -461,7 +461,8 @@ class Leader(_Queue[Action]):
         """Give the counters of the NICs over which an engine exchanges KV with engines of the other role, at most 64.
 
         They are those of ``Traffic.nics``, or of transfers of the engine's own. The leader reports the last ones to the planner
-        every second. Raises NotFoundError if the group has no engine of that name.
+        every second. The planner computes rates between two such reports, so call this method about every second too. Raises
+        NotFoundError if the group has no engine of that name.
         """
         raw = [_abi.CNic(n.name.encode()[:255], _count("bytes_out", n.bytes_out, 64), _count("bytes_in", n.bytes_in, 64)) for n in nics]
         _abi.call(
