@@ -18,9 +18,9 @@ from penstock import Group, GroupKind, InvalidError, Namespace, Store, _adapter,
 from penstock.vllm import _layout
 from penstock.vllm._extra import Adapters, Extras
 from penstock.vllm._layout import Definition, Layer, LayerGroup, Layout
-from penstock.vllm._plan import EVENTS, Options, Plan, Report
+from penstock.vllm._plan import EVENTS, Load, Options, Plan, Report
 from penstock.vllm._scheduler import Scheduler
-from penstock.vllm._worker import open_namespace
+from penstock.vllm._worker import Worker, open_namespace
 
 BLOCK = 4
 FULL = Group(GroupKind.FULL, 1, 8)
@@ -598,6 +598,22 @@ def test_a_request_that_has_failed_is_saved_again(node: testing.Node, name: str)
         e.side.update(None, ["b"], (), ["b"])
         assert e.lookup(request) == 0
         assert [s.first for s in e.plan(request, 13, [[5, 6, 7, 8], [15, 16, 17, 18], [25, 26, 27, 28]]).saves] == [0]
+
+
+@pytest.mark.parametrize(
+    ("groups", "whole"),
+    [((FULL,), False), ((WINDOW._replace(layers=1),), True), ((FULL, WINDOW), True), ((FULL, STATE), True)],
+    ids=["full", "window", "full and window", "full and state"],
+)
+def test_what_is_computed_after_a_failed_load(groups: tuple[Group, ...], whole: bool) -> None:
+    """Only where all layers have full attention does the engine continue from the first failed block. The window in front of that block
+    was not loaded."""
+    worker = Worker(Options(), _adapter.Counters("x"))
+    worker._layout = layout_of(groups)
+    blocks = [[0 if pool or whole else 7, 10 * pool + 8, 10 * pool + 9] for pool in range(worker._layout.pools)]
+    worker.load(Plan(loads=[Load(1, "a", b"", 2, blocks)]))
+    assert worker.take_loaded() == ({"a"}, {"a"} if whole else set())
+    assert worker.take_failed() == (set() if whole else {7, 8, 9})
 
 
 @dataclasses.dataclass
