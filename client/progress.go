@@ -1,6 +1,7 @@
 package client
 
 import (
+	"math"
 	"sync"
 	"sync/atomic"
 )
@@ -96,18 +97,23 @@ func (p *progress) report() {
 	}
 }
 
-// prefix returns the number of blocks, from the first on, whose requested pieces have all arrived
-// and are verified.
+// prefix returns the number of blocks, up to the last one that is read, whose requested pieces have
+// all arrived and are verified. If a missing piece makes all pieces useless (allOrNothing), it
+// returns 0 until no piece is missing.
 func (r *reading) prefix() int {
-	n := len(r.ids)
+	missing, last := math.MaxInt, -1
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for i := range r.states {
+	for i, p := range r.pieces {
+		last = max(last, p.Block)
 		if !r.states[i].delivered {
-			n = min(n, r.pieces[i].Block)
+			missing = min(missing, p.Block)
 		}
 	}
-	return n
+	if missing <= last && r.allOrNothing() {
+		return 0
+	}
+	return min(missing, last+1)
 }
 
 // delivered returns the number of bytes of the task's pieces that have arrived and are verified.

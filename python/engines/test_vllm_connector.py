@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from harness.process import EngineError
 from harness.sessions import Session
 from harness.vllm import BLOCK, OUTPUT, RANKS, Answer, Snapshots, Stored, Vllm, connector
 
-from penstock import testing
+from penstock import InvalidError, testing
 
 
 def test_signatures(vllm: Vllm) -> None:
@@ -328,6 +329,25 @@ def test_engines_that_cannot_load_by_layers(vllm: Vllm, node: testing.Node, tmp_
         vllm.start("thresholds", connector(node, **LAYERS), long_prefill_token_threshold=64)
     with pytest.raises(EngineError, match=r"InvalidError: .*option 'load': 'layer'; want 'async' or 'layers'"):
         vllm.start("misspelt", connector(node, load="layer"))
+
+
+@pytest.mark.filterwarnings("ignore")  # those of vLLM's imports
+@pytest.mark.parametrize("kind", ["SlidingWindowSpec", "ChunkedLocalAttentionSpec"])
+@pytest.mark.parametrize("within", [False, True], ids=["of a group", "within one of a group"])
+def test_windows_alone_by_layers(kind: str, within: bool) -> None:
+    """An engine in which every layer has a window does not load by layers: it could not compute a whole request after a failed load."""
+    from penstock.vllm.connector import _refuse_layers
+
+    def refuse(kind: str) -> None:
+        spec = type(kind, (), {})()
+        if within:
+            spec = SimpleNamespace(kv_cache_specs={"a": spec})
+        groups = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)])
+        _refuse_layers(SimpleNamespace(scheduler_config=SimpleNamespace(long_prefill_token_threshold=0)), groups)
+
+    refuse("FullAttentionSpec")
+    with pytest.raises(InvalidError, match=rf'the option load is "layers", and no layer has full attention \({kind}\).* "async"'):
+        refuse(kind)
 
 
 def until(run: Callable[[], dict[str, int]], event: str) -> None:

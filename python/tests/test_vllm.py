@@ -18,9 +18,9 @@ from penstock import Group, GroupKind, InvalidError, Namespace, Store, _adapter,
 from penstock.vllm import _layout
 from penstock.vllm._extra import Adapters, Extras
 from penstock.vllm._layout import Definition, Layer, LayerGroup, Layout
-from penstock.vllm._plan import EVENTS, Options, Plan, Report
+from penstock.vllm._plan import EVENTS, Load, Options, Plan, Report
 from penstock.vllm._scheduler import Scheduler
-from penstock.vllm._worker import open_namespace
+from penstock.vllm._worker import Worker, _Open, open_namespace
 
 BLOCK = 4
 FULL = Group(GroupKind.FULL, 1, 8)
@@ -598,6 +598,49 @@ def test_a_request_that_has_failed_is_saved_again(node: testing.Node, name: str)
         e.side.update(None, ["b"], (), ["b"])
         assert e.lookup(request) == 0
         assert [s.first for s in e.plan(request, 13, [[5, 6, 7, 8], [15, 16, 17, 18], [25, 26, 27, 28]]).saves] == [0]
+
+
+@pytest.mark.parametrize(
+    ("groups", "whole"),
+    [((FULL,), False), ((WINDOW._replace(layers=1),), True), ((FULL, WINDOW), True), ((FULL, STATE), True)],
+    ids=["full", "window", "full and window", "full and state"],
+)
+def test_what_is_computed_after_a_failed_load(groups: tuple[Group, ...], whole: bool) -> None:
+    """Only where all layers have full attention does the engine continue from the first failed block. The window in front of that block
+    was not loaded."""
+    worker = Worker(Options(), _adapter.Counters("x"))
+    worker._layout = layout_of(groups)
+    blocks = [[0 if pool or whole else 7, 10 * pool + 8, 10 * pool + 9] for pool in range(worker._layout.pools)]
+    worker.load(Plan(loads=[Load(1, "a", b"", 2, blocks)]))
+    assert worker.take_loaded() == ({"a"}, {"a"} if whole else set())
+    assert worker.take_failed() == (set() if whole else {7, 8, 9})
+
+
+def test_a_load_without_a_block_for_the_state(node: testing.Node, name: str) -> None:
+    """A load of a prefix fails if the engine has no block for the recurrent state at its end."""
+    with Engine(node, name, groups=(FULL, STATE)) as e:
+        worker = Worker(Options(load_timeout=60), _adapter.Counters(name))
+        worker._layout, worker.definition = e.layout, e.definitions[0]
+        link: Any = SimpleNamespace(value=_Open(e.store, e.ranks[0], e.store, e.ranks[0]))
+        worker._link = link
+        request = prompt("a", 2)
+        e.lookup(request)
+        save = e.plan(request, 8, [[1, 2], [11, 12], [21, 22]], (1, 12, 8), (2, 22, 8))
+        e.saved(save)
+        for state, failed in ((0, {"a"}), (32, set())):
+            worker.load(Plan(loads=[Load(1, "a", save.saves[0].keys, 0, [[4, 5], [0, state], [0, 42]])], epochs=save.epochs))
+            while not (ended := worker.take_loaded())[0]:
+                worker.poll()
+            assert ended == ({"a"}, failed)
+
+
+def test_order_of_the_layers() -> None:
+    """Layers are in the order of computation, which is that of the numbers in their names, with their indexes in a value."""
+    names = [["model.layers.10.attn", "model.layers.1.attn"], ["model.layers.2.attn", "model.layers.0.attn", "model.layers.11.attn"]]
+    groups = [LayerGroup(6 * g, [Layer(name, 0, 8, 8, 0) for name in group]) for g, group in enumerate(names)]
+    layers, order = Layout(groups, 1, 8, BLOCK, []).in_order()
+    assert [layer.name.split(".")[2] for layer in layers] == ["0", "1", "2", "10", "11"]
+    assert order == [3, 1, 2, 0, 4]
 
 
 @dataclasses.dataclass

@@ -266,10 +266,12 @@ class Worker:
         """Report blocks that were not loaded, given by their indexes in the load."""
         self._counters.add("load_failures")
         self._counters.add("failed_blocks", len(blocks))
-        if len(load.blocks) == 1:
+        assert self._layout is not None
+        if len(load.blocks) == 1 and not self._layout.groups[0].window:
             self._failed_blocks.update(load.blocks[0][i] for i in blocks)
         else:
-            # The engine accepts failed blocks only from models with one KV cache group.
+            # The engine accepts failed blocks only from models with one KV cache group, and computes from the first one on. In layers
+            # with a window it has no block in front of the loaded ones, so it computes the whole prompt.
             self._failed_requests.add(load.request)
 
     def take_loaded(self) -> tuple[set[str], set[str]]:

@@ -254,6 +254,13 @@ def _refuse_layers(config: Any, kv_cache_config: Any) -> None:
             f'the option load is "layers", and the model has {groups} KV cache groups: vLLM takes failed blocks of a request that runs'
             ' only from models with one group. Set load to "async", or start the engine with --disable-hybrid-kv-cache-manager'
         )
+    for group in kv_cache_config.kv_cache_groups:
+        for spec in getattr(group.kv_cache_spec, "kv_cache_specs", {"": group.kv_cache_spec}).values():
+            if (kind := type(spec).__name__) in ("SlidingWindowSpec", "ChunkedLocalAttentionSpec"):
+                raise errors.InvalidError(
+                    f'the option load is "layers", and no layer has full attention ({kind}): after a failed load vLLM computes a running'
+                    ' request from its first failed block on, without the window in front of that block. Set load to "async"'
+                )
     if threshold := config.scheduler_config.long_prefill_token_threshold:
         raise errors.InvalidError(
             f'the option load is "layers", and long_prefill_token_threshold is {threshold}: after a failed load vLLM could run a request on'
