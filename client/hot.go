@@ -39,7 +39,7 @@ type hotHint struct {
 	until    time.Time
 }
 
-// learn takes the copies from a reply to a call with the chain ids. It takes none if more blocks or replicas are
+// learn takes the copies from a reply to a call that has found the chain ids. It takes none if more blocks or replicas are
 // named than there can be.
 func (h *hotHints) learn(ns kv.Namespace, epoch kv.Epoch, ids []kv.BlockID, hot *pb.HotPrefix, now time.Time) {
 	blocks, replicas := int(hot.GetBlocks()), int(hot.GetReplicas())
@@ -52,8 +52,9 @@ func (h *hotHints) learn(ns kv.Namespace, epoch kv.Epoch, ids []kv.BlockID, hot 
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	old, ok := h.byKey[key]
+	shorter := len(old.ids) > blocks && len(ids) > blocks && old.ids[blocks] == ids[blocks] // the next block has not all copies
 	switch {
-	case ok && now.Before(old.until) && old.replicas == replicas && len(old.ids) >= blocks && old.ids[blocks-1] == ids[blocks-1]:
+	case ok && now.Before(old.until) && old.replicas == replicas && len(old.ids) >= blocks && old.ids[blocks-1] == ids[blocks-1] && !shorter:
 		hint.ids = old.ids // this chain has left the hot prefix earlier, or the prefix is the same
 	case !ok && len(h.byKey) >= hintsMax:
 		h.removeLocked(now)
