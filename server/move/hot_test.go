@@ -2,6 +2,7 @@ package move
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
 	"time"
@@ -136,5 +137,76 @@ func TestHotEpochEnds(t *testing.T) {
 	}
 	if n := to.has(ids, 1); n != 4 {
 		t.Errorf("the other node, where the epoch is live, has %d blocks", n)
+	}
+}
+
+// TestHotDeletedAtStop: a block that is deleted while it is copied is deleted on the other node when the HotCopier ends during the copy.
+func TestHotDeletedAtStop(t *testing.T) {
+	testkit.VerifyNone(t)
+	to := newSite(t, kv.IndexTrie)
+	w := &target{Store: to.Store}
+	from := newHotSite(t, w)
+	ids := from.ids(1, 8)
+	from.put(ids, 1)
+	from.heat(ids)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	w.after = func(client.WriteRequest) {
+		for _, s := range []*site{to, from.site} {
+			if _, err := s.Delete(t.Context(), client.KeysRequest{Namespace: s.ns, IDs: ids[5:6]}); err != nil {
+				t.Error(err)
+			}
+		}
+		to.put(ids, 1) // as if the copy had reached the node after the deletion
+		stop()
+	}
+	if err := from.copier.Run(ctx); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if n := to.has(ids, 1); n != 5 {
+		t.Errorf("the other node has %d blocks; want 5", n)
+	}
+}
+
+// hanging is a target whose first Delete does not return before its context ends.
+type hanging struct {
+	*target
+	once sync.Once
+	stop context.CancelFunc
+}
+
+func (h *hanging) Delete(ctx context.Context, r client.KeysRequest) (_ []client.Presence, err error) {
+	h.once.Do(func() {
+		h.stop()
+		<-ctx.Done()
+		err = ctx.Err()
+	})
+	if err != nil {
+		return nil, err
+	}
+	return h.target.Delete(ctx, r)
+}
+
+// TestHotDeletedLate: a turn that ends during the repetition of a deletion leaves it to the next turn.
+func TestHotDeletedLate(t *testing.T) {
+	testkit.VerifyNone(t)
+	to := newSite(t, kv.IndexTrie)
+	ctx, stop := context.WithCancel(t.Context())
+	w := &hanging{target: &target{Store: to.Store}, stop: stop}
+	from := newHotSite(t, w)
+	ids := from.ids(1, 8)
+	from.put(ids, 1)
+	from.heat(ids)
+	from.turn()
+	if _, err := from.Delete(t.Context(), client.KeysRequest{Namespace: from.ns, IDs: ids[5:6]}); err != nil {
+		t.Fatal(err)
+	}
+	from.copier.turn(ctx, from.link)
+	if n := to.has(ids, 1); n != 8 {
+		t.Fatalf("the other node has %d blocks; the deletion has not reached it", n)
+	}
+	from.turn()
+	if n := to.has(ids, 1); n != 5 {
+		t.Errorf("after the next turn the other node has %d blocks; want 5", n)
 	}
 }
