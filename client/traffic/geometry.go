@@ -71,7 +71,7 @@ func checkOrder(order []int, g kv.Geometry) error {
 	layers, sorted := g.LayerCount(), slices.Sorted(slices.Values(order))
 	for i, l := range sorted {
 		if l != i || len(sorted) != layers {
-			return fmt.Errorf("Order lists %d layers, %v; want each of %d once: %w", len(order), order, layers, ErrJob)
+			return fmt.Errorf("the order lists %d layers, %v; want each of %d once: %w", len(order), order, layers, ErrJob)
 		}
 	}
 	return nil
