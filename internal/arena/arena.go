@@ -48,9 +48,8 @@ type Options struct {
 	// Linux 5.1. Without HugeTLB, a Shared region has 4 KiB pages on systems where shmem_enabled is
 	// "never".
 	Shared bool
-	// QueueMax is the maximum number of requests in each of the two queues: requests that wait for
-	// any memory, and requests that wait for the share (SetShare). Default 1024. If QueueMax is
-	// negative, no request waits.
+	// QueueMax is the maximum number of requests that wait for any memory. SetShare has the maximum for
+	// the share. Default 1024. If QueueMax is negative, no request waits.
 	QueueMax int
 }
 
@@ -77,9 +76,7 @@ func (o *Options) Validate() error {
 // Buffers. Its methods may be called concurrently.
 type Arena struct {
 	region region
-	max    int
-
-	pages uint32
+	pages  uint32
 
 	mu sync.Mutex
 	// share is the number of the first page of the share (SetShare), and shareFree the number of its free
@@ -93,8 +90,10 @@ type Arena struct {
 	// waiting is the queue of the requests of Alloc, and sharing the queue of the requests of
 	// AllocShare. Their units are pages.
 	waiting, sharing *fair.Queue
-	closed           bool
-	stats            Stats
+	// waitingMax and sharingMax are the maximum numbers of requests in them.
+	waitingMax, sharingMax int
+	closed                 bool
+	stats                  Stats
 	// takers records the call stack that took each Buffer, in builds with the tag invariants.
 	takers takers
 }
@@ -112,9 +111,9 @@ func New(o Options) (*Arena, error) {
 	}
 	pages := uint32(o.SizeBytes / Granule)
 	a := &Arena{
-		region: r, max: max(0, o.QueueMax), pages: pages, share: pages,
+		region: r, pages: pages, share: pages,
 		free: runs.New(pages), seq: make([]uint32, pages),
-		waiting: fair.New(), sharing: fair.New(),
+		waiting: fair.New(), sharing: fair.New(), waitingMax: max(0, o.QueueMax),
 	}
 	a.free.Add(runs.Run{N: pages})
 	a.stats.SizeBytes = o.SizeBytes
@@ -140,10 +139,11 @@ func (a *Arena) FD() int {
 
 // SetShare turns the last sizeBytes of the region, in whole granules, into a share. AllocShare
 // takes memory only from the share. Alloc takes memory from the share only while no request waits
-// for the share. A new arena has no share.
-func (a *Arena) SetShare(sizeBytes int64) {
+// for the share. At most queueMax requests wait for the share. A new arena has no share.
+func (a *Arena) SetShare(sizeBytes int64, queueMax int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.sharingMax = queueMax
 	a.share = a.pages - min(a.pages, uint32(sizeBytes/Granule))
 	a.shareFree = 0
 	for page := a.share; page < a.pages; page++ {
@@ -218,15 +218,19 @@ func (a *Arena) alloc(ctx context.Context, by fair.Caller, sizeBytes int, q *fai
 		a.mu.Unlock()
 		return buf, nil
 	}
-	busy := fmt.Errorf("arena: %d bytes with %d requests waiting: %w", sizeBytes, a.max, ErrBusy)
-	if q.Waiting() >= a.max && !q.Refuse(by) {
+	most := a.waitingMax
+	if q == a.sharing {
+		most = a.sharingMax
+	}
+	busy := fmt.Errorf("arena: %d bytes with %d requests waiting: %w", sizeBytes, most, ErrBusy)
+	if q.Waiting() >= most && !q.Refuse(by) {
 		a.stats.Busy++
 		a.mu.Unlock()
 		return Buffer{}, busy
 	}
 	w := q.Push(by, int64(pages), int64(pages)*Granule)
 	a.stats.Waits++
-	a.countWaitingLocked()
+	a.serveLocked() // the request may be the next one, before a larger one that waits
 	a.mu.Unlock()
 
 	select {

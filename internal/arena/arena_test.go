@@ -51,7 +51,7 @@ func TestTranscripts(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			a := newArena(t, Options{SizeBytes: sys.HugePageSize, QueueMax: 3})
 			if strings.HasSuffix(path, "share.td") {
-				a.SetShare(256 * Granule)
+				a.SetShare(256*Granule, 3)
 			}
 			s := &script{arena: a, bufs: map[string]Buffer{}, stops: map[string]context.CancelFunc{}}
 			datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string { return s.run(t, d) })
@@ -319,7 +319,7 @@ func TestHugeTLBFallsBack(t *testing.T) {
 // which they are served, leave nothing behind.
 func TestConcurrent(t *testing.T) {
 	a := newArena(t, Options{SizeBytes: 4 * sys.HugePageSize, QueueMax: 8})
-	a.SetShare(2 * sys.HugePageSize)
+	a.SetShare(2*sys.HugePageSize, 8)
 	var wg sync.WaitGroup
 	for g := range 16 {
 		by := fair.Caller{Share: fair.Share{Principal: strconv.Itoa(g % 3)}}
@@ -439,7 +439,7 @@ func FuzzAgainstBitmap(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		a.SetShare(pages / 4 * Granule)
+		a.SetShare(pages/4*Granule, 8)
 		var used [pages]bool
 		var out []Buffer
 		for i, s := range steps {

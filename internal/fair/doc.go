@@ -16,7 +16,8 @@
 //	finish(f,j) = start(f,j) + bytes(f,j) / weight(f)
 //
 // where v, the virtual time at the arrival of the call, is the start tag of the call that was granted last.
-// When nothing waits or is held, all tags begin again at 0. With several calls in progress at a time this is SFQ(D)
+// When nothing waits or is held, all tags begin again at 0. If that does not happen for long, all tags are
+// reduced by v, which does not change the order. With several calls in progress at a time this is SFQ(D)
 // (Jin, Chase, Kaur, "Interposed Proportional Sharing for a Storage Service Utility", SIGMETRICS 2004). While two
 // principals both wait and neither is above its share, the bytes that they are granted, divided by their weights,
 // differ by at most one call of each, divided by its weight. A principal gains nothing by its idle time. It also
@@ -27,8 +28,8 @@
 //
 //	held(f) / weight(f) <= (free units + sum of held(g)) / sum of weight(g)     over the g with waiting calls
 //
-// At least one principal with a waiting call fulfils this, so units that are free are granted. A principal that
-// alone waits always fulfils it. A principal that is passed over does not get the bytes of that time later.
+// At least one principal with a waiting call fulfils this, so free units are granted, once they are enough for the
+// next call. A principal that alone waits always fulfils it. A principal that is passed over does not get the bytes of that time later.
 //
 // Only the first call of each principal needs a tag, so a tag is computed with the weight at the time of
 // the grant. A call that is cancelled costs nothing.

@@ -78,6 +78,9 @@ const (
 	flowsMax = 512
 	// turnBytesMin is the number of bytes that a smaller call counts, because each call has a fixed cost.
 	turnBytesMin = 4096
+	// virtualMax is the virtual time above which all tags are reduced by it. At 2^56 a float64 is
+	// too coarse for a call of turnBytesMin with the weight 1000: its tag would not change.
+	virtualMax = 1 << 40
 )
 
 // New returns an empty queue.
@@ -157,10 +160,18 @@ func (q *Queue) advance(start float64) {
 		return
 	}
 	q.virtual = start
-	for _, f := range q.list {
-		if f.waiting > 0 {
-			f.start = max(f.start, start)
+	if q.waiting > 0 {
+		for _, f := range q.list {
+			if f.waiting > 0 {
+				f.start = max(f.start, start)
+			}
 		}
+	}
+	if q.virtual > virtualMax {
+		for _, f := range q.list {
+			f.start = max(0, f.start-q.virtual)
+		}
+		q.virtual = 0
 	}
 }
 
@@ -204,6 +215,9 @@ func (q *Queue) Push(by Caller, units, bytes int64) *Turn {
 
 // Next returns the call that is granted next, or nil if none waits. free is the number of free units.
 func (q *Queue) Next(free int64) *Turn {
+	if q.waiting == 0 {
+		return nil
+	}
 	weights, units := 0.0, float64(max(0, free))
 	for _, f := range q.list {
 		if f.waiting > 0 {
@@ -221,9 +235,6 @@ func (q *Queue) Next(free int64) *Turn {
 		if first == nil || firstAbove && !above || firstAbove == above && f.start < first.start {
 			first, firstAbove = f, above
 		}
-	}
-	if first == nil {
-		return nil
 	}
 	return first.queues[first.turns[0]][0]
 }

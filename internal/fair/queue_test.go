@@ -261,3 +261,46 @@ func TestForgetsPrincipals(t *testing.T) {
 		t.Errorf("a forgotten principal begins again with the tag %v", f.start)
 	}
 }
+
+// TestLongUse: small calls of a heavy principal count although 1 EiB was granted without a moment at which nothing was held, so
+// that the tags did not begin again at 0.
+func TestLongUse(t *testing.T) {
+	q := New()
+	heavy, light := newPrincipal("heavy", 1000, 0), newPrincipal("light", 1, 0)
+	for range 1 << 20 {
+		q.Take(Caller{}, 1, 1<<40)
+	}
+	for range 3003 {
+		q.Push(heavy.Caller, 0, turnBytesMin)
+		q.Push(light.Caller, 0, turnBytesMin)
+	}
+	ofLight := 0
+	for range 3003 {
+		turn := q.Next(0)
+		if turn.flow == q.flows["light"] {
+			ofLight++
+		}
+		q.Grant(turn)
+	}
+	if ofLight < 2 || ofLight > 4 {
+		t.Errorf("the light principal has %d of 3003 grants; its share is 3", ofLight)
+	}
+}
+
+// BenchmarkUncontended measures one call that is granted without waiting, and its release, in a queue that has 500
+// other principals.
+func BenchmarkUncontended(b *testing.B) {
+	q := New()
+	for i := range 500 {
+		q.Take(Caller{Share: Share{Principal: fmt.Sprint(i)}}, 1, turnBytesMin)
+	}
+	by := newPrincipal("a", 1, 0).Caller
+	b.ReportAllocs()
+	for b.Loop() {
+		f := q.Take(by, 1, turnBytesMin)
+		f.Release(1)
+		if q.Next(1) != nil {
+			b.Fatal("a call waits")
+		}
+	}
+}

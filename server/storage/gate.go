@@ -54,6 +54,7 @@ func (g *gate) enter(ctx context.Context, by fair.Caller, units, bytes int64) (p
 		return place{}, ErrBusy
 	}
 	t := g.queue.Push(by, units, bytes)
+	g.admitLocked() // the call may be the next one, before a larger one that waits
 	g.mu.Unlock()
 	select {
 	case <-t.Done():

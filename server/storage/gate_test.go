@@ -476,3 +476,29 @@ func TestBudget(t *testing.T) {
 		}
 	})
 }
+
+// TestNextEntersAtOnce: a call that comes while a larger call of another principal waits enters at once, if it is the
+// next one of the order and its units are free.
+func TestNextEntersAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &callGate{gate: newGate(4, 100)}
+		if err := b.take(t.Context(), callerOf("large"), 3, 3<<20); err != nil {
+			t.Fatal(err)
+		}
+		large, small := make(chan error, 1), make(chan error, 1)
+		go func() { large <- b.take(t.Context(), callerOf("large"), 2, 2<<20) }()
+		synctest.Wait()
+		go func() { small <- b.take(t.Context(), callerOf("small"), 1, 1<<20) }()
+		synctest.Wait()
+		if held, waiting, _ := b.stats(); held != 4 || waiting != 1 || len(small) != 1 {
+			t.Errorf("%d units are held, %d calls wait", held, waiting)
+		}
+		b.leave()
+		synctest.Wait()
+		if len(small) != 1 || len(large) != 1 {
+			t.Error("a call waits in a gate with free units")
+		}
+		b.leave()
+		b.leave()
+	})
+}

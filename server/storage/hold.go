@@ -36,8 +36,8 @@ func (h *hold) release() {
 }
 
 // alloc allocates arena memory for a read. If none is free, it drops pieces from the hot set, and
-// then waits up to QueueWait for other reads to release memory. After QueueWait it fails with
-// ErrBusy.
+// then waits up to QueueWait for other reads to release memory. It fails with ErrBusy after
+// QueueWait, and earlier if too many calls wait.
 func (n *Node) alloc(ctx context.Context, by fair.Caller, sizeBytes int64) (arena.Buffer, error) {
 	m := n.opts.Arena
 	return n.allocFrom(ctx, by, sizeBytes, m.TryAllocFor, m.AllocFor, func(arena.Buffer) bool { return true })
@@ -74,7 +74,9 @@ func (n *Node) allocFrom(ctx context.Context, by fair.Caller, sizeBytes int64, t
 		return buf, nil
 	case ctx.Err() != nil:
 		return buf, ctx.Err()
-	case errors.Is(err, arena.ErrBusy) || wait.Err() != nil:
+	case errors.Is(err, arena.ErrBusy):
+		return buf, fmt.Errorf("%w: too many calls wait for memory of the arena (%d bytes)", ErrBusy, len(n.opts.Arena.Bytes()))
+	case wait.Err() != nil:
 		return buf, fmt.Errorf("%w: %d bytes of the arena (%[4]d bytes) were not free within %[3]v", ErrBusy, sizeBytes, within, len(n.opts.Arena.Bytes()))
 	}
 	return buf, err

@@ -66,12 +66,13 @@ func (h *hotSet) get(ref kv.Ref) (hotPiece, bool) {
 
 // put adds the piece and retains its hold, unless the set has the piece already.
 func (h *hotSet) put(p hotPiece) {
-	if h.max <= 0 || p.slotBytes > h.max || h.suspended.Load() > 0 {
+	if h.max <= 0 || p.slotBytes > h.max {
 		return
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if _, ok := h.byRef[p.ref]; ok {
+	// suspended is read under the lock, so that no piece is added after the drop that follows suspend.
+	if _, ok := h.byRef[p.ref]; ok || h.suspended.Load() > 0 {
 		return
 	}
 	p.hold.retain()

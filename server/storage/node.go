@@ -116,7 +116,7 @@ func Open(ctx context.Context, opts Options) (*Node, error) {
 		scrubRate:    make(chan struct{}, 1),
 	}
 	// Half of the arena is reserved for writers, and writers use only that half.
-	opts.Arena.SetShare(int64(len(opts.Arena.Bytes())) / 2)
+	opts.Arena.SetShare(int64(len(opts.Arena.Bytes()))/2, waitingWritesMax)
 	n.lanes = newLanes(opts.Store.Volumes(), opts.ReadsMax, int64(len(opts.Arena.Bytes())))
 	// Each lane admits ReadsMax Loads. So if all volumes but one hang, Loads from the other volume
 	// are still admitted.

@@ -15,6 +15,11 @@ import (
 // ReservationID identifies a reservation. Ids are not reused while the node runs.
 type ReservationID uint64
 
+// waitingWritesMax is the maximum number of Reserves that wait for memory. It is a quarter of the calls that
+// package server performs concurrently over the data plane, so that waiting writes do not keep matches and reads from
+// being performed.
+const waitingWritesMax = 256
+
 // ReserveRequest is the request of a Reserve.
 type ReserveRequest struct {
 	Namespace string
@@ -225,6 +230,9 @@ func (r *Reservation) entry(p PieceRef) trie.Entry {
 
 // open allocates the memory and adds the reservation to the table.
 func (n *Node) open(ctx context.Context, r *Reservation, sizeBytes int64, attach func(*Reservation) error) error {
+	if err := n.mayEnter(); err != nil {
+		return err // before it waits for memory
+	}
 	buf, err := n.allocShare(ctx, r.by, sizeBytes)
 	if err != nil {
 		return err
@@ -254,13 +262,27 @@ func (n *Node) open(ctx context.Context, r *Reservation, sizeBytes int64, attach
 func (n *Node) enter(r *Reservation) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if err := n.mayEnterLocked(); err != nil {
+		return err
+	}
+	n.reservations[r.ID] = r
+	return nil
+}
+
+// mayEnter fails if the node drains, or if the table has no room for a further reservation.
+func (n *Node) mayEnter() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.mayEnterLocked()
+}
+
+func (n *Node) mayEnterLocked() error {
 	if n.draining.Load() {
 		return ErrDraining
 	}
 	if len(n.reservations) >= n.limits.Load().ReservationsMax {
 		return fmt.Errorf("%w: %d reservations are already open", ErrBusy, len(n.reservations))
 	}
-	n.reservations[r.ID] = r
 	return nil
 }
 

@@ -2,6 +2,7 @@ package storage_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
@@ -306,5 +307,63 @@ func TestMemoryByWeight(t *testing.T) {
 			}
 			w.run(arenaBytes / callBytes)
 		})
+	}
+}
+
+// TestWaitingWrites: at most 256 Reserves wait for memory. Another principal gets a place of theirs. A Reserve does
+// not wait for memory while as many reservations are open as may be.
+func TestWaitingWrites(t *testing.T) {
+	const most = 256
+	r := newRig(t, rigOptions{arenaBytes: 8 << 20, edit: func(o *storage.Options) {
+		o.QueueWait, o.ReservationTTL, o.ReservationsMax = time.Hour, time.Hour, 1
+	}})
+	ns := r.namespace("m", small)
+	reserve := func(ctx context.Context, of *contender) error {
+		_, err := r.node.Reserve(ctx, storage.ReserveRequest{Namespace: "m", Share: of.share, Epoch: ns.Epoch, Geometry: ns.Geometry.Digest(), IDs: chain(ns, 1, 1)})
+		return err
+	}
+	fill := func(bytes int) (release func()) {
+		t.Helper()
+		buf, err := r.arena.TryAllocShare(fair.Caller{}, bytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return buf.Release
+	}
+	release := fill(4 << 20)
+	greedy, other := newContender("greedy", 1), newContender("other", 1)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	results := make(chan error, most+1)
+	start := func(of *contender) { go func() { results <- reserve(ctx, of) }() }
+	for range most {
+		start(greedy)
+	}
+	for r.arena.Stats().Waiting < most && ctx.Err() == nil {
+		runtime.Gosched()
+	}
+	if err := reserve(ctx, greedy); !errors.Is(err, storage.ErrBusy) {
+		t.Errorf("behind %d waiting calls: %v", most, err)
+	}
+	start(other)
+	if err := <-results; !errors.Is(err, storage.ErrBusy) {
+		t.Errorf("a waiting call when another principal comes: %v", err)
+	}
+	cancel()
+	for range most {
+		if err := <-results; !errors.Is(err, context.Canceled) {
+			t.Errorf("a call that is given up: %v", err)
+		}
+	}
+	release()
+
+	ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := reserve(ctx, greedy); err != nil {
+		t.Fatal(err)
+	}
+	defer fill(4<<20 - 12<<10)()
+	if err := reserve(ctx, other); !errors.Is(err, storage.ErrBusy) {
+		t.Errorf("while one reservation is open: %v", err)
 	}
 }

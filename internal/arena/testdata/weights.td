@@ -54,3 +54,23 @@ a5 120
 ----
 a5: page 128
 a3@0+128 a5@128+120 .@248+8 b2@256+128 b3@384+100 .@484+28 waiting=0
+
+# A request of a principal that holds nothing is served at once if its memory is free, although a larger request of
+# another principal waits: it is the next one of the order.
+
+alloc by=a weight=1
+a6 64
+----
+a3@0+128 a5@128+120 .@248+8 b2@256+128 b3@384+100 .@484+28 waiting=1
+
+alloc by=c weight=1
+c1 4
+----
+c1: page 248
+a3@0+128 a5@128+120 c1@248+4 .@252+4 b2@256+128 b3@384+100 .@484+28 waiting=1
+
+release
+a5
+----
+a6: page 128
+a3@0+128 a6@128+64 .@192+56 c1@248+4 .@252+4 b2@256+128 b3@384+100 .@484+28 waiting=0
