@@ -2,7 +2,9 @@ package client
 
 import (
 	"context"
+	"time"
 
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/kv"
 )
 
@@ -54,4 +56,14 @@ func (s *Store) Draining() (n int) {
 		}
 	}
 	return n
+}
+
+// LearnCopies makes the Store use copies of the first blocks of a chain, as a reply with a hint does.
+func (s *Store) LearnCopies(ns kv.Namespace, epoch kv.Epoch, ids []kv.BlockID, replicas int) {
+	s.hints.learn(ns, epoch, ids, &pb.HotPrefix{Blocks: uint32(len(ids)), Replicas: uint32(replicas), TtlMs: 60_000}, time.Now())
+}
+
+// MatchAsked returns the number of nodes that a match of a chain asks, one after the other.
+func (s *Store) MatchAsked(ctx context.Context, req MatchRequest, ids []kv.BlockID) int {
+	return len(s.holders(ctx, req, ids)(0))
 }

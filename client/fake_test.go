@@ -41,6 +41,15 @@ type fake struct {
 	reserve func(context.Context, *fake, *pb.ReserveRequest) (*pb.ReserveResponse, error)
 	commit  func(context.Context, *fake, *pb.CommitRequest) (*pb.CommitResponse, error)
 	abort   func(*pb.AbortRequest)
+	// demote is the fake's Demote. If nil, the fake has an earlier version, without this call.
+	demote func(*pb.DemoteRequest) error
+}
+
+func (f *fake) Demote(ctx context.Context, req *pb.DemoteRequest) (*pb.DemoteResponse, error) {
+	if f.demote == nil {
+		return f.UnimplementedCacheServer.Demote(ctx, req)
+	}
+	return &pb.DemoteResponse{}, f.demote(req)
 }
 
 // ListMembers returns the list members.

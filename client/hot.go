@@ -9,6 +9,9 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/kv"
@@ -39,7 +42,7 @@ type hotHint struct {
 	until    time.Time
 }
 
-// learn takes the copies from a reply to a call with the chain ids. It takes none if more blocks or replicas are
+// learn takes the copies from a reply to a call that has found the chain ids. It takes none if more blocks or replicas are
 // named than there can be.
 func (h *hotHints) learn(ns kv.Namespace, epoch kv.Epoch, ids []kv.BlockID, hot *pb.HotPrefix, now time.Time) {
 	blocks, replicas := int(hot.GetBlocks()), int(hot.GetReplicas())
@@ -52,8 +55,9 @@ func (h *hotHints) learn(ns kv.Namespace, epoch kv.Epoch, ids []kv.BlockID, hot 
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	old, ok := h.byKey[key]
+	shorter := len(old.ids) > blocks && len(ids) > blocks && old.ids[blocks] == ids[blocks] // the next block has not all copies
 	switch {
-	case ok && now.Before(old.until) && old.replicas == replicas && len(old.ids) >= blocks && old.ids[blocks-1] == ids[blocks-1]:
+	case ok && now.Before(old.until) && old.replicas == replicas && len(old.ids) >= blocks && old.ids[blocks-1] == ids[blocks-1] && !shorter:
 		hint.ids = old.ids // this chain has left the hot prefix earlier, or the prefix is the same
 	case !ok && len(h.byKey) >= hintsMax:
 		h.removeLocked(now)
@@ -126,7 +130,7 @@ func (s *Store) hotNodes(ns kv.Namespace, epoch kv.Epoch, ids []kv.BlockID) (int
 
 // DemoteCopies makes copies of a hot prefix the first blocks that their nodes evict, until a match finds them. The copies are those of
 // blocks that are stored with more replicas than the namespace has; the homes keep the order of their blocks. A node that is
-// down keeps its copies until it evicts them as other blocks.
+// down, or of an earlier version, keeps its copies until it evicts them as other blocks.
 func (s *Store) DemoteCopies(ctx context.Context, ns kv.Namespace, epoch kv.Epoch, ids []kv.BlockID, replicas int) error {
 	wide := ns
 	wide.Replicas = replicas
@@ -138,7 +142,9 @@ func (s *Store) DemoteCopies(ctx context.Context, ns kv.Namespace, epoch kv.Epoc
 		}
 		sess, err := n.use(ctx)
 		if err == nil {
-			_, err = sess.cache.Demote(ctx, &pb.DemoteRequest{Namespace: ns.Name, Epoch: uint64(epoch), BlockIds: api.AppendIDs(nil, ids)})
+			if _, err = sess.cache.Demote(ctx, &pb.DemoteRequest{Namespace: ns.Name, Epoch: uint64(epoch), BlockIds: api.AppendIDs(nil, ids)}); status.Code(err) == codes.Unimplemented {
+				continue
+			}
 			err = n.failed(sess, callError(ctx, "demote", n.target, err))
 		}
 		if err != nil && !errors.Is(err, errDown) {

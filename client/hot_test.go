@@ -21,7 +21,7 @@ func hotChain(root byte, shared, n int, sequence byte) []kv.BlockID {
 }
 
 // TestHotHints: a hint holds for the blocks that a chain shares with the one of the reply, in its epoch, until its end. A reply with fewer
-// blocks of the same prefix does not shorten it.
+// blocks of the same prefix shortens it only if the next block of the hint was found too, and so has not all copies.
 func TestHotHints(t *testing.T) {
 	var h hotHints
 	ns, now := kv.Namespace{ID: 7}, time.Unix(1000, 0)
@@ -40,6 +40,12 @@ func TestHotHints(t *testing.T) {
 	now = now.Add(4 * time.Second)
 	h.learn(ns, 3, hotChain(1, 4, 9, 1), &pb.HotPrefix{Blocks: 4, Replicas: 3, TtlMs: 5000}, now)
 	now = now.Add(4 * time.Second)
+	want(hotChain(1, 9, 9, 0), 3, 6, 3)
+	h.learn(ns, 3, hotChain(1, 3, 3, 0), &pb.HotPrefix{Blocks: 3, Replicas: 3, TtlMs: 5000}, now)
+	want(hotChain(1, 9, 9, 0), 3, 6, 3)
+	h.learn(ns, 3, hotChain(1, 9, 9, 0), &pb.HotPrefix{Blocks: 5, Replicas: 3, TtlMs: 5000}, now)
+	want(hotChain(1, 9, 9, 0), 3, 5, 3)
+	h.learn(ns, 3, hotChain(1, 9, 9, 0), &pb.HotPrefix{Blocks: 6, Replicas: 3, TtlMs: 5000}, now)
 	want(hotChain(1, 9, 9, 0), 3, 6, 3)
 	h.learn(ns, 3, hotChain(1, 4, 9, 1), &pb.HotPrefix{Blocks: 5, Replicas: 2, TtlMs: 5000}, now)
 	want(hotChain(1, 4, 9, 1), 3, 5, 2)

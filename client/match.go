@@ -158,7 +158,7 @@ func (sh *share) matchHere(ctx context.Context, req MatchRequest) shareMatch {
 			return fmt.Errorf("client: match: %s matched %d blocks of %d", sh.node.target, m.blocks, len(sh.ids))
 		}
 		if hot := r.GetHot(); hot != nil {
-			sh.node.store.hints.learn(req.Namespace, m.epoch, sh.ids, hot, time.Now())
+			sh.node.store.hints.learn(req.Namespace, m.epoch, sh.ids[:m.blocks], hot, time.Now())
 		}
 		return nil
 	}

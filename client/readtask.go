@@ -188,7 +188,7 @@ func (r *reading) attempt(ctx context.Context, t *readTask, sess *session) error
 		return fmt.Errorf("client: read: %s: %w: its data-plane session has ended", t.node.target, errDown)
 	}
 	if hot := resp.GetHot(); hot != nil && !t.suffix {
-		r.store.hints.learn(r.req.Namespace, kv.Epoch(resp.GetEpoch()), t.ids, hot, time.Now())
+		r.store.hints.learn(r.req.Namespace, kv.Epoch(resp.GetEpoch()), t.ids[:min(int(resp.GetMatchedBlocks()), len(t.ids))], hot, time.Now())
 	}
 	r.verify(t, resp, arrival)
 	if counted != nil {

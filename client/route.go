@@ -216,6 +216,9 @@ func (s *Store) holders(ctx context.Context, req MatchRequest, ids []kv.BlockID)
 		return s.probed(ctx, req, ids)
 	}
 	nodesOf := s.coldRoutes(ctx, req, ids)
+	if req.Mix { // the reads of several epochs use no copies
+		return nodesOf
+	}
 	blocks, copies := s.hotNodes(req.Namespace, req.Epoch, ids)
 	if blocks == 0 {
 		return nodesOf

@@ -264,7 +264,8 @@ func (s *cacheService) addHot(req *pb.ReadRequest, ids []kv.BlockID, m storage.M
 	}
 	var size int64
 	for _, p := range resp.GetPieces() {
-		if p.GetState() == pb.PieceResult_STATE_DELIVERED {
+		// A namespace of this name that was created during the Read may have fewer groups.
+		if p.GetState() == pb.PieceResult_STATE_DELIVERED && int(p.GetGroup()) < len(ns.Geometry.Groups) {
 			size += int64(len(p.GetLayerSums())) * ns.Geometry.LayerBytes(int(p.GetGroup()))
 		}
 	}

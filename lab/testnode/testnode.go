@@ -52,6 +52,8 @@ type Options struct {
 	Name string
 	// EventHistory is storage.Options.EventHistory.
 	EventHistory int
+	// HotPrefix is storage.Options.HotPrefix.
+	HotPrefix storage.HotOptions
 	// BearerToken, if not empty, is the node's only bearer token.
 	BearerToken string
 	// Etcd, if set, are the endpoints of etcd, which makes the node a member of a cluster. Each member
@@ -254,7 +256,7 @@ func OpenEngine(ctx context.Context, o Options) (e *Engine, err error) {
 	}
 	e.Node, err = storage.Open(ctx, storage.Options{
 		Index: index, Store: store, Arena: e.memory, Metrics: e.counters, LoadBytesMax: 4 << 20, WriteBytesMax: 4 << 20,
-		QueueWait: 20 * time.Second, Durability: o.Durability, EventHistory: o.EventHistory, Logger: e.log,
+		QueueWait: 20 * time.Second, Durability: o.Durability, EventHistory: o.EventHistory, HotPrefix: o.HotPrefix, Logger: e.log,
 	})
 	if err != nil {
 		return nil, errors.Join(err, index.Close(), store.Close(ctx), e.memory.Close())

@@ -16,21 +16,27 @@ type repeater struct {
 	log  *slog.Logger
 }
 
-// since repeats the deletions after the event seq for which which returns true, and returns the number of the last event.
+// since repeats the deletions after the event seq for which which returns true, and returns the number of the last event. If ctx
+// ends, the rest is left, and since returns the number of the event before it.
 // A deletion that reaches another node before a copy of the block would have no effect there.
 // If the log of events has lost the deletion, or the other node is down, the copy stays.
 func (r repeater) since(ctx context.Context, seq uint64, which func(storage.Event) bool) uint64 {
 	last := r.node.Events().Last()
 	for seq < last && ctx.Err() == nil {
 		events, err := r.node.Events().After(ctx, seq, 256)
+		if ctx.Err() != nil {
+			return seq
+		}
 		if err != nil {
 			return last
 		}
 		for _, e := range events {
-			seq = e.Sequence
 			if e.Kind == storage.BlockRemoved && e.Reason == "deleted" && which(e) {
-				r.deleteOn(ctx, e)
+				if r.deleteOn(ctx, e); ctx.Err() != nil {
+					return seq
+				}
 			}
+			seq = e.Sequence
 		}
 	}
 	return seq

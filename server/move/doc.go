@@ -40,20 +40,23 @@
 // HotCopier copies the prefixes that many matches of this node find (storage.Node.HotPrefixes) to the nodes that would store
 // them in a namespace with more replicas:
 //
-//		Match ─► storage.Node counts, by first block ─► HotPrefixes
-//		                                                    │ once a second
-//		        hint in replies ◄── PlaceHot ◄── ExistsGroups with more replicas: all nodes have the blocks
-//		             │                                      │ absent
-//		             ▼                                      ▼
-//		   client reads the prefix from             relay (rate) ─► Write to all of these nodes
-//		   the least loaded of the nodes
+//	Match ─► storage.Node counts, by first block ─► HotPrefixes
+//	                                                    │ once a second
+//	        hint in replies ◄── PlaceHot ◄── ExistsGroups with more replicas: all nodes have the blocks
+//	             │                                      │ absent
+//	             ▼                                      ▼
+//	   client reads the prefix from             relay (rate) ─► Write to all of these nodes
+//	   the least loaded of the nodes
 //
-//	  - A block is named in a hint only after all nodes of it were asked and have it, or do not answer, and while this node has it. A hint that is
-//	    out of date costs a reader a call: the node has the block, or the reader goes to the next node.
-//	  - A block that is deleted on this node is deleted on the other nodes again, at the next turn.
-//	  - When a prefix is not hot any more, and no hint is valid, its copies are demoted: their nodes evict them first.
-//	  - A failed copy is tried again after a time that doubles up to HotOptions.RetryMax. One turn copies at most as many bytes of a prefix as the rate allows
-//	    in a second, so that deletions are not late.
+// These rules hold for the copies:
+//
+//   - A block is named in a hint only after all nodes of it were asked and have it, or do not answer, and while this node has it. A hint that is
+//     out of date costs a reader a call: the node has the block, or the reader goes to the next node.
+//   - A block that is deleted on this node is deleted on the other nodes again: after the copy that is under way, at the next turn, or when the
+//     HotCopier ends.
+//   - When a prefix is not hot any more, and no hint is valid, its copies are demoted: their nodes evict them first.
+//   - A failed copy is tried again after a time that doubles up to HotOptions.RetryMax. One turn copies at most as many bytes of a prefix as the rate allows
+//     in a second, so that deletions are not late.
 //
 // Mover.mu is a leaf. HotCopier has no locks: only Run uses its state.
 package move

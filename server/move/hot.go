@@ -113,6 +113,7 @@ func (h *HotCopier) Run(ctx context.Context) (err error) {
 	defer func() {
 		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer cancel()
+		h.deleteAgain(closing) // ctx may have ended the last copy before its deletions were repeated
 		err = errors.Join(err, link.Close(closing))
 	}()
 	for {

@@ -35,7 +35,12 @@ type site struct {
 
 func newSite(t *testing.T, index kv.IndexKind) *site {
 	t.Helper()
-	s := &site{t: t, node: testnode.Start(t, testnode.Options{})}
+	return newSiteOf(t, index, testnode.Options{})
+}
+
+func newSiteOf(t *testing.T, index kv.IndexKind, o testnode.Options) *site {
+	t.Helper()
+	s := &site{t: t, node: testnode.Start(t, o)}
 	_, err := s.node.Storage.CreateNamespace(t.Context(), kv.Namespace{Name: "m", Index: index, Geometry: geo})
 	s.must(err)
 	s.Store, s.ns = s.node.Open(t, "m")
