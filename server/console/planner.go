@@ -200,8 +200,8 @@ func (c *Console) viewDualPath(ctx context.Context, _ url.Values) (any, string) 
 	return v, fmt.Sprintf("%s for prefill and %d for decode are registered.", plural(int64(v.Prefills), "group"), v.Decodes)
 }
 
-// viewNICs returns the compute NICs, those with the highest rate of both directions first, and the sums of
-// the bytes sent and received.
+// viewNICs returns the compute NICs in descending order of the rate of both directions, and the sums of the
+// bytes sent and received.
 func viewNICs(groups []Group) (nics []nicView, sent, received uint64) {
 	var mostSent, mostReceived float64
 	for _, g := range groups {

@@ -94,7 +94,7 @@ func TestDualPath(t *testing.T) {
 	src.set(func(s *plannerSource) { s.dualPath = console.DualPath{Groups: s.dualPath.Groups[1:]} })
 	_, page = get(t, url+"/")
 	wants(t, text(page), "not ready A request needs a group of each role. Registered: 0 for prefill, 1 for decode.", "Most loaded storage NIC over the mean 1.0")
-	// The page has a bounded number of compute NICs, those with the highest rates, and the sums of all.
+	// The page has a bounded number of compute NICs, in descending order of their rates, and the sums of all.
 	var many []console.ComputeNIC
 	for i := range 1000 {
 		many = append(many, console.ComputeNIC{Name: fmt.Sprintf("n%03d", i), Sent: 1, SentRate: top.Known(float64(i)), ReceivedRate: top.Known(0)})

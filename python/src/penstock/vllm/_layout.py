@@ -248,7 +248,7 @@ class _Reads(NamedTuple):
     window: int = 0
     """At most this number of tokens. 0: all."""
     chunk: int = 0
-    """Those of the next token's chunk of this number of tokens. 0: those of the window."""
+    """The tokens of the next token's chunk, if chunks have this number of tokens. 0: there are no chunks, and ``window`` holds."""
 
     @property
     def fact(self) -> int | str:
