@@ -939,7 +939,7 @@ static struct side move(penstock_namespace ns, penstock_namespace flat) {
 	CHECK(penstock_traffic_close(again, &e) == PENSTOCK_OK, "%s", e.message);
 	again = 0;
 	o.size = sizeof o;
-	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "Order"), "%s", e.message);
+	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "order lists"), "%s", e.message);
 	o.order = NULL;
 	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "order"), "%s", e.message);
 	o.n_order = 0;
