@@ -11,6 +11,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -22,6 +23,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/lab/cluster"
+	"github.com/penstock-kv/penstock/rdma"
 )
 
 // gatewayArgs returns the arguments of a gateway for a test.
@@ -294,6 +296,7 @@ func startPrefillDecode(t *testing.T, node *served, namespace string, asked func
 	})
 	args = gatewayArgs()
 	for role, name := range map[leader.Role]string{leader.Prefill: "p0", leader.Decode: "d0"} {
+		var moved atomic.Uint64 // bytes of KV, as if each request moved one block each way
 		e := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			switch r.URL.Path {
 			case "/tokenize":
@@ -301,6 +304,7 @@ func startPrefillDecode(t *testing.T, node *served, namespace string, asked func
 			case "/v1/completions":
 				body, _ := io.ReadAll(r.Body)
 				asked(string(body))
+				moved.Add(4096)
 				fmt.Fprint(w, name)
 			}
 		}))
@@ -308,7 +312,12 @@ func startPrefillDecode(t *testing.T, node *served, namespace string, asked func
 		args = append(args, "--engine", name+"="+e.URL)
 		l, err := leader.New(leader.Options{
 			Group: name, Node: name, Role: role, Geometry: kv.SingleGroup(2, 4, 512), Planner: conn, FetchEvery: time.Millisecond,
-			Members: []leader.Member{{Name: name, Engine: idle{}, DeviceBlocks: 1000}},
+			Members: []leader.Member{{
+				Name: name, Engine: idle{}, DeviceBlocks: 1000,
+				NICs: func() []rdma.NIC {
+					return []rdma.NIC{{Name: "c0", Up: true, BytesOut: moved.Load(), BytesIn: moved.Load()}}
+				},
+			}},
 		})
 		if err != nil {
 			t.Fatal(err)
