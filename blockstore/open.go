@@ -137,6 +137,9 @@ func assemble(ctx context.Context, opts Options) ([]candidate, membership, error
 	all := make([]candidate, len(opts.Devices))
 	for i, d := range opts.Devices {
 		var err error
+		if info := d.Info(); opts.Owner != nil && !opts.local(i) && absent(d) == nil && !info.Direct {
+			return nil, membership{}, fmt.Errorf("blockstore: the page cache of this host may have bytes of shared volume %s that another host has replaced, and the file system refuses O_DIRECT (%s): mount it with direct I/O (docs/shared-storage.md)", info.Path, info.Detail)
+		}
 		all[i], err = probe(ctx, d)
 		if err == nil && opts.local(i) && all[i].superblock.Shared {
 			return nil, membership{}, fmt.Errorf("blockstore: %s is a shared volume: list it in shared_data: %w", d.Info().Path, ErrShared)

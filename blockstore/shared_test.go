@@ -563,6 +563,31 @@ func TestLocalVolume(t *testing.T) {
 	}
 }
 
+// TestSharedVolumesBypassThePageCache: a device that goes through the page cache is refused as a shared volume, and opens as
+// a local one beside a shared one.
+func TestSharedVolumesBypassThePageCache(t *testing.T) {
+	for _, isLocal := range []bool{false, true} {
+		cached, err := posixio.Open(t.TempDir(), posixio.Options{Buffered: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		devices := []blockio.Device{sharedDevice(t, t.TempDir()), cached}
+		s, err := Open(t.Context(), Options{Devices: devices, Local: []bool{false, isLocal}, CapacityBytes: 4 << 20, Owner: &claim{ledger: newLedger()}})
+		refused := err != nil && strings.Contains(err.Error(), cached.Info().Path) && strings.Contains(err.Error(), "O_DIRECT")
+		if refused == isLocal || isLocal && err != nil {
+			t.Errorf("local %v: %v", isLocal, err)
+		}
+		if err != nil {
+			err = errors.Join(devices[0].Close(), cached.Close())
+		} else {
+			err = s.Close(context.Background())
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestAllVolumesOfSharedStore: a store with shared volumes opens degraded if a volume is absent, but not if
 // a directory is not given. A process that adopts the store has the directories of its last owner, and takes each
 // other volume for a local one without a vote. It would be certain of a catalogue that an unlisted shared
