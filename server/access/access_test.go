@@ -2,6 +2,8 @@ package access_test
 
 import (
 	"crypto/sha256"
+	"crypto/x509/pkix"
+	"encoding/asn1"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -262,6 +264,41 @@ func FuzzHeader(f *testing.F) {
 		want := map[string]string{"Bearer " + tokenA: "team-a", "Bearer " + tokenB: "sre"}[header]
 		if ok != (want != "") || ok && id.Principal.Name() != want {
 			t.Fatalf("%q is %v", header, id.Principal)
+		}
+	})
+}
+
+// FuzzSubject: of the subjects of any certificates, only the one in the file names the principal. Text in one
+// attribute that looks like another attribute does not.
+func FuzzSubject(f *testing.F) {
+	p, err := access.Parse("roles.yaml", []byte(good()))
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, seed := range [][3]string{{"engine", "team-a", ""}, {"engine,O=team-a", "", ""}, {"engine", "team-a", "x"}, {"engine+O=team-a", "", ""}, {"", "team-a,CN=engine", ""}} {
+		f.Add(seed[0], seed[1], seed[2])
+	}
+	f.Fuzz(func(t *testing.T, name, organization, unit string) {
+		made := pkix.Name{CommonName: name}
+		if organization != "" {
+			made.Organization = []string{organization}
+		}
+		if unit != "" {
+			made.OrganizationalUnit = []string{unit}
+		}
+		der, err := asn1.Marshal(made.ToRDNSequence())
+		if err != nil {
+			return // a text that no certificate can have
+		}
+		var rdns pkix.RDNSequence
+		if _, err := asn1.Unmarshal(der, &rdns); err != nil {
+			return
+		}
+		var subject pkix.Name
+		subject.FillFromRDNSequence(&rdns)
+		want := name == "engine" && organization == "team-a" && unit == ""
+		if id, ok := p.BySubject(subject.String()); ok != want {
+			t.Fatalf("the subject %q of a certificate is %v", subject, id.Principal)
 		}
 	})
 }
