@@ -266,8 +266,8 @@ class Side:
         limits = {name: 60 for name in ("connect_timeout", "job_timeout", "layer_timeout", "append_timeout")}
         o = Options(servers=NODE, planner="p:1", engine=role.name, namespace="dual", buffer_mib=8, **limits)
         self.worker = _pd_worker.Worker(o, _adapter.Counters(role.name), role=role, broadcast=None)
-        _pd_worker.read_layout = lambda tensors, config: self.layout
-        self.worker.register({}, config, {"model": "m"}, 0, 1)
+        _pd_worker.read_layout = lambda tensors, config, windows: self.layout
+        self.worker.register({}, config, {}, {"model": "m"}, 0, 1)
     def of(self, spec):
         facts = {"layers": [[layer.name, 0, [1, PAGE], [PAGE, 1], "torch.uint8"] for layer in self.layers], "specs": [spec]}
         return Layout([LayerGroup(0, self.layers)], 1, BLOCKS, TOKENS, [(self.device.address, self.device.size, self.device)], facts, 0)
