@@ -108,14 +108,7 @@ func TestAskedOnFailure(t *testing.T) {
 	if n := r.asked.Load() - found; n > 2 {
 		t.Errorf("the planners were asked %d times while one led", n)
 	}
-	first.Resign()
-	_, err := s.Recv()
-	wantUnavailable(t, err)
-	r.b.Elect(2)
-	r.lead("g")
-	if a, b := groups(r.ctx, r.a.Service), groups(r.ctx, r.b.Service); a != -1 || b != 1 {
-		t.Errorf("the earlier leader has %d groups, the new leader %d", a, b)
-	}
+	r.handOver(first.Resign, s)
 }
 
 // TestOthersEndWithLeader: a stream fails, and the planners answer that another one leads. Then the other

@@ -99,6 +99,19 @@ func wantUnavailable(t *testing.T, err error, texts ...string) {
 	}
 }
 
+// handOver ends the term of planner a, which ends the stream s of group g, and begins one of planner b, at which g registers again.
+func (r *rig) handOver(resign func(), s grpc.BidiStreamingClient[pb.LeaderMessage, pb.LeaderAction]) {
+	r.Helper()
+	resign()
+	_, err := s.Recv()
+	wantUnavailable(r.T, err)
+	r.b.Elect(2)
+	r.lead("g")
+	if a, b := groups(r.ctx, r.a.Service), groups(r.ctx, r.b.Service); a != -1 || b != 1 {
+		r.Errorf("the earlier leader has %d groups, the new leader %d", a, b)
+	}
+}
+
 // TestFollowsLeader: calls go to the planner that leads. When another one leads, the streams end, and
 // later calls go to the new leader.
 func TestFollowsLeader(t *testing.T) {
@@ -110,14 +123,7 @@ func TestFollowsLeader(t *testing.T) {
 	if n := groups(r.ctx, r.a.Service); n != 1 {
 		t.Errorf("the leader has %d groups", n)
 	}
-	first.Resign()
-	_, err = s.Recv()
-	wantUnavailable(t, err)
-	r.b.Elect(2)
-	r.lead("g")
-	if a, b := groups(r.ctx, r.a.Service), groups(r.ctx, r.b.Service); a != -1 || b != 1 {
-		t.Errorf("the earlier leader has %d groups, the new leader %d", a, b)
-	}
+	r.handOver(first.Resign, s)
 }
 
 // TestTwoLeaders: a planner whose term has ended, and that has no notice of its end, gets no call. The
