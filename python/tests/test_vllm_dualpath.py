@@ -1016,6 +1016,17 @@ def attempt_of(course: Course) -> str:
     return [e for e in course.events if e.kind == EventKind.STARTED][-1].attempt
 
 
+def decode_reads_first(c: Cluster, course: Course, pe: Engine, de: Engine) -> None:
+    """Serve a request. A read of the decode engine that is under way when the prefill engine begins to compute would fail the attempt."""
+    hold(pe, *range(len(pe.ranks)))
+    c.start(course)
+    reads = len(c.shards) if course.event(EventKind.STARTED).read_by_decode else 0
+    c.until(lambda: de.ends_of_reads[attempt_of(course)] == reads)
+    hold(pe)
+    c.until_over(course)
+    c.idle()
+
+
 @two_ranks
 @pytest.mark.parametrize(("chunk", "first"), [(1000, {1: 2}), (5, {1: 17}), (5, {0: 11, 1: 4}), (1000, {0: 3, 1: 18})])
 def test_shards_that_lack_blocks(make: Callable[..., Cluster], chunk: int, first: dict[int, int]) -> None:
@@ -1029,14 +1040,7 @@ def test_shards_that_lack_blocks(make: Callable[..., Cluster], chunk: int, first
     assert course.event(EventKind.MATCHED).hit == 80
     for shard, block in first.items():
         c.shards[shard].delete(list(c.ns.chain(prompt))[block : block + 1])
-    # A read of the decode engine that is under way when the prefill engine begins to compute would fail the attempt.
-    hold(pe, *range(len(pe.ranks)))
-    c.start(course)
-    reads = len(c.shards) if course.event(EventKind.STARTED).read_by_decode else 0
-    c.until(lambda: de.ends_of_reads[attempt_of(course)] == reads)
-    hold(pe)
-    c.until_over(course)
-    c.idle()
+    decode_reads_first(c, course, pe, de)
     assert course.tokens == expected(again)
     assert EventKind.REPLANNED not in course.kinds()
     assert course.prefill is not None
@@ -1283,14 +1287,7 @@ def test_windows_that_lack_a_block(make: Callable[..., Cluster]) -> None:
     course, pe, de = planned(c, again)
     assert course.event(EventKind.MATCHED).hit == 80
     c.shards[-1].delete(list(c.ns.chain(prompt))[17:18])
-    # A read of the decode engine that is under way when the prefill engine begins to compute would fail the attempt.
-    hold(pe, *range(len(pe.ranks)))
-    c.start(course)
-    reads = len(c.shards) if course.event(EventKind.STARTED).read_by_decode else 0
-    c.until(lambda: de.ends_of_reads[attempt_of(course)] == reads)
-    hold(pe)
-    c.until_over(course)
-    c.idle()
+    decode_reads_first(c, course, pe, de)
     assert course.tokens == expected(again)
     assert EventKind.REPLANNED not in course.kinds()
     assert course.prefill is not None
