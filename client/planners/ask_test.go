@@ -99,13 +99,15 @@ func TestAskedOnFailure(t *testing.T) {
 	first := r.a.Elect(1)
 	s := r.lead("g")
 	found := r.asked.Load()
-	for end := time.Now().Add(300 * time.Millisecond); time.Now().Before(end); {
+	begin := time.Now()
+	for time.Since(begin) < 300*time.Millisecond {
 		if _, err := r.Top(r.ctx, &pb.TopRequest{}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	// A call to each planner may have been in progress, or have followed a call in which no planner led.
-	if n := r.asked.Load() - found; n > 2 {
+	// A call to each planner may have been in progress, or have followed a call in which no planner led. A busy machine takes
+	// seconds, and the planners are asked at most once in a second.
+	if n := r.asked.Load() - found; n > 2+2*int64(time.Since(begin)/time.Second) {
 		t.Errorf("the planners were asked %d times while one led", n)
 	}
 	r.handOver(first.Resign, s)
