@@ -17,11 +17,11 @@ import (
 
 // topFlags are the flags of top and ns top.
 type topFlags struct {
-	interval     time.Duration
-	view, sort   string
-	reverse      bool
-	limit, count int
-	once         bool
+	interval, answerTimeout time.Duration
+	view, sort              string
+	reverse                 bool
+	limit, count            int
+	once                    bool
 }
 
 // topIntervalMin is the shortest interval of samples. Shorter ones would load the nodes.
@@ -77,6 +77,7 @@ freed.
 func addTopFlags(cmd *cobra.Command) *topFlags {
 	f := &topFlags{}
 	cmd.Flags().DurationVar(&f.interval, "interval", 2*time.Second, "time between two samples")
+	cmd.Flags().DurationVar(&f.answerTimeout, "answer-timeout", 0, "time that a node has for its answer; 0: --interval, but at least 1s and at most 10s")
 	cmd.Flags().StringVar(&f.sort, "sort", "", "sort key, a column of the table; an unknown one lists them")
 	annotate(cmd, "sort", emptyAllowed) // the default of the view
 	cmd.Flags().BoolVar(&f.reverse, "reverse", false, "reverse the order")
@@ -106,6 +107,7 @@ func (f *topFlags) runs(cmd *cobra.Command, c *connection, w world) *cobra.Comma
 			return err
 		}
 		defer observed.close()
+		observed.answerTimeout = f.answerTimeout
 		if f.once {
 			f.count = 1
 		}
@@ -136,6 +138,9 @@ func (f *topFlags) state() (screen.State, error) {
 	}
 	if f.interval < topIntervalMin {
 		return screen.State{}, usagef("--interval %v: want at least %v", f.interval, topIntervalMin)
+	}
+	if f.answerTimeout < 0 {
+		return screen.State{}, usagef("--answer-timeout %v: must not be negative", f.answerTimeout)
 	}
 	if f.sort != "" && !slices.Contains(view.Keys(), f.sort) {
 		return screen.State{}, usagef("--sort %q: unknown key; want one of %s", f.sort, strings.Join(view.Keys(), ", "))

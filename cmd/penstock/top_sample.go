@@ -22,6 +22,8 @@ type observed struct {
 	started time.Time
 	// namespaces: samples have the namespaces too.
 	namespaces bool
+	// answerTimeout is the time that a node has for its answer. 0: it depends on the interval.
+	answerTimeout time.Duration
 }
 
 type observedNode struct {
@@ -56,8 +58,8 @@ func (o *observed) close() {
 	}
 }
 
-// A node has the length of the interval for its answer, but at least answerMin and at most
-// answerMax.
+// Without --answer-timeout, a node has the length of the interval for its answer, but at least
+// answerMin and at most answerMax.
 const (
 	answerMin = time.Second
 	answerMax = 10 * time.Second
@@ -66,7 +68,10 @@ const (
 // sample asks all nodes at once. A node that does not answer in time is in the sample with the
 // reason. The error is that of ctx.
 func (o *observed) sample(ctx context.Context, interval time.Duration) (top.Sample, error) {
-	within := min(max(interval, answerMin), answerMax)
+	within := o.answerTimeout
+	if within == 0 {
+		within = min(max(interval, answerMin), answerMax)
+	}
 	asked, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	s := top.Sample{At: time.Since(o.started), Nodes: make([]top.Node, len(o.nodes))}

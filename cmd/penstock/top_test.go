@@ -60,7 +60,7 @@ func startTop(t testing.TB, args ...string) *topLines {
 	out, print := io.Pipe()
 	code := make(chan int, 1)
 	go func() {
-		code <- run(ctx, world{in: strings.NewReader(""), out: print, err: io.Discard}, append(args, "--format", "json", "--interval", "100ms"))
+		code <- run(ctx, world{in: strings.NewReader(""), out: print, err: io.Discard}, append(args, "--format", "json", "--interval", "100ms", "--answer-timeout", "1m"))
 		print.Close()
 	}()
 	l := &topLines{t: t, lines: bufio.NewScanner(out)}
@@ -180,6 +180,10 @@ func TestTopWithANodeThatHangs(t *testing.T) {
 	if !strings.Contains(out, "no answer: timeout after 1s") || !strings.Contains(out, "\ntest") {
 		t.Errorf("top:\n%s", out)
 	}
+	out = s.run("top", "--once", "--interval", "100ms", "--answer-timeout", "100ms", "--server", silent.Addr().String()).out
+	if !strings.Contains(out, "no answer: timeout after 100ms") {
+		t.Errorf("top with --answer-timeout:\n%s", out)
+	}
 }
 
 // olderNode answers as a node without counters, uptime and live epochs. A real node is behind it.
@@ -230,7 +234,7 @@ func TestTopOfAnOlderNode(t *testing.T) {
 	defer older.Stop()
 	show := func(view string) []string {
 		t.Helper()
-		out := s.run("top", "--once", "--interval", "100ms", "--server", listener.Addr().String(), "--view", view).must(t)
+		out := s.run("top", "--once", "--interval", "100ms", "--answer-timeout", "1m", "--server", listener.Addr().String(), "--view", view).must(t)
 		lines := strings.Split(strings.TrimSpace(out), "\n")
 		return strings.Fields(lines[len(lines)-1])
 	}

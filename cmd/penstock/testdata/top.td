@@ -44,9 +44,9 @@ namespace chat: epoch 1 -> 2
 live: 2, 1
 
 fields
-ns top --once --interval 100ms
-top --view namespaces -n 2 --interval 100ms --sort old --limit 1
-top --view nics --once --interval 100ms
+ns top --once --interval 100ms --answer-timeout 1m
+top --view namespaces -n 2 --interval 100ms --answer-timeout 1m --sort old --limit 1
+top --view nics --once --interval 100ms --answer-timeout 1m
 ----
 ----
 NAMESPACE EPOCH CHANGED HIT USED QUOTA READS/s READ B/s WRITES/s WRITE B/s EVICT/s OLD LIVE TOKENS/s LEASES NODES
@@ -79,6 +79,7 @@ top --view racks
 top --interval 10ms
 top --once --count 3
 top --limit -1
+top --answer-timeout -1s
 top --server a:1,b:2,a:1
 top --server a
 top x
@@ -103,6 +104,9 @@ penstock: if any flags in the group [count once] are set none of the others can 
 Run 'penstock top --help' for usage.
 exit 2
 penstock: --limit -1: must not be negative
+Run 'penstock top --help' for usage.
+exit 2
+penstock: --answer-timeout -DURATION: must not be negative
 Run 'penstock top --help' for usage.
 exit 2
 penstock: --server: a:1 is listed twice
