@@ -190,7 +190,7 @@ func (n *node) close(ctx context.Context) error {
 }
 
 // candidate reads the configuration anew and checks the settings that a reload applies.
-func (n *node) candidate() (reload.Candidate, error) {
+func (n *node) candidate(ctx context.Context) (reload.Candidate, error) {
 	cfg, err := n.from.read()
 	if err != nil {
 		return reload.Candidate{}, err
@@ -211,7 +211,7 @@ func (n *node) candidate() (reload.Candidate, error) {
 	if err := n.storage.CheckLimits(limits); err != nil {
 		return reload.Candidate{}, fmt.Errorf("config: limits: %w: %w", err, config.ErrConfig)
 	}
-	ring, err := readVolumeKeys(context.Background(), cfg.Encryption, n.log)
+	ring, err := readVolumeKeys(ctx, cfg.Encryption, n.log)
 	if err != nil {
 		return reload.Candidate{}, err
 	}
