@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"context"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -48,6 +50,7 @@ func findIn(t *testing.T, dir string, wanted []byte) (names []string) {
 	return names
 }
 
+// keyUse returns the keys of a node, as "id blocks newest".
 func keyUse(t *testing.T, s *served) string {
 	t.Helper()
 	var all []string
@@ -245,5 +248,162 @@ func TestAdoptionOfEncryptedVolumes(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// encryptedStore runs a node a whose key is k1 until its namespace m has 4 blocks. It returns the shared
+// volume and the files of the prompt.
+func encryptedStore(t *testing.T, e *testetcd.Etcd) (volume, tokensFile, dataFile string) {
+	t.Helper()
+	dir := t.TempDir()
+	volume = dir + "/a"
+	s := startServed(t, "", sharedOf(e, "a", volume, "--encryption-keys-file", writeFile(t, dir, "keys", keysText("k1")))...)
+	awaitTrue(t, "node a serves", serving(t, s))
+	tokensFile, dataFile = prompt(t, s, dir, 4)
+	eventually(t, s, "block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile)
+	s.stop()
+	return volume, tokensFile, dataFile
+}
+
+// reloadRefused fails unless a reload is refused with the text.
+func reloadRefused(t *testing.T, s *served, want string) {
+	t.Helper()
+	if r := s.run("config", "reload"); r.code != exitFailed || !strings.Contains(r.err, "nothing was applied") || !strings.Contains(r.err, want) {
+		t.Errorf("reload: exit %d without %q\n%s%s", r.code, want, r.out, r.err)
+	}
+}
+
+// TestReloadOfAdoptedVolumes: a reload gives new keys to the adopted nodes too. It is refused as a whole, and
+// no node gets other keys, if an adopted node has blocks of a key that is missing. When the blocks' epoch
+// has ended, the key can be removed.
+func TestReloadOfAdoptedVolumes(t *testing.T) {
+	testkit.VerifyNone(t)
+	e, dir := testetcd.Start(t, 1), t.TempDir()
+	volume, tokensFile, dataFile := encryptedStore(t, e)
+	keys := writeFile(t, dir, "keys", keysText("k1"))
+	b := startServed(t, dir+"/b", slowLease(e, "b", "--encryption-keys-file", keys, "--cluster-adopt=false")...)
+	awaitTrue(t, "node b serves", serving(t, b))
+	eventually(t, b, "volume", "adopt", volume)
+	awaitTrue(t, "the adopted node serves", func() bool { return states(t, b) == "a:serving b:serving" })
+	_, addrs := adoptedBy(t, b)
+	guest := &served{t: t, ready: b.ready}
+	guest.ready.Listen = addrs[0]
+	want := func(own, adopted string) {
+		t.Helper()
+		if a, b := keyUse(t, b), keyUse(t, guest); a != own || b != adopted {
+			t.Errorf("keys of b: %s; of the adopted node: %s\nwant %s and %s", a, b, own, adopted)
+		}
+	}
+	want("k1 0 true", "k1 4 true")
+
+	writeFile(t, dir, "keys", keysText("k1", "k2"))
+	if out := guest.run("config", "reload").must(t); !strings.Contains(out, "nothing") {
+		t.Errorf("the adopted node reads keys itself:\n%s", out)
+	}
+	want("k1 0 true", "k1 4 true")
+	b.run("config", "reload").must(t)
+	want("k1 0 false, k2 0 true", "k1 4 false, k2 0 true")
+	writeFile(t, dir, "keys", keysText("k2", "k3"))
+	reloadRefused(t, b, "volumes adopted from node a: ")
+	reloadRefused(t, b, "4 blocks are encrypted with key k1")
+	want("k1 0 false, k2 0 true", "k1 4 false, k2 0 true")
+
+	fetchEventually(t, guest, dir, tokensFile, dataFile)
+	eventually(t, b, "ns", "bump-epoch", "m")
+	awaitTrue(t, "the blocks of the old epoch are dropped", func() bool { return keyUse(t, guest) == "k1 0 false, k2 0 true" })
+	eventually(t, guest, "block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile)
+	want("k1 0 false, k2 0 true", "k1 0 false, k2 4 true")
+	b.run("config", "reload").must(t)
+	want("k2 0 false, k3 0 true", "k2 4 false, k3 0 true")
+	fetchEventually(t, guest, dir, tokensFile, dataFile)
+}
+
+// TestReloadDuringAdoption: a node whose volumes are opened while a reload changes the keys is adopted with the
+// changed keys. If a key that it needs was removed meanwhile, it is not adopted.
+func TestReloadDuringAdoption(t *testing.T) {
+	testkit.VerifyNone(t)
+	e, dir := testetcd.Start(t, 1), t.TempDir()
+	volume, _, _ := encryptedStore(t, e)
+	writeFile(t, dir, "keys", keysText("k1"))
+	b := startServed(t, dir+"/b", slowLease(e, "b", "--encryption-keys-file", dir+"/keys", "--cluster-adopt=false")...)
+	awaitTrue(t, "node b serves", serving(t, b))
+	// adopt runs f when the opening of the volumes waits for the copy of their index.
+	adopt := func(fence int, f func()) result {
+		t.Helper()
+		pipe := fmt.Sprintf("%s/index-%08d/pipe", volume, fence)
+		if err := os.Remove(pipe); err != nil && !errors.Is(err, fs.ErrNotExist) { // a copy of an earlier pipe
+			t.Fatal(err)
+		}
+		if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan result, 1)
+		go func() { ended <- b.run("volume", "adopt", volume, "--timeout", "0") }()
+		var writer *os.File
+		awaitTrue(t, "the index is copied", func() (ok bool) {
+			var err error
+			writer, err = os.OpenFile(pipe, os.O_WRONLY|syscall.O_NONBLOCK, 0)
+			return err == nil
+		})
+		f()
+		if err := writer.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return <-ended
+	}
+	reload := func(ids ...string) {
+		t.Helper()
+		writeFile(t, dir, "keys", keysText(ids...))
+		b.run("config", "reload").must(t)
+	}
+	r := adopt(1, func() {
+		reload("k1", "k2")
+		reload("k2")
+	})
+	if names, _ := adoptedBy(t, b); r.code == exitOK || !strings.Contains(r.err, "key k1 encrypts new blocks") || len(names) > 0 {
+		t.Errorf("without a key of the blocks: exit %d, adopted %q\n%s%s", r.code, names, r.out, r.err)
+	}
+	reload("k1", "k2")
+	adopt(2, func() { reload("k1", "k2", "k3") }).must(t)
+	_, addrs := adoptedBy(t, b)
+	guest := &served{t: t, ready: b.ready}
+	guest.ready.Listen = addrs[0]
+	awaitTrue(t, "the adopted node serves", func() bool { return states(t, b) == "a:serving b:serving" })
+	if got := keyUse(t, guest); got != "k1 4 false, k2 0 false, k3 0 true" {
+		t.Errorf("keys of the adopted node: %s", got)
+	}
+}
+
+// TestGuestWithoutNewKeys: an adopted node whose volumes fail while it gets new keys is given up, and the
+// reload is applied. Its volumes can be adopted again, with the new keys.
+func TestGuestWithoutNewKeys(t *testing.T) {
+	testkit.VerifyNone(t)
+	e, dir := testetcd.Start(t, 1), t.TempDir()
+	keys := writeFile(t, dir, "keys", keysText("k1"))
+	own := memberConfig(e, "a", "")
+	own.Data, own.SharedData, own.Encryption.KeysFile = nil, []string{dir + "/a"}, keys
+	t.Run("node a", func(t *testing.T) { openMember(t, own) })
+	cfg := memberConfig(e, "b", dir+"/b")
+	cfg.Encryption.KeysFile = keys
+	b := openMember(t, cfg)
+	if _, err := b.adopter.Adopt(t.Context(), dir+"/a", false); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.adopter.serving()[0].node.volumes[0].Device.Close(); err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, dir, "keys", keysText("k1", "k2"))
+	if changes, err := b.live.reloader.Reload(t.Context()); err != nil || len(changes) != 1 {
+		t.Fatalf("reload: %v, %v", changes, err)
+	}
+	awaitTrue(t, "the adopted node is given up", func() bool { return len(guests(b)) == 0 })
+	awaitTrue(t, "the volumes are adopted again", func() bool {
+		_, err := b.adopter.Adopt(t.Context(), dir+"/a", false)
+		return err == nil
+	})
+	for _, n := range []*node{b, b.adopter.serving()[0].node} {
+		if use := n.storage.KeyUse(); len(use) != 2 || !use[1].Newest || use[1].ID != "k2" {
+			t.Errorf("keys of node %s: %+v", n.cfg.Node, use)
+		}
 	}
 }

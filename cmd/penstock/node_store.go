@@ -61,7 +61,7 @@ func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstor
 		FreeFloorBytes:    int64(n.cfg.FreeFloor),
 		Prewrite:          n.cfg.Prewrite,
 		Health:            health.Options{HungAfter: n.cfg.Limits.HungAfter.Std()},
-		Keys:              n.keys,
+		Keys:              n.openKeys,
 		Alloc:             scratchFrom(memory),
 		Logger:            n.log,
 	}
