@@ -111,7 +111,10 @@ func (v *volume) loadKeys(ring *crypt.Keyring) error {
 	if err != nil {
 		return fmt.Errorf("blockstore: volume %s: %w", v.dev.Info().Path, err)
 	}
-	if len(p) > 0 && ring == nil {
+	switch {
+	case len(p) > 0 && v.plain:
+		return fmt.Errorf("blockstore: volume %s is encrypted, its newest key is %v, and encryption.plain_volumes names it: remove it from that setting, or begin with an empty directory: %w", v.dev.Info().Path, p[len(p)-1].ID, ErrKey)
+	case len(p) > 0 && ring == nil:
 		return fmt.Errorf("blockstore: volume %s is encrypted, its newest key is %v: give the keys of the node: %w", v.dev.Info().Path, p[len(p)-1].ID, ErrKey)
 	}
 	v.periods.Store(&p)
@@ -287,7 +290,7 @@ func (v *volume) nextPeriods(ring *crypt.Keyring, rotated bool, boot uint32) (pe
 	if err == nil {
 		p, err = p.without(slots)
 	}
-	if err == nil && rotated {
+	if err == nil && rotated && !v.plain {
 		p, err = p.begin(ring.Newest(), boot)
 	}
 	if err != nil {
@@ -477,10 +480,10 @@ func (v *volume) sealSlot(key *crypt.Key, h *ondisk.SlotHeader, plain, dst []byt
 	return err
 }
 
-// writeKey returns the key that encrypts a new slot, nil if the store is not encrypted. It fails if the
+// writeKey returns the key that encrypts a new slot, nil if the volume is not encrypted. It fails if the
 // slot was reserved so long ago that its key was removed since.
 func (s *Store) writeKey(v *volume, g kv.Generation) (*crypt.Key, error) {
-	if s.opts.Keys == nil {
+	if s.opts.Keys == nil || v.plain {
 		return nil, nil
 	}
 	if p := v.keyPeriods().of(g); p != nil && p.key != nil {

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -406,4 +407,148 @@ func TestGuestWithoutNewKeys(t *testing.T) {
 			t.Errorf("keys of node %s: %+v", n.cfg.Node, use)
 		}
 	}
+}
+
+// TestKeysCommandHangsAtReload: while the command of a reload hangs, the node answers config diff and status. When
+// the caller of the reload leaves, the command is ended, nothing changes, and the next reload is applied.
+func TestKeysCommandHangsAtReload(t *testing.T) {
+	dir := t.TempDir()
+	writeFile(t, dir, "keys", keysText("k1"))
+	// The first run after the file armed exists removes it and waits for a writer of the pipe.
+	if err := syscall.Mkfifo(dir+"/pipe", 0o600); err != nil {
+		t.Fatal(err)
+	}
+	script := writeFile(t, dir, "command", fmt.Appendf(nil, "#!/bin/sh\ncd %s\nif rm armed 2>/dev/null; then exec cat pipe; fi\nexec cat keys\n", dir))
+	s := startServed(t, dir+"/volume", "--encryption-keys-command", "sh,"+script, "--encryption-keys-timeout", "1h")
+	writeFile(t, dir, "keys", keysText("k1", "k2"))
+	armed := writeFile(t, dir, "armed", nil)
+	ctx, leave := context.WithCancel(t.Context())
+	ended := make(chan result, 1)
+	go func() {
+		ended <- penstockIn(ctx, "", nil, "config", "reload", "--server", s.ready.Listen, "--timeout", "0")
+	}()
+	awaitTrue(t, "the command runs", func() bool {
+		_, err := os.Stat(armed)
+		return errors.Is(err, fs.ErrNotExist)
+	})
+	if r := s.run("config", "diff"); !strings.Contains(r.out, "the newest is k2") {
+		t.Errorf("diff: %s%s", r.out, r.err)
+	}
+	if got := keyUse(t, s); got != "k1 0 true" {
+		t.Errorf("keys during the reload: %s", got)
+	}
+	leave()
+	if r := <-ended; r.code == exitOK {
+		t.Errorf("the reload that its caller left: %s", r.out)
+	}
+	if out := s.run("config", "reload").must(t); !strings.Contains(out, "the newest is k2") {
+		t.Errorf("reload: %s", out)
+	}
+	if got := keyUse(t, s); got != "k1 0 false, k2 0 true" {
+		t.Errorf("keys after the reload: %s", got)
+	}
+	if strings.Count(s.log.String(), "the configuration was not reloaded") != 1 {
+		t.Errorf("the log does not have one refused reload:\n%s", s.log)
+	}
+}
+
+// TestPlainVolumes: a volume in encryption.plain_volumes has plain blocks, beside an encrypted volume; volume list
+// shows both. An encrypted volume in the list is refused, and a plain volume that is not in the list is
+// encrypted from the next start on.
+func TestPlainVolumes(t *testing.T) {
+	dir := t.TempDir()
+	keys := writeFile(t, dir, "keys", keysText("k1"))
+	args := []string{"--data", dir + "/open", "--encryption-keys-file", keys}
+	s := startServed(t, dir+"/sealed", append(args, "--encryption-plain-volumes", dir+"/open")...)
+	prompt(t, s, dir, 1)
+	// fetch fails the test unless each sequence of one block is returned as it was put.
+	sequences := 0
+	fetch := func() {
+		t.Helper()
+		for i := range sequences {
+			name := fmt.Sprint(dir, "/", i)
+			fetchSame(t, s, dir, name+".tokens", name+".data")
+		}
+	}
+	for used := 0; used < 2; sequences++ {
+		tokensFile := writeFile(t, dir, fmt.Sprint(sequences, ".tokens"), tokens(1000*sequences, 4))
+		dataFile := writeFile(t, dir, fmt.Sprint(sequences, ".data"), bytesOf(byte(sequences), 8192))
+		s.run("block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile).must(t)
+		used = 0
+		for _, v := range decode[struct{ Volumes []*pb.VolumeStatus }](t, s.run("volume", "list", "--format", "json")).Volumes {
+			if v.Blocks > 0 {
+				used++
+			}
+		}
+	}
+	fetch()
+	list := s.run("volume", "list").must(t)
+	for _, want := range []string{"/sealed: new blocks are encrypted with key k1", "/open: new blocks are not encrypted"} {
+		if !strings.Contains(list, dir+want) {
+			t.Errorf("no line %q in\n%s", want, list)
+		}
+	}
+	s.stop()
+	plain := 0
+	for i := range sequences {
+		for _, name := range findIn(t, dir, bytesOf(byte(i), 8192)[:32]) {
+			switch {
+			case strings.HasPrefix(name, dir+"/sealed"):
+				t.Errorf("block %d is in %s in plain", i, name)
+			case strings.HasPrefix(name, dir+"/open"):
+				plain++
+			}
+		}
+	}
+	if plain == 0 || plain == sequences {
+		t.Errorf("%d of %d blocks are plain; want a part of them", plain, sequences)
+	}
+	for _, c := range []struct{ volume, want string }{
+		{dir + "/sealed", "is encrypted, its newest key is k1, and encryption.plain_volumes names it: remove it"},
+		{dir + "/other", "is not in data or shared_data"},
+	} {
+		if r := penstock(t, "", nil, append(small(dir+"/sealed"), append(args, "--encryption-plain-volumes", c.volume)...)...); r.code == exitOK || !strings.Contains(r.err, c.want) {
+			t.Errorf("%s: exit %d without %q\n%s", c.volume, r.code, c.want, r.err)
+		}
+	}
+	s = startServed(t, dir+"/sealed", args...)
+	fetch()
+	if list := s.run("volume", "list").must(t); !strings.Contains(list, "/open: new blocks are encrypted with key k1") {
+		t.Errorf("the volume is not encrypted:\n%s", list)
+	}
+	if got, want := keyUse(t, s), fmt.Sprintf(" %d false, k1 %d true", plain, sequences-plain); got != want {
+		t.Errorf("keys: %s, want %s", got, want)
+	}
+}
+
+// TestAdoptionOfPlainVolumes: an adopted node with keys does not encrypt a volume that its own node leaves plain.
+func TestAdoptionOfPlainVolumes(t *testing.T) {
+	testkit.VerifyNone(t)
+	e, dir := testetcd.Start(t, 1), t.TempDir()
+	own := memberConfig(e, "a", "")
+	own.Data, own.SharedData = nil, []string{dir + "/a", dir + "/b"}
+	own.Encryption.KeysFile, own.Encryption.PlainVolumes = writeFile(t, dir, "keys", keysText("k1")), []string{dir + "/b"}
+	t.Run("node a", func(t *testing.T) { openMember(t, own) })
+	cfg := memberConfig(e, "b", dir+"/own")
+	cfg.Data = append(cfg.Data, dir+"/own2")
+	cfg.Encryption = own.Encryption
+	cfg.Encryption.PlainVolumes = []string{dir + "/own2"}
+	b := openMember(t, cfg)
+	if _, err := b.adopter.Adopt(t.Context(), dir+"/a", false); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []*node{b, b.adopter.serving()[0].node} {
+		var keys []string
+		for _, v := range n.storage.Volumes() {
+			keys = append(keys, v.Key)
+		}
+		if !slices.Equal(keys, []string{"k1", ""}) {
+			t.Errorf("keys of the volumes of node %s: %q", n.cfg.Node, keys)
+		}
+	}
+	t.Run("node a again", func(t *testing.T) {
+		if n := openMember(t, own); n.storage.Volumes()[1].Key != "" {
+			t.Error("the plain volume is encrypted")
+		}
+	})
 }

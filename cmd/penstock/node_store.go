@@ -65,6 +65,11 @@ func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstor
 		Alloc:             scratchFrom(memory),
 		Logger:            n.log,
 	}
+	if n.openKeys != nil && n.adoptedBy == "" {
+		for _, dir := range n.cfg.Dirs() {
+			options.Plain = append(options.Plain, slices.Contains(n.cfg.Encryption.PlainVolumes, dir))
+		}
+	}
 	if n.owner != nil {
 		options.Owner, options.SharedOnly = n.owner, n.adoptedBy != ""
 		options.Local = make([]bool, len(devices))
