@@ -39,6 +39,12 @@ type keysInUse struct {
 	from config.Encryption
 }
 
+// setKeysWithin limits the time in which a store takes new keys. It is longer than the time after which a volume that
+// hangs has failed.
+func setKeysWithin(ctx context.Context, cfg config.Config) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, 3*cfg.Limits.HungAfter.Std())
+}
+
 // openVolumeKeys reads the keys of a process that starts.
 func openVolumeKeys(ctx context.Context, c config.Encryption, log *slog.Logger) (*volumeKeys, error) {
 	ring, err := readVolumeKeys(ctx, c, log)
@@ -87,6 +93,8 @@ func (k *volumeKeys) addGuest(ctx context.Context, guest *node, add func()) erro
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if ring := k.current.Load().ring; ring != nil && !ring.Equal(guest.openKeys) {
+		ctx, cancel := setKeysWithin(ctx, guest.cfg)
+		defer cancel()
 		if err := guest.storage.SetKeys(ctx, ring); err != nil {
 			return fmt.Errorf("encryption keys that a reload has changed: %w", err)
 		}

@@ -229,8 +229,7 @@ func (n *node) candidate(ctx context.Context) (reload.Candidate, error) {
 	}
 	candidate.Files = keyChanges(*n.keys.current.Load(), keysInUse{ring, cfg.Encryption})
 	candidate.Prepare = func() error {
-		// The time limit is longer than the time after which a volume that hangs has failed.
-		ctx, cancel := context.WithTimeout(context.Background(), 3*cfg.Limits.HungAfter.Std())
+		ctx, cancel := setKeysWithin(context.Background(), cfg)
 		defer cancel()
 		return n.setKeys(ctx, keysInUse{ring, cfg.Encryption})
 	}
