@@ -13,7 +13,6 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -32,7 +31,6 @@ import (
 type clock struct {
 	pid    int
 	offset int64 // address in the process
-	jumped atomic.Int64
 }
 
 // clocks reports whether startClocked has machine code for this processor.
@@ -159,14 +157,13 @@ func (c *clock) write(at int64, b []byte) error {
 
 // jump sets the difference between the wall clock of the process and that of the kernel, in whole seconds.
 func (c *clock) jump(offset time.Duration) error {
-	c.jumped.Store(int64(offset))
 	return c.write(c.offset, binary.LittleEndian.AppendUint64(nil, uint64(int64(offset/time.Second))))
 }
 
 // TestClock: the wall clock of a process jumps, and its monotonic clock does not.
 func TestClock(t *testing.T) {
 	if os.Getenv("PENSTOCK_CLOCK_CHILD") != "" {
-		tellTime(os.Stdin, os.Stdout)
+		writeTimes(os.Stdin, os.Stdout)
 		return
 	}
 	if !clocks {
@@ -215,9 +212,9 @@ func TestClock(t *testing.T) {
 	}
 }
 
-// tellTime writes, for each line that it reads, the wall clock and the time that has passed by the
+// writeTimes writes, for each line that it reads, the wall clock and the time that has passed by the
 // monotonic clock.
-func tellTime(in io.Reader, out io.Writer) {
+func writeTimes(in io.Reader, out io.Writer) {
 	began := time.Now()
 	for lines := bufio.NewScanner(in); lines.Scan(); {
 		fmt.Fprintln(out, time.Now().Unix(), time.Since(began))

@@ -53,6 +53,9 @@ type cluster struct {
 	began  time.Time
 	events []string
 
+	planners []*planner
+	requests *requests
+
 	// mu guards the changes of nodes, and turn, the number of calls of next. The test's goroutine reads
 	// nodes without it.
 	mu    sync.Mutex
@@ -97,6 +100,14 @@ func TestRounds(t *testing.T) {
 	}
 	c.load.start(ctx, *roundsSeed, seeds, c.await)
 	c.began = c.load.began
+	var addrs []string
+	for i := range 2 {
+		p := newPlanner(t, binary, c.dir, fmt.Sprintf("p%d", i+1), c.etcd.Endpoints)
+		c.planners, addrs = append(c.planners, p), append(addrs, p.addr)
+	}
+	c.requests = c.load.startRequests(*roundsSeed, seeds, strings.Join(addrs, ","))
+	c.leads(0)
+	c.planned("at the start")
 	c.served("at the start", c.load.spaces...)
 	r := &report{dir: *roundsOut, load: c.load}
 	for i, f := range c.faults(*roundsCount) {
@@ -105,13 +116,13 @@ func TestRounds(t *testing.T) {
 	end()
 	c.load.close()
 	c.load.closers = nil
-	for _, n := range c.nodes {
-		if err := n.stop(); err != nil {
+	for _, p := range c.processes() {
+		if err := p.stop(); err != nil {
 			t.Error(err)
 		}
 	}
-	t.Logf("seed %d, %d rounds in %v: %d blocks compared, %d wrong; %d epochs, %d requests of old or newest epochs, %d answers of an old epoch\n%s",
-		*roundsSeed, *roundsCount, time.Since(c.began).Round(time.Second), c.load.blocks.Load(), c.load.wrong.Load(), c.load.bumps.Load(), c.load.tooOld.Load(), c.load.old.Load(), r.table())
+	t.Logf("seed %d, %d rounds in %v: %d blocks compared, %d wrong; %d epochs, %d requests of old or newest epochs, %d answers of an old epoch\n%v\n%s",
+		*roundsSeed, *roundsCount, time.Since(c.began).Round(time.Second), c.load.blocks.Load(), c.load.wrong.Load(), c.load.bumps.Load(), c.load.tooOld.Load(), c.load.old.Load(), c.requests, r.table())
 	if err := r.write(*roundsSeed, c.events); err != nil {
 		t.Error(err)
 	}
@@ -127,13 +138,24 @@ func (c *cluster) explain() {
 	if c.load != nil {
 		c.t.Logf("violations:\n%s", strings.Join(c.load.violations(), "\n"))
 	}
-	for _, n := range c.nodes {
-		log, err := os.ReadFile(n.logFile())
+	for _, p := range c.processes() {
+		log, err := os.ReadFile(p.logFile)
 		if err != nil {
 			c.t.Log(err)
 		}
-		c.t.Logf("log of node %s, its end:\n%s", n.name, log[max(0, len(log)-4096):])
+		c.t.Logf("log of %s, its end:\n%s", p.name, log[max(0, len(log)-4096):])
 	}
+}
+
+// processes returns the nodes and the planners.
+func (c *cluster) processes() (all []*process) {
+	for _, n := range c.nodes {
+		all = append(all, &n.process)
+	}
+	for _, p := range c.planners {
+		all = append(all, &p.process)
+	}
+	return all
 }
 
 // event records a step of a round.
@@ -158,9 +180,9 @@ func (c *cluster) await(what string, ok func() bool) {
 			}
 			c.t.Fatalf("not reached: %s\n%s", what, &stacks)
 		}
-		for _, n := range c.nodes {
-			if !n.down && !n.running() {
-				c.t.Fatalf("node %s has ended: %v", n.name, n.err)
+		for _, p := range c.processes() {
+			if !p.down && !p.running() {
+				c.t.Fatalf("%s has ended: %v", p.name, p.err)
 			}
 		}
 		c.sound()
@@ -172,7 +194,7 @@ func (c *cluster) await(what string, ok func() bool) {
 func (c *cluster) sound() {
 	c.t.Helper()
 	if c.load != nil && len(c.load.violations()) > 0 {
-		c.t.Fatalf("%d wrong blocks, %d answers of an old epoch, or unexpected errors", c.load.wrong.Load(), c.load.old.Load())
+		c.t.Fatalf("%d wrong blocks, %d answers of an old epoch, or lost requests or unexpected errors", c.load.wrong.Load(), c.load.old.Load())
 	}
 }
 
@@ -298,6 +320,8 @@ func (c *cluster) round(i int, f fault, r *report) {
 	detail := f.do(c)
 	c.awaitMembers()
 	c.bumped("after the fault")
+	c.leads(0)
+	c.planned("after the fault")
 	c.served("after the fault", c.load.spaces...)
 	r.add(f.name, detail, began, time.Since(c.load.began), before)
 }
