@@ -295,16 +295,17 @@ func (c *cluster) restartNodes() string {
 	return "by the plan"
 }
 
-// jumpClock changes the wall clock of a node by hours to years, forwards or backwards, and corrects it later.
-// Meanwhile the node serves, is cut off from etcd for longer than its lease, or is started again. In other
-// rounds the clock is that of the planner that leads.
+// jumpClock changes the wall clock of a node by hours to two years, forwards or backwards, and corrects it
+// later. Meanwhile the node serves, is cut off from etcd for longer than its lease, or is started again. In
+// other rounds the clock is that of the planner that leads.
 func (c *cluster) jumpClock() string {
 	ahead := time.Hour + time.Duration(c.rng.Int64N(int64(2*365*24*time.Hour)))
-	if c.coin() {
+	n, what := c.victim(), c.rng.IntN(4)
+	// A node that measured its lease by this clock would serve for hours without etcd if the clock goes back.
+	if c.coin() || what == 1 {
 		ahead = -ahead
 	}
 	ahead = ahead.Truncate(time.Second)
-	n, what := c.victim(), c.rng.IntN(4)
 	if what == 0 {
 		p, term := c.leads(0)
 		p.jump(ahead)
