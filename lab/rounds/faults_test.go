@@ -21,6 +21,9 @@ type fault struct {
 	do   func(*cluster) (detail string)
 }
 
+// restarts is the name of the fault that restarts all nodes.
+const restarts = "nodes restarted"
+
 // faults returns the faults of n rounds: all kinds in a random order, and then again in another order.
 func (c *cluster) faults(n int) (all []fault) {
 	kinds := []fault{
@@ -31,7 +34,7 @@ func (c *cluster) faults(n int) (all []fault) {
 		{"node replaced", (*cluster).replaceNode},
 		{"node joins or leaves", (*cluster).joinOrLeave},
 		{"node removed", (*cluster).removeNode},
-		{"nodes restarted", (*cluster).restartNodes},
+		{restarts, (*cluster).restartNodes},
 		{"planner killed", (*cluster).killPlanner},
 		{"clock jumps", (*cluster).jumpClock},
 		{"etcd member killed", (*cluster).killEtcdMember},

@@ -26,7 +26,8 @@ var (
 	roundsSeed   = flag.Uint64("rounds.seed", 1, "seed of TestRounds")
 	roundsCount  = flag.Int("rounds.count", 6, "number of rounds of TestRounds")
 	roundsFaults = flag.String("rounds.faults", "", "regular expression of the faults that TestRounds makes; empty: all")
-	roundsOut    = flag.String("rounds.out", "", "directory for the hit rates of TestRounds; empty: they are not written")
+	roundsSettle = flag.Int("rounds.settle", proof, "number of hits in each namespace that TestRounds awaits at the start and after each fault")
+	roundsOut    = flag.String("rounds.out", "", "directory for the table and the pictures of TestRounds; empty: they are not written")
 	roundsBinary = flag.String("rounds.binary", "", "the program penstock that TestRounds runs; empty: it is built")
 )
 
@@ -108,7 +109,7 @@ func TestRounds(t *testing.T) {
 	c.requests = c.load.startRequests(*roundsSeed, seeds, strings.Join(addrs, ","))
 	c.leads(0)
 	c.planned("at the start")
-	c.served("at the start", c.load.spaces...)
+	c.grow("hits at the start", hit, int64(*roundsSettle), c.load.spaces...)
 	r := &report{dir: *roundsOut, load: c.load}
 	for i, f := range c.faults(*roundsCount) {
 		c.round(i, f, r)
@@ -322,6 +323,6 @@ func (c *cluster) round(i int, f fault, r *report) {
 	c.bumped("after the fault")
 	c.leads(0)
 	c.planned("after the fault")
-	c.served("after the fault", c.load.spaces...)
+	c.grow("hits after the fault", hit, int64(*roundsSettle), c.load.spaces...)
 	r.add(f.name, detail, began, time.Since(c.load.began), before)
 }
