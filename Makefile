@@ -152,6 +152,10 @@ bench-verbs: build ## the verbs provider against ib_write_bw in the guest, ten m
 		"penstock-verbs bench rdma --provider verbs --rounds 3 --only '$(RDMA_ROWS)' --data /tmp --save /out/rdma-verbs.json"
 	bin/penstock bench report bench/rdma-verbs.json
 
+.PHONY: bench-hot
+bench-hot: build ## the throughput of one prefix with and without copies on further nodes (docs/benchmarks/hot-prefixes.md); three minutes; needs root and etcd-server
+	go test -count=1 -v -timeout 10m -run 'TestHot$$' ./lab/hot -hot.binary=$(CURDIR)/bin/penstock -hot.rounds=5
+
 .PHONY: scale
 scale: ## 200 members and 100,000 namespaces against a real etcd, and the rebalance of 1,000 nodes (docs/benchmarks/cluster-scale.md); an hour; needs etcd-server
 	PENSTOCK_SCALE=200,1000 go test -count=1 -v -timeout 1h -run 'TestCluster$$' ./lab/scale
