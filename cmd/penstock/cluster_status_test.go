@@ -112,8 +112,8 @@ func TestPrintMembers(t *testing.T) {
 	_ = tab.Flush()
 	got := strings.Join(strings.Fields(b.String()), " ")
 	for _, want := range []string{
-		"n0 serving b 1 TiB 256 GiB - - 0", "n1 serving a 1 TiB 256 GiB 1 of 2 ok 1 of 2 up, 400 Gbit/s 0",
-		"n3 down b 1 TiB 256 GiB 2 ok - 0 1970-01-01T00:01:00Z", "n4 down 0 B 0 B - - 0 after 1970-01-01T00:00:50Z",
+		"n0 serving b 1.0 TiB 256 GiB - - 0", "n1 serving a 1.0 TiB 256 GiB 1 of 2 ok 1 of 2 up, 400 Gbit/s 0",
+		"n3 down b 1.0 TiB 256 GiB 2 ok - 0 1970-01-01T00:01:00Z", "n4 down 0 B 0 B - - 0 after 1970-01-01T00:00:50Z",
 		"n3: it had 70,000 blocks, 256 GiB, and 2 leases and pins on /c, /d", "n4: it had 0 blocks, 0 B, and 0 leases and pins; drained",
 		"n1 /b failed 0 B 0 B 0 EIO", "n1 eth1 10.0.1.1:7421 down 400 Gbit/s",
 	} {
