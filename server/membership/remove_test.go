@@ -208,6 +208,10 @@ func TestRecordsEnd(t *testing.T) {
 	_, err := etcd.Put(r.ctx, fmt.Sprintf("/penstock/removed/%p", gone[0].store), fmt.Sprintf(`{"version":1,"name":"old","since":%q}`, time.Now().Add(-25*time.Hour).Format(time.RFC3339)))
 	r.must(err)
 	other := r.join("other") // with other volumes
+	// The record of older volumes of the last node has the highest key, so it is deleted after all others.
+	const end = "/penstock/nodes/~"
+	_, err = etcd.Put(r.ctx, end, `{"name":"last","store":"~","state":"serving"}`)
+	r.must(err)
 	last := r.join("last")
 	last.leave()
 	has := func(n *node) bool {
@@ -215,7 +219,11 @@ func TestRecordsEnd(t *testing.T) {
 		r.must(err)
 		return len(resp.Kvs) == 1
 	}
-	r.await("the records are deleted", func() bool { return !has(gone[0]) && !has(gone[3]) })
+	r.await("the records are deleted", func() bool {
+		resp, err := etcd.Get(r.ctx, end)
+		r.must(err)
+		return len(resp.Kvs) == 0 && !has(gone[0]) && !has(gone[3])
+	})
 	for _, n := range []*node{a, gone[1], gone[2], other, last} {
 		if !has(n) {
 			t.Errorf("the record %s is deleted", key(n))
