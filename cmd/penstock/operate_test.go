@@ -417,7 +417,7 @@ func TestRunbooks(t *testing.T) {
 			o.hosts["n2"].systemctl(t, "kill")
 			awaitTrue(t, "the lease of the killed node has ended", func() bool {
 				out, _ := o.do("n1", "penstock cluster members")
-				return !strings.Contains(out, "n2")
+				return regexp.MustCompile(`(?m)^n2 +down .* 20\d\d-\S+Z +n2`).MatchString(out) && !strings.Contains(out, " after ")
 			})
 			// The page has no bump, because a reader would lose the blocks of the model. One happens while the
 			// node is down.

@@ -345,9 +345,16 @@ func (f *feed[T]) get(ctx context.Context, now time.Time, interval time.Duration
 type overviewView struct {
 	Overview
 	Faults []Fault
+	// RemoteVolumes are rows of the volumes of other nodes, and RemoteVolumesAll is the number of all.
+	RemoteVolumes    []remoteVolume
+	RemoteVolumesAll int
 }
 
 func (c *Console) viewOverview(ctx context.Context, _ url.Values) (any, string) {
 	o := c.overview.get(ctx, c.opts.Now(), c.opts.Interval)
-	return overviewView{o, o.Faults()}, o.summary()
+	v := overviewView{Overview: o, Faults: o.Faults()}
+	if o.Cluster != nil {
+		v.RemoteVolumes, v.RemoteVolumesAll = o.Cluster.remoteVolumes(remoteVolumesShown)
+	}
+	return v, o.summary()
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -39,6 +40,8 @@ type Options struct {
 	Member Member
 	// Usage returns the use of the store. Nil: it is zero.
 	Usage func() Usage
+	// Details returns the NICs, volumes and hot prefixes of the node. Nil: it has none.
+	Details func() Details
 	// Held, if not nil, returns an error while the process may not own the node's shared volumes
 	// (Owner.Held). Admit then refuses: another process may serve the volumes under the node's name.
 	Held func() error
@@ -68,6 +71,9 @@ func (o *Options) EnsureDefaults() {
 	}
 	if o.Copies == nil {
 		o.Copies = func() Copies { return Copies{} }
+	}
+	if o.Details == nil {
+		o.Details = func() Details { return Details{} }
 	}
 	if o.Usage == nil {
 		o.Usage = func() Usage { return Usage{} }
@@ -331,17 +337,34 @@ type Listing struct {
 	Removed []string
 	// LastFill is the end of the last order to fill members that has ended; nil: none has.
 	LastFill *FillEnd
+	// Details are those of the members, by name, as of their last records. Down are the records of the nodes that
+	// have joined and are neither members nor removed, sorted by name. Both are nil in the result of List.
+	Details map[string]Details
+	Down    []NodeRecord
 }
 
 // List returns the state of the members, as of one revision of etcd.
-func (c *Cluster) List(ctx context.Context) (list Listing, err error) {
-	resp, err := c.do(ctx, clientv3.OpTxn(nil, []clientv3.Op{
+func (c *Cluster) List(ctx context.Context) (Listing, error) {
+	return c.list(ctx, false)
+}
+
+// ListNodes is List with the details of the members, and with the nodes that are down.
+func (c *Cluster) ListNodes(ctx context.Context) (Listing, error) {
+	return c.list(ctx, true)
+}
+
+func (c *Cluster) list(ctx context.Context, nodes bool) (list Listing, err error) {
+	reads := []clientv3.Op{
 		clientv3.OpGet(c.drainsPrefix(), clientv3.WithPrefix()),
 		clientv3.OpGet(c.membersPrefix(), clientv3.WithPrefix()),
 		clientv3.OpGet(c.removedPrefix(), clientv3.WithPrefix()),
 		clientv3.OpGet(c.fillsPrefix(), clientv3.WithPrefix()),
 		clientv3.OpGet(c.fillEndKey()),
-	}, nil))
+	}
+	if nodes {
+		reads = append(reads, clientv3.OpGet(c.nodesPrefix(), clientv3.WithPrefix()))
+	}
+	resp, err := c.do(ctx, clientv3.OpTxn(nil, reads, nil))
 	if err != nil {
 		return Listing{}, err
 	}
@@ -379,13 +402,28 @@ func (c *Cluster) List(ctx context.Context) (list Listing, err error) {
 			m.State = Draining
 		}
 		m.Filling = filling[m.Name]
-		if d == nil {
-			d = fill
-		}
-		if d == nil || m.Move.Order != d.ID() {
-			m.Move = Move{} // the copies of an earlier order
-		}
+		m.Move = m.Move.of(d, fill)
 		list.Members = append(list.Members, m)
+	}
+	if nodes {
+		records, err := newest(read(5))
+		if err != nil {
+			return Listing{}, err
+		}
+		list.Details = make(map[string]Details, len(list.Members))
+		for _, m := range list.Members {
+			if r := records[m.Name]; r.Store == m.Store {
+				list.Details[m.Name] = r.Details
+			}
+			delete(records, m.Name)
+		}
+		for name, r := range records {
+			if !removals[r.Store] {
+				r.Move = r.Move.of(draining[name], nil)
+				list.Down = append(list.Down, r.NodeRecord)
+			}
+		}
+		slices.SortFunc(list.Down, func(a, b NodeRecord) int { return strings.Compare(a.Name, b.Name) })
 	}
 	for _, kv := range read(4) {
 		if list.LastFill, err = decodeFillEnd(kv); err != nil {
