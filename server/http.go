@@ -11,12 +11,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"google.golang.org/grpc"
+
+	"github.com/penstock-kv/penstock/internal/webmux"
 )
 
 // commonRoutes are /metrics, /healthz (alias /health) and, for callers on this machine only,
 // /debug/pprof.
-func commonRoutes(registry *prometheus.Registry) *http.ServeMux {
-	mux := http.NewServeMux()
+func commonRoutes(registry *prometheus.Registry) *webmux.Mux {
+	mux := new(webmux.Mux)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}))
 	mux.HandleFunc("GET /healthz", healthz)
 	mux.HandleFunc("GET /health", healthz)
@@ -56,7 +58,7 @@ func serveWeb(s *http.Server, web net.Listener) []func() error {
 }
 
 // routes are commonRoutes, /metrics/summary, /readyz and the console.
-func (s *Server) routes() http.Handler {
+func (s *Server) routes() *webmux.Mux {
 	mux := commonRoutes(s.opts.Registry)
 	mux.HandleFunc("GET /metrics/summary", s.summary)
 	mux.HandleFunc("GET /readyz", s.readyz)
