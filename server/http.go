@@ -72,7 +72,7 @@ func healthz(w http.ResponseWriter, _ *http.Request) {
 }
 
 // readyz responds 200 if clients should send traffic to the node, and 503 otherwise
-// (storage.Node.Ready, Cluster.Admit, no roles document from etcd). The body has the reason and the state of each
+// (storage.Node.Ready, Cluster.Admit, no roles document from etcd or an outdated one). The body has the reason and the state of each
 // volume. With roles only callers with the role operate get these, because they have paths of the node.
 func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	state, reason := s.node.WriteState()
@@ -85,6 +85,10 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	}
 	if policy := s.guard.roles.current(); err == nil && policy != nil && policy.Principals() == 0 {
 		state, err = "no_roles", errors.New("there is no roles document from etcd, so every call is refused")
+	} else if err == nil && policy != nil {
+		if err = outdated(policy, false); err != nil {
+			state = "no_roles"
+		}
 	}
 	if err != nil {
 		reason = err.Error()
