@@ -332,7 +332,7 @@ func admit(ctx context.Context, policy *access.Policy, method string, md metadat
 }
 
 // shownOutdated has the methods that an outdated policy admits, so that operators and their monitoring see the state of a
-// process that etcd does not answer. They show no block and no namespace, and change nothing.
+// process that etcd does not answer. They change nothing and show no block.
 var shownOutdated = map[string]bool{
 	pb.Admin_Status_FullMethodName:      true,
 	pb.Admin_ListVolumes_FullMethodName: true,
