@@ -291,15 +291,8 @@ func plannerHost(t *testing.T, policy server.Roles, log *slog.Logger) (conn *grp
 // answers requests itself.
 func gatewayHost(t *testing.T, log *slog.Logger) (api, web door) {
 	t.Helper()
-	closed, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := closed.Close(); err != nil {
-		t.Fatal(err)
-	}
 	f, err := front.New(front.Options{
-		Engines: []front.Engine{{URL: "http://" + closed.Addr().String()}}, Tokens: func() []string { return []string{tokenOf("gateway")} }, Logger: log,
+		Engines: []front.Engine{{URL: "http://" + testkit.Port(t)}}, Tokens: func() []string { return []string{tokenOf("gateway")} }, Logger: log,
 	})
 	if err != nil {
 		t.Fatal(err)
