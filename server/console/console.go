@@ -139,8 +139,13 @@ func (c *Console) plannerPages() []*page {
 	}
 }
 
+// Mux is the multiplexer to which Register adds handlers. *http.ServeMux implements it.
+type Mux interface {
+	HandleFunc(pattern string, h func(http.ResponseWriter, *http.Request))
+}
+
 // Register adds the pages, their streams and the static files to mux.
-func (c *Console) Register(mux *http.ServeMux) {
+func (c *Console) Register(mux Mux) {
 	for _, p := range c.pages {
 		pattern := p.path
 		if pattern == "/" {

@@ -60,7 +60,8 @@
 //
 // The roles document in etcd (auth.roles_etcd) reaches the process by TakeRoles. Until then, Roles returns a policy that
 // refuses every call. A document that is invalid, a key that was deleted and an etcd that does not answer leave the
-// document in use; RolesState and a metric have the problem.
+// document in use; RolesState and a metric have the problem. If etcd does not answer for longer than cluster.lease_ttl, the
+// document is outdated, and only calls that show the state of the process are decided by it.
 //
 // Secrets: a Change and a log line have paths, the number of tokens, and the fingerprints of
 // certificates and of roles files. They never have a token or a key.
