@@ -27,6 +27,7 @@ import (
 
 	"github.com/penstock-kv/penstock/internal/bearer"
 	"github.com/penstock-kv/penstock/internal/options"
+	"github.com/penstock-kv/penstock/internal/prefixset"
 	"github.com/penstock-kv/penstock/internal/ratelog"
 	"github.com/penstock-kv/penstock/internal/webmux"
 )
@@ -208,7 +209,7 @@ func newEngines(opts Options) ([]*engine, error) {
 		if base.Path == "" {
 			base.Path = "/" // JoinPath would otherwise return a relative path
 		}
-		engines = append(engines, &engine{name: name, planned: planned, base: base, suspect: make(chan struct{}, 1), index: newPrefixIndex(opts.PrefixBlocks)})
+		engines = append(engines, &engine{name: name, planned: planned, base: base, suspect: make(chan struct{}, 1), index: prefixset.New(opts.PrefixBlocks)})
 	}
 	return engines, nil
 }
