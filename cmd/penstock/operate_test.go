@@ -150,7 +150,8 @@ func newPlannerHosts(t *testing.T, etcd *testetcd.Etcd) *operator {
 			}
 		}
 		writeFile(t, h.dir+"/etc/penstock", "planner.yaml", []byte(configured(t, "planner.yaml", [][2]string{
-			{"listen", h.listen}, {"http", h.http}, {"  etcd", "[" + etcd.Endpoints[0] + "]"}, {"  lease_ttl", "2s"}, {"  format", "json"},
+			{"listen", h.listen}, {"http", h.http}, {"  etcd", "[" + etcd.Endpoints[0] + "]"}, {"  format", "json"},
+			{"  lease_ttl", "10s"}, // A shorter lease may end on a busy machine, and the other planner would lead.
 		})))
 		h.stopAtEnd(t)
 	}
