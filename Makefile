@@ -65,8 +65,9 @@ deb: static ## bin/penstock_*.deb: a Debian package with program, units, configu
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null) bin/deb -program $(STATIC) -out $(DEB)
 
 .PHONY: test-upgrade
-test-upgrade: ## volumes, index and clients of the previous release against this one, and back; builds that release from git's history, once
-	previous=$$(.ci/previous) && TEST_PREVIOUS_PENSTOCK=$$previous go test -count=1 -run TestUpgrade ./cmd/penstock
+test-upgrade: wheel ## volumes, index, clients, wheel and planner of the previous release against this one, and back; builds that release from git's history, once
+	previous=$$(.ci/previous) && TEST_PREVIOUS_PENSTOCK=$$previous/penstock TEST_PREVIOUS_WHEEL=$$(echo $$previous/penstock-*.whl) TEST_WHEEL=$$(echo $(CURDIR)/bin/penstock-*.whl) \
+		go test -count=1 -run TestUpgrade ./cmd/penstock
 
 .PHONY: test-chart
 test-chart: ## the Helm chart: rendered and linted by Helm, each object against the types of the Kubernetes API, settings and commands by the program; fetches their modules

@@ -15,7 +15,6 @@ import (
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -127,9 +126,7 @@ type Cluster struct {
 	// removed is the error of Admit while the node is removed from the cluster; nil if it is not.
 	removed atomic.Pointer[refusal]
 
-	// etcd is the client of etcd. It is nil until the client is open. With a user name, opening the
-	// client needs an answer of etcd.
-	etcd   atomic.Pointer[clientv3.Client]
+	etcd   *etcdClient
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 	// wake makes the session write the member's record.
@@ -161,38 +158,10 @@ func Join(o Options) (*Cluster, error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	c := &Cluster{opts: o, node: o.Node, log: o.Logger, began: time.Now(), cancel: cancel, wake: make(chan struct{}, 1), joined: make(chan struct{}), drainChanged: make(chan struct{}), fillChanged: make(chan struct{})}
+	c := &Cluster{opts: o, etcd: newEtcdClient(o.Endpoints, o.TLS, o.Username, o.Password, o.TTL), node: o.Node, log: o.Logger, began: time.Now(), cancel: cancel, wake: make(chan struct{}, 1), joined: make(chan struct{}), drainChanged: make(chan struct{}), fillChanged: make(chan struct{})}
 	c.until.Store(-1)
 	c.wg.Go(func() { c.run(ctx) })
 	return c, nil
-}
-
-// open opens the client of etcd, if it is not open.
-func (c *Cluster) open() (*clientv3.Client, error) {
-	if etcd := c.etcd.Load(); etcd != nil {
-		return etcd, nil
-	}
-	o := c.opts
-	etcd, err := openEtcd(o.Endpoints, o.TLS, o.Username, o.Password, o.TTL)
-	if err != nil {
-		return nil, err
-	}
-	c.etcd.Store(etcd)
-	return etcd, nil
-}
-
-// openEtcd opens a client of etcd. ttl is the time to live of the client's leases.
-func openEtcd(endpoints []string, secure *tls.Config, username, password string, ttl time.Duration) (*clientv3.Client, error) {
-	etcd, err := clientv3.New(clientv3.Config{
-		Endpoints: endpoints, TLS: secure, Username: username, Password: password,
-		DialTimeout: ttl / 4, DialKeepAliveTime: ttl / 4, DialKeepAliveTimeout: ttl / 4,
-		PermitWithoutStream: true,
-		Logger:              zap.NewNop(), // this package logs what an operator can act on
-	})
-	if err != nil {
-		return nil, fmt.Errorf("connect to etcd: %w", err)
-	}
-	return etcd, nil
 }
 
 // Joined is closed when the node has become a member for the first time.
@@ -310,15 +279,11 @@ func (c *Cluster) Close(ctx context.Context) error {
 	c.mu.Lock()
 	s := c.session
 	c.mu.Unlock()
-	etcd := c.etcd.Load()
-	if etcd == nil {
-		return nil
-	}
 	var err error
 	if s != nil {
-		_, err = etcd.Revoke(ctx, s.lease)
+		_, err = s.etcd.Revoke(ctx, s.lease)
 	}
-	return errors.Join(err, etcd.Close())
+	return errors.Join(err, c.etcd.close())
 }
 
 // Members returns the records of all members, sorted by name. A member with an order to drain is
@@ -455,7 +420,7 @@ func (c *Cluster) members(ctx context.Context) ([]Member, int64, error) {
 
 // get reads from etcd for an admin call, for at most the TTL.
 func (c *Cluster) get(ctx context.Context, key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
-	etcd := c.etcd.Load()
+	etcd := c.etcd.opened()
 	if etcd == nil {
 		return nil, c.failed(errors.New("not connected yet"))
 	}

@@ -172,7 +172,7 @@ func unknownMember(name string) error {
 
 // do makes one change in etcd for an admin call.
 func (c *Cluster) do(ctx context.Context, op clientv3.Op) (clientv3.OpResponse, error) {
-	etcd := c.etcd.Load()
+	etcd := c.etcd.opened()
 	if etcd == nil {
 		return clientv3.OpResponse{}, c.failed(errors.New("not connected yet"))
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -50,9 +49,7 @@ var ErrRolesChanged = errors.New("the roles document was changed meanwhile")
 // methods may be called concurrently.
 type Roles struct {
 	opts RolesOptions
-
-	mu   sync.Mutex
-	etcd *clientv3.Client // nil: not open yet
+	etcd *etcdClient
 }
 
 // NewRoles returns the document. It does not connect to etcd.
@@ -61,33 +58,11 @@ func NewRoles(o RolesOptions) (*Roles, error) {
 	if len(o.Endpoints) == 0 || o.Key == "" {
 		return nil, errors.New("membership: the roles document needs Endpoints and a Key")
 	}
-	return &Roles{opts: o}, nil
+	return &Roles{opts: o, etcd: newEtcdClient(o.Endpoints, o.TLS, o.Username, o.Password, o.Timeout)}, nil
 }
 
 // Key returns the key of the document.
 func (r *Roles) Key() string { return r.opts.Key }
-
-// open returns the client of etcd.
-func (r *Roles) open() (*clientv3.Client, error) {
-	r.mu.Lock()
-	etcd := r.etcd
-	r.mu.Unlock()
-	if etcd != nil {
-		return etcd, nil
-	}
-	o := &r.opts
-	etcd, err := openEtcd(o.Endpoints, o.TLS, o.Username, o.Password, o.Timeout)
-	if err != nil {
-		return nil, err
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.etcd != nil { // of a concurrent call
-		return r.etcd, etcd.Close()
-	}
-	r.etcd = etcd
-	return etcd, nil
-}
 
 // Get returns the document.
 func (r *Roles) Get(ctx context.Context) (RolesDocument, error) {
@@ -111,7 +86,7 @@ func (r *Roles) Set(ctx context.Context, text []byte, revision int64) (int64, er
 }
 
 func (r *Roles) do(ctx context.Context, op clientv3.Op) (clientv3.OpResponse, error) {
-	etcd, err := r.open()
+	etcd, err := r.etcd.open()
 	if err != nil {
 		return clientv3.OpResponse{}, r.failed(err)
 	}
@@ -166,7 +141,7 @@ func (r *Roles) read(ctx context.Context) (d RolesDocument, rev int64, err error
 // watch calls take after each change, for a part of Timeout: a watch reports no error while etcd does not answer, so
 // Follow reads the document between two watches.
 func (r *Roles) watch(ctx context.Context, rev int64, take func(RolesDocument)) {
-	etcd, err := r.open()
+	etcd, err := r.etcd.open()
 	if err != nil {
 		return
 	}
@@ -187,11 +162,4 @@ func (r *Roles) watch(ctx context.Context, rev int64, take func(RolesDocument)) 
 }
 
 // Close closes the connection to etcd. No other method runs, or is called afterwards.
-func (r *Roles) Close() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.etcd == nil {
-		return nil
-	}
-	return r.etcd.Close()
-}
+func (r *Roles) Close() error { return r.etcd.close() }

@@ -43,7 +43,7 @@ type session struct {
 
 // runSession gets a lease, joins, and follows the namespaces until the lease is lost or ctx ends.
 func (c *Cluster) runSession(ctx context.Context) error {
-	etcd, err := c.open()
+	etcd, err := c.etcd.open()
 	if err != nil {
 		return err
 	}
