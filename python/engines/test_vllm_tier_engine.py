@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 import zmq
-from harness.faults import blocks
+from harness.faults import blocks, node_of_another_version
 from harness.model import FIRST_TOKEN
 from harness.sessions import Session
 from harness.vllm import BLOCK, OUTPUT, RANKS, Stored, Vllm, tier
@@ -18,6 +18,7 @@ from harness.vllm import BLOCK, OUTPUT, RANKS, Stored, Vllm, tier
 from penstock import testing as penstock_testing
 
 FAILURES = ("lookup_unavailable", "lookup_failed", "load_failed_rows", "store_failed_rows")
+NAMESPACE = "shared"
 ROW = 2**16  # 4 layers, 2 heads, K and V of 32 floats, for each of 32 tokens
 
 
@@ -61,24 +62,32 @@ def test_tier(vllm: Vllm, agents: list[Session], node: penstock_testing.Node) ->
 
 
 def test_two_ranks(vllm: Vllm, agents: list[Session], node: penstock_testing.Node) -> None:
-    """A row of the tier has the blocks of both ranks, and an engine of one rank does not find it."""
+    """A row of the tier has the blocks of both ranks. An engine of one rank is refused, and serves without the tier."""
     prompts = [session.turns[-1].prompt for session in agents[:8]]
-    vllm.start("pair", tier(node), **RANKS)
+    connector = tier(node, namespace=NAMESPACE)
+    vllm.start("pair", connector, **RANKS)
     want, _ = generate(vllm, "pair", prompts)
     vllm.stop("pair")
 
-    vllm.start("next", tier(node), **RANKS)
+    vllm.start("next", connector, **RANKS)
     assert generate(vllm, "next", prompts) == (want, whole_blocks(prompts))
     assert vllm.call("next", "reset", connector=True)
     assert generate(vllm, "next", prompts[:1]) == (want[:1], [0])
     vllm.stop("next")
 
-    vllm.start("single", tier(node))
+    before = len(vllm.host.log.read_text())
+    vllm.start("single", connector)
     assert generate(vllm, "single", prompts[:1]) == (want[:1], [0])
+    assert vllm.call("single", "metrics")["tier_lookup_unavailable"] > 0
     vllm.stop("single")
+    (line,) = [line for line in vllm.host.log.read_text()[before:].splitlines() if "serves without the cache" in line]
+    assert "namespace differs" in line
 
 
 Prompts = list[list[int]]
+
+
+SOME, OTHERS = slice(8), slice(8, 12)
 
 
 class Plain(NamedTuple):
@@ -87,19 +96,19 @@ class Plain(NamedTuple):
     prompts: list[Prompts]
     tokens: list[Prompts]
     updated: Prompts
-    """The tokens of the last turn after a weight update."""
+    """The tokens of SOME of the last turn after a weight update."""
 
 
 @pytest.fixture(scope="module")
 def plain(vllm: Vllm, agents: list[Session], updated_model: Path) -> Plain:
-    prompts = [[session.turns[k].prompt for session in agents[:8]] for k in range(4)]
+    prompts = [[session.turns[k].prompt for session in agents[:30]] for k in range(4)]
     vllm.start("plain tier", None)
     tokens = [generate(vllm, "plain tier", turn)[0] for turn in prompts]
     vllm.call("plain tier", "update_weights", model=str(updated_model))
     assert vllm.call("plain tier", "reset")
-    updated, _ = generate(vllm, "plain tier", prompts[-1])
+    updated, _ = generate(vllm, "plain tier", prompts[-1][SOME])
     vllm.stop("plain tier")
-    assert all(new != old for new, old in zip(updated, tokens[-1], strict=True))
+    assert all(new != old for new, old in zip(updated, tokens[-1][SOME], strict=True))
     return Plain(prompts, tokens, updated)
 
 
@@ -140,7 +149,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 def left(vllm: Vllm, kept: penstock_testing.Node, endpoint: str) -> Iterator[str]:
     """An engine that publishes the tier's events too."""
     events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint}
-    vllm.start("left", tier(kept, enable_kv_events=True, locality="REMOTE"), kv_events_config=events)
+    vllm.start("left", tier(kept, namespace=NAMESPACE, enable_kv_events=True, locality="REMOTE"), kv_events_config=events)
     yield "left"
     vllm.stop("left")
 
@@ -162,7 +171,7 @@ def test_events_of_stored_blocks(vllm: Vllm, left: str, kept: penstock_testing.N
             serve([[first] * (BLOCK + 1)])
             first += 1
         missed = len(stored)
-        assert serve(plain.prompts[0]) == plain.tokens[0]
+        assert serve(plain.prompts[0][SOME]) == plain.tokens[0][SOME]
         end = time.monotonic() + 60
         while len(links) < len(stored) - missed and time.monotonic() < end:
             for event in subscriber.receive(1000):
@@ -183,42 +192,71 @@ def test_events_of_stored_blocks(vllm: Vllm, left: str, kept: penstock_testing.N
 
 def test_two_engines(vllm: Vllm, left: str, kept: penstock_testing.Node, plain: Plain) -> None:
     """Two engines look up, load and store the same rows at once."""
-    vllm.start("right", tier(kept))
+    generate(vllm, left, plain.prompts[0][SOME])
+    vllm.start("right", tier(kept, namespace=NAMESPACE))
     for prompts, tokens in zip(plain.prompts, plain.tokens, strict=True):
-        for answers in vllm.both([left, "right"], prompts):
-            assert [a["tokens"] for a in answers] == tokens
+        for answers in vllm.both([left, "right"], prompts[SOME]):
+            assert [a["tokens"] for a in answers] == tokens[SOME]
     seen = [vllm.call(name, "metrics") for name in (left, "right")]
-    vllm.stop("right")
-    assert sum(one.get("tier_load_rows", 0) for one in seen) > 0
-    assert all(one["tier_store_rows"] > 0 for one in seen)
+    assert seen[1]["tier_load_rows"] > 0
     assert not any(one.get(f"tier_{name}", 0) for one in seen for name in FAILURES)
+
+    # A store that is closed while the engine serves. The primary tier has none of these prompts.
+    before = len(vllm.host.log.read_text())
+    vllm.call("right", "close_stores")
+    for k in (0, 1):
+        assert generate(vllm, "right", plain.prompts[k][OTHERS])[0] == plain.tokens[k][OTHERS]
+    failures = vllm.call("right", "metrics")
+    vllm.stop("right")
+    print(failures)
+    assert failures["tier_lookup_failed"] + failures["tier_lookup_unavailable"] > 0
+    lines = [line for line in vllm.host.log.read_text()[before:].splitlines() if "the store is closed" in line]
+    assert len(lines) == 2, lines  # of the lookups and of the stores
 
 
 def test_new_weights(vllm: Vllm, left: str, kept: penstock_testing.Node, plain: Plain, updated_model: Path) -> None:
     """After an update and a reset no row of the old weights is loaded, and rows of the new weights are."""
-    prompts = plain.prompts[-1]
-    assert generate(vllm, left, prompts)[0] == plain.tokens[-1]  # so the node has all rows of the old weights
+    prompts = plain.prompts[-1][SOME]
+    assert generate(vllm, left, prompts)[0] == plain.tokens[-1][SOME]  # so the node has all rows of the old weights
     vllm.call(left, "update_weights", model=str(updated_model))
     assert vllm.call(left, "reset", connector=True)
     assert generate(vllm, left, prompts) == (plain.updated, [0] * len(prompts))
 
-    vllm.start("updated", tier(kept))  # at the node's epoch
+    vllm.start("updated", tier(kept, namespace=NAMESPACE))  # at the node's epoch
     vllm.call("updated", "update_weights", model=str(updated_model))
     assert generate(vllm, "updated", prompts) == (plain.updated, whole_blocks(prompts))
     vllm.stop("updated")
 
 
-def test_a_full_node(vllm: Vllm, agents: list[Session]) -> None:
+def test_a_full_node(vllm: Vllm, plain: Plain) -> None:
     """Neither the node nor the primary tier has room for all rows, so the node evicts rows that lookups may just have found."""
-    prompts = [[session.turns[k].prompt for session in agents[:30]] for k in (2, 3)]
     with penstock_testing.node(capacity="16MiB", arena="8MiB") as node:
-        vllm.start("crowded", tier(node, memory=8 << 20))
-        want = [generate(vllm, "crowded", turn)[0] for turn in prompts]
-        for turn, tokens in zip(prompts, want, strict=True):
+        vllm.start("crowded", tier(node, memory=4 << 20), max_num_seqs=2)
+        # The last prompts fill the primary tier, and the node has more of the latest rows.
+        for k, some in ((2, slice(30)), (3, slice(30)), (3, slice(18, 24))):
             assert vllm.call("crowded", "reset")
-            assert generate(vllm, "crowded", turn)[0] == tokens
+            assert generate(vllm, "crowded", plain.prompts[k][some])[0] == plain.tokens[k][some]
         seen = vllm.call("crowded", "metrics")
         vllm.stop("crowded")
         assert seen["tier_store_rows"] * ROW > 16 << 20
         assert seen["tier_load_rows"] > 0
-        print(seen, blocks(node))
+
+
+def test_a_node_that_refuses(vllm: Vllm, left: str, plain: Plain, kept: penstock_testing.Node) -> None:
+    """A namespace of another dtype, and a node of another version: the engine serves without the tier, logs it once, and counts it."""
+    prompts, tokens = plain.prompts[0][SOME], plain.tokens[0][SOME]
+    with node_of_another_version() as other:
+        cases: list[tuple[str, penstock_testing.Node, dict[str, Any], str]] = [
+            ("narrow", kept, {"dtype": "bfloat16"}, "namespace differs"),
+            ("older", other, {}, "run the same release"),
+        ]
+        for name, node, options, why in cases:
+            before = len(vllm.host.log.read_text())
+            vllm.start(name, tier(node, namespace=NAMESPACE), **options)
+            got, cached = generate(vllm, name, prompts)
+            assert got == tokens or options
+            assert cached == [0] * len(prompts)
+            assert vllm.call(name, "metrics")["tier_lookup_unavailable"] > 0
+            vllm.stop(name)
+            (line,) = [line for line in vllm.host.log.read_text()[before:].splitlines() if "serves without the cache" in line]
+            assert why in line
