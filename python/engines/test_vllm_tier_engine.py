@@ -208,7 +208,6 @@ def test_two_engines(vllm: Vllm, left: str, kept: penstock_testing.Node, plain: 
         assert generate(vllm, "right", plain.prompts[k][OTHERS])[0] == plain.tokens[k][OTHERS]
     failures = vllm.call("right", "metrics")
     vllm.stop("right")
-    print(failures)
     assert failures["tier_lookup_failed"] + failures["tier_lookup_unavailable"] > 0
     lines = [line for line in vllm.host.log.read_text()[before:].splitlines() if "the store is closed" in line]
     assert len(lines) == 2, lines  # of the lookups and of the stores
@@ -231,15 +230,21 @@ def test_new_weights(vllm: Vllm, left: str, kept: penstock_testing.Node, plain: 
 def test_a_full_node(vllm: Vllm, plain: Plain) -> None:
     """Neither the node nor the primary tier has room for all rows, so the node evicts rows that lookups may just have found."""
     with penstock_testing.node(capacity="16MiB", arena="8MiB") as node:
-        vllm.start("crowded", tier(node, memory=4 << 20), max_num_seqs=2)
-        # The last prompts fill the primary tier, and the node has more of the latest rows.
-        for k, some in ((2, slice(30)), (3, slice(30)), (3, slice(18, 24))):
+        vllm.start("crowded", tier(node, memory=8 << 20))
+        for k in (2, 3):
             assert vllm.call("crowded", "reset")
-            assert generate(vllm, "crowded", plain.prompts[k][some])[0] == plain.tokens[k][some]
+            assert generate(vllm, "crowded", plain.prompts[k])[0] == plain.tokens[k]
+        new = [prompt[::-1] for prompt in plain.prompts[3][:4]]
+        want, cached = generate(vllm, "crowded", new)
+        assert cached == [0] * len(new)
         seen = vllm.call("crowded", "metrics")
         vllm.stop("crowded")
         assert seen["tier_store_rows"] * ROW > 16 << 20
-        assert seen["tier_load_rows"] > 0
+        assert 0 < blocks(node) * ROW < 16 << 20
+
+        vllm.start("after", tier(node))
+        assert generate(vllm, "after", new) == (want, whole_blocks(new))  # the node has the latest rows
+        vllm.stop("after")
 
 
 def test_a_node_that_refuses(vllm: Vllm, left: str, plain: Plain, kept: penstock_testing.Node) -> None:
