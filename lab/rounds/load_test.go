@@ -237,9 +237,11 @@ func (c *caller) block(b int) []byte {
 // a node or of the network must be an outcome. An epoch above bumped, the newest whose bump had succeeded
 // before the call, is one whose bump has failed, so a node may not have it yet.
 func (c *caller) unexpected(ctx context.Context, s *space, epoch kv.Epoch, bumped uint64, what string, err error) {
+	// On a busy machine gRPC may compare the deadline with the clock before the timer of ctx fires.
+	deadline, _ := ctx.Deadline()
 	switch {
 	case c.ctx.Err() != nil:
-	case ctx.Err() != nil:
+	case ctx.Err() != nil || !time.Now().Before(deadline):
 		s.count(late)
 	case errors.Is(err, client.ErrMismatch) && uint64(epoch) > bumped:
 		s.count(refused)
