@@ -247,18 +247,11 @@ class Driver:
         return {"events": events, "tokens": answer["tokens"]}
 
     def close_stores(self) -> None:
-        """Close the stores of the connector or the tier, whose methods vLLM continues to call."""
-        for connector in {id(c): c for c in (self.scheduler, self.worker)}.values():
-            for side in (getattr(connector, "_scheduler", None), getattr(connector, "_worker", None)):
-                if side is not None and side._link is not None:
-                    (side._link.value if hasattr(side._link.value, "close") else side._link.value.store).close()
-        for tier in self.tiers():
-            tier._link.value.store.close()
-
-    def tiers(self) -> list[Any]:
-        """Return the secondary tiers of vLLM's offloading."""
-        scheduler = getattr(self.scheduler, "connector_scheduler", None)
-        return [] if scheduler is None else list(scheduler.manager.secondary_tiers)
+        """Close the stores of the connector, or of the tiers of vLLM's offloading, whose methods vLLM continues to call."""
+        offloading = getattr(self.scheduler, "connector_scheduler", None)
+        sides = offloading.manager.secondary_tiers if offloading is not None else [self.scheduler._scheduler, self.worker._worker]
+        for side in sides:
+            side._link.value.store.close()
 
     def skip_waits(self) -> None:
         """Stop the engine's calls of wait_for_layer_load, as within a CUDA graph of the whole model."""
