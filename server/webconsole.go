@@ -59,7 +59,7 @@ func (s *consoleSource) Overview(ctx context.Context) console.Overview {
 	for i, v := range st.GetVolumes() {
 		volume := console.Volume{
 			VolumeRow: frame.Volumes[i], IO: v.GetIo(), Duty: v.GetDuty(), Blocks: v.GetBlocks(),
-			FailedRequests: v.GetReadFailures() + v.GetWriteFailures(), MoveStalled: v.GetMoveStalled(),
+			FailedRequests: v.GetReadFailures() + v.GetWriteFailures(), MoveStalled: v.GetMoveStalled(), Key: v.GetKey(),
 		}
 		if ms := v.GetStateSinceUnixMs(); ms != 0 {
 			volume.Since = time.UnixMilli(ms)

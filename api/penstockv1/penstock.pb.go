@@ -4830,6 +4830,7 @@ type VolumeStatus struct {
 	MoveBytesPerSecond  int64                  `protobuf:"varint,24,opt,name=move_bytes_per_second,json=moveBytesPerSecond,proto3" json:"move_bytes_per_second,omitempty"`
 	MoveStalled         string                 `protobuf:"bytes,25,opt,name=move_stalled,json=moveStalled,proto3" json:"move_stalled,omitempty"` // reason why the last pass left blocks on the volume
 	Fence               uint32                 `protobuf:"varint,26,opt,name=fence,proto3" json:"fence,omitempty"`                               // fencing number of a shared volume, otherwise 0
+	Key                 string                 `protobuf:"bytes,27,opt,name=key,proto3" json:"key,omitempty"`                                    // id of the key that encrypts new blocks of the volume; empty: they are not encrypted
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
@@ -5044,6 +5045,13 @@ func (x *VolumeStatus) GetFence() uint32 {
 		return x.Fence
 	}
 	return 0
+}
+
+func (x *VolumeStatus) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
 }
 
 type StatusResponse struct {
@@ -8363,7 +8371,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x06blocks\x18\a \x01(\x03R\x06blocks\x12\x14\n" +
 	"\x05bytes\x18\b \x01(\x03R\x05bytes\x12\x19\n" +
 	"\bof_epoch\x18\t \x01(\bR\aofEpoch\"\x0f\n" +
-	"\rStatusRequest\"\xed\x06\n" +
+	"\rStatusRequest\"\xff\x06\n" +
 	"\fVolumeStatus\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x0e\n" +
 	"\x02io\x18\x02 \x01(\tR\x02io\x12\x1b\n" +
@@ -8396,7 +8404,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\rmove_failures\x18\x17 \x01(\x03R\fmoveFailures\x121\n" +
 	"\x15move_bytes_per_second\x18\x18 \x01(\x03R\x12moveBytesPerSecond\x12!\n" +
 	"\fmove_stalled\x18\x19 \x01(\tR\vmoveStalled\x12\x14\n" +
-	"\x05fence\x18\x1a \x01(\rR\x05fence\"\xf2\n" +
+	"\x05fence\x18\x1a \x01(\rR\x05fence\x12\x10\n" +
+	"\x03key\x18\x1b \x01(\tR\x03key\"\xf2\n" +
 	"\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +

@@ -124,6 +124,7 @@ var edges = []struct {
 	{"lab/reproduce", []string{"sim", "sim/...", "dualpath/...", "internal/chart", "internal/trace"}, "tables and figures of the papers, over the simulators and the pure planner"},
 	{"lab/roundtrip", []string{"rdma"}, "it calls any engine through the contract; other packages fit models to the times"},
 	{"lab/scale", nil, "it has only tests, which measure the memberships of many nodes"},
+	{"lab/hot", nil, "it has only tests, which use clusters as their users do: through the binary and the client"},
 	{"lab/rounds", nil, "it has only tests, which use clusters as their users do: through the binary and the client"},
 	{"lab/testnode", []string{"..."}, "a whole storage node, for tests, composed as in cmd"},
 	{"lab/testetcd", []string{"internal/testkit"}, "etcd, for tests"},
@@ -171,7 +172,8 @@ var testEdges = []struct {
 	{"internal/zmtp", []string{"internal/zmtp/zmtptest"}, "the tests connect peers"},
 	{"internal/kvevents", []string{"client", "lab/testnode", "internal/zmtp/zmtptest"}, "the tests compare published blocks with the blocks of real nodes"},
 	{"lab/scale", []string{"kv", "api/...", "client", "lab/testetcd", "lab/testnode", "rdma/tcp", "server/membership", "server/storage"}, "its tests run a storage node, a client and a thousand memberships in one process, and etcd beside it"},
-	{"lab/rounds", []string{"kv", "api/...", "client", "rdma/tcp", "internal/chart", "lab/content", "lab/testetcd"}, "its tests compare the bytes that clients of whole nodes read, and draw the hit rates"},
+	{"lab/hot", []string{"kv", "api/...", "client", "rdma/tcp", "lab/bench", "lab/content", "lab/netlab"}, "its test compares clusters by turns, in network namespaces, and checks the bytes that clients read"},
+	{"lab/rounds", []string{"kv", "api/...", "client", "client/gateway", "client/leader", "client/planners", "client/traffic", "rdma/tcp", "internal/chart", "lab/content", "lab/testetcd"}, "its tests compare the bytes that clients of whole nodes read, send requests to planners, and draw the hit rates"},
 	{"lab/crash", []string{"kv", "api/...", "client", "blockstore", "server/storage", "lab/testnode"}, "its tests use the node as its users do; the states of hundreds of power cuts are opened in one process"},
 	{"internal/trace", []string{"trie/evict"}, "policies are compared on traces"},
 }

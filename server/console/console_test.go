@@ -173,7 +173,7 @@ func sample() console.Overview {
 			RunningReads: top.Known(9), ReadsMax: top.Known(64), WaitingReads: top.Known(0), BusyCalls: top.Known(0),
 		},
 		Volumes: []console.Volume{
-			{VolumeRow: top.VolumeRow{Path: "/v0", State: "ok", CapacityBytes: 2 << 30, UsedBytes: 3 << 29, Fill: top.Known(0.75), ReadBytes: top.Known(5 << 30), WrittenBytes: top.Known(300 << 20), InFlightBytes: 4 << 20, InFlightLimitBytes: 32 << 20}, Duty: "ok", IO: "uring", Blocks: 600},
+			{VolumeRow: top.VolumeRow{Path: "/v0", State: "ok", CapacityBytes: 2 << 30, UsedBytes: 3 << 29, Fill: top.Known(0.75), ReadBytes: top.Known(5 << 30), WrittenBytes: top.Known(300 << 20), InFlightBytes: 4 << 20, InFlightLimitBytes: 32 << 20}, Duty: "ok", IO: "uring", Blocks: 600, Key: "2026-11"},
 			{VolumeRow: top.VolumeRow{Path: "/v1", State: "failed", Reason: "read: input/output error", CapacityBytes: 2 << 30, UsedBytes: 3 << 29, Fill: top.Known(0.75), ReadBytes: top.Known(0), WrittenBytes: top.Known(0), InFlightLimitBytes: 32 << 20}, Since: start.Add(-time.Minute), Duty: "ok", IO: "uring", Blocks: 600, FailedRequests: 4},
 		},
 		NICs: []top.NICRow{

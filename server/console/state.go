@@ -54,6 +54,8 @@ type Volume struct {
 	FailedRequests uint64
 	// MoveStalled is the reason why blocks stay on a draining volume.
 	MoveStalled string
+	// Key is the id of the key that encrypts new blocks, "" if they are not encrypted.
+	Key string
 }
 
 // Cluster is the state of the cluster as the node finds it in etcd.

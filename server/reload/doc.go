@@ -65,5 +65,8 @@
 // Secrets: a Change and a log line have paths, the number of tokens, and the fingerprints of
 // certificates and of roles files. They never have a token or a key.
 //
-// Lock: Reloader.mu, which is held while files are read. Nothing that serves calls takes it.
+// Locks: Reloads take turns (Reloader.turn), and may take as long as encryption.keys_command runs. Reloader.mu is
+// held while files of tokens and certificates are read and exchanged, and for the exchange of the settings. So
+// changed files, the roles document and Diff do not wait for a reload. Nothing that serves calls takes
+// either.
 package reload

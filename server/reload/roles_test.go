@@ -109,13 +109,13 @@ func TestRolesFromEtcd(t *testing.T) {
 	state(7, "", 2)
 
 	// A reload of the files leaves the document in use.
-	if _, err := p.reloader.Reload(); err != nil {
+	if _, err := p.reloader.Reload(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	admitted("b")
 	// A process can neither begin nor end to follow the key.
 	p.next.Auth = config.Auth{}
-	if _, err := p.reloader.Reload(); err == nil || !strings.Contains(err.Error(), "auth.roles_etcd") {
+	if _, err := p.reloader.Reload(t.Context()); err == nil || !strings.Contains(err.Error(), "auth.roles_etcd") {
 		t.Errorf("a reload without auth.roles_etcd: %v", err)
 	}
 	admitted("b")
