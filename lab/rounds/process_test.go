@@ -45,7 +45,7 @@ func (p *process) start() {
 	// The program rejects environment variables with the prefix PENSTOCK_ that are not settings.
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "PENSTOCK_") })
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if clocks {
+	if noClocks() == nil {
 		p.clock, err = startClocked(cmd, p.ahead)
 	} else {
 		err = cmd.Start()
@@ -89,6 +89,9 @@ func (p *process) signal(s syscall.Signal) {
 // kill ends the process with SIGKILL, if it runs.
 func (p *process) kill() {
 	p.down = true
+	if p.cmd == nil { // the first start has failed
+		return
+	}
 	_ = p.cmd.Process.Kill() // it may have ended
 	<-p.ended
 }
