@@ -65,8 +65,9 @@ deb: static ## bin/penstock_*.deb: a Debian package with program, units, configu
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null) bin/deb -program $(STATIC) -out $(DEB)
 
 .PHONY: test-upgrade
-test-upgrade: ## volumes, index and clients of the previous release against this one, and back; builds that release from git's history, once
-	previous=$$(.ci/previous) && TEST_PREVIOUS_PENSTOCK=$$previous go test -count=1 -run TestUpgrade ./cmd/penstock
+test-upgrade: wheel ## volumes, index, clients, wheel and planner of the previous release against this one, and back; builds that release from git's history, once
+	previous=$$(.ci/previous) && TEST_PREVIOUS_PENSTOCK=$$previous/penstock TEST_PREVIOUS_WHEEL=$$(echo $$previous/penstock-*.whl) TEST_WHEEL=$$(echo $(CURDIR)/bin/penstock-*.whl) \
+		go test -count=1 -run TestUpgrade ./cmd/penstock
 
 .PHONY: test-chart
 test-chart: ## the Helm chart: rendered and linted by Helm, each object against the types of the Kubernetes API, settings and commands by the program; fetches their modules
@@ -129,11 +130,12 @@ test-gluster: ## shared volumes on a GlusterFS of three bricks in network namesp
 	go test -count=1 -v -timeout 15m -run 'TestGluster$$' ./cmd/penstock -gluster
 
 .PHONY: test-cluster-rounds
-# The number of faults that test-cluster-rounds makes, and their seed.
+# The number of faults that test-cluster-rounds makes, their seed, and the number of hits in each namespace that it awaits after each fault.
 CLUSTER_ROUNDS ?= 200
 CLUSTER_SEED ?= 1
-test-cluster-rounds: build ## CLUSTER_ROUNDS random faults in a cluster of whole nodes and etcd under load; writes the hit rates to bin/rounds; needs etcd-server
-	go test -count=1 -v -timeout 3h -run 'TestRounds$$' ./lab/rounds -rounds.count=$(CLUSTER_ROUNDS) -rounds.seed=$(CLUSTER_SEED) -rounds.binary=$(CURDIR)/bin/penstock -rounds.out=$(CURDIR)/bin/rounds
+CLUSTER_SETTLE ?= 6
+test-cluster-rounds: build ## CLUSTER_ROUNDS random faults in a cluster of whole nodes, planners and etcd under load; writes the hit rates to bin/rounds; needs etcd-server
+	go test -count=1 -v -timeout 3h -run 'TestRounds$$' ./lab/rounds -rounds.count=$(CLUSTER_ROUNDS) -rounds.seed=$(CLUSTER_SEED) -rounds.settle=$(CLUSTER_SETTLE) -rounds.binary=$(CURDIR)/bin/penstock -rounds.out=$(CURDIR)/bin/rounds
 
 test-disks: build ## power cuts at POWER_CUTS flushes of a recorded load, drives that fail or hang, discards, and io_uring on Linux 6.1, on ext4 and xfs over NVMe drives of a QEMU guest
 	go build -o bin/rdmalab ./lab/rdmalab
@@ -151,6 +153,10 @@ bench-verbs: build ## the verbs provider against ib_write_bw in the guest, ten m
 	bin/rdmalab -timeout 20m -env PENSTOCK_RDMA_LAB=1 -out bench -bin bin/penstock-verbs -- \
 		"penstock-verbs bench rdma --provider verbs --rounds 3 --only '$(RDMA_ROWS)' --data /tmp --save /out/rdma-verbs.json"
 	bin/penstock bench report bench/rdma-verbs.json
+
+.PHONY: bench-hot
+bench-hot: build ## the throughput of one prefix with and without copies on further nodes (docs/benchmarks/hot-prefixes.md); three minutes; needs root and etcd-server
+	go test -count=1 -v -timeout 10m -run 'TestHot$$' ./lab/hot -hot.binary=$(CURDIR)/bin/penstock -hot.rounds=5
 
 .PHONY: scale
 scale: ## 200 members and 100,000 namespaces against a real etcd, and the rebalance of 1,000 nodes (docs/benchmarks/cluster-scale.md); an hour; needs etcd-server

@@ -127,6 +127,9 @@
 // of an encrypted one is a miss. Write encrypts into a buffer of the volume's sealPool, because the
 // caller's buffer may have readers; Read decrypts in place.
 //
+// The slots of a volume may stay plain in a store with keys (Options.Plain). Such a volume has no
+// KeyPeriod, and its superblock has a flag, so that a process that adopts the store does not encrypt it.
+//
 // # Shared volumes
 //
 // A shared volume is on a file system that several hosts mount. Options.Owner, and not the device's

@@ -111,7 +111,10 @@ func (v *volume) loadKeys(ring *crypt.Keyring) error {
 	if err != nil {
 		return fmt.Errorf("blockstore: volume %s: %w", v.dev.Info().Path, err)
 	}
-	if len(p) > 0 && ring == nil {
+	switch {
+	case len(p) > 0 && v.plain:
+		return fmt.Errorf("blockstore: volume %s is encrypted, its newest key is %v, and encryption.plain_volumes names it: remove it from that setting, or begin with an empty directory: %w", v.dev.Info().Path, p[len(p)-1].ID, ErrKey)
+	case len(p) > 0 && ring == nil:
 		return fmt.Errorf("blockstore: volume %s is encrypted, its newest key is %v: give the keys of the node: %w", v.dev.Info().Path, p[len(p)-1].ID, ErrKey)
 	}
 	v.periods.Store(&p)
@@ -226,6 +229,76 @@ func (s *Store) missingVolumes() []*volume {
 	return slices.DeleteFunc(slices.Clone(s.volumes), func(v *volume) bool { return !v.missing || v.dev.health().State == health.Removed })
 }
 
+// CheckKeys returns the error with which SetKeys would refuse the keys. It changes nothing.
+func (s *Store) CheckKeys(ring *crypt.Keyring) error {
+	if err := s.enter(); err != nil {
+		return err
+	}
+	defer s.gate.Leave()
+	old, err := s.checkKeys(ring)
+	if err != nil {
+		return err
+	}
+	for _, v := range s.present() {
+		if _, err := v.nextPeriods(ring, ring.Newest().ID() != old.Newest().ID(), 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkKeys returns the keys of the store, or the error with which SetKeys refuses ring without regard to
+// the blocks of each volume.
+func (s *Store) checkKeys(ring *crypt.Keyring) (old *crypt.Keyring, err error) {
+	if !s.ready.Load() {
+		return nil, fmt.Errorf("blockstore: keys before Ready: %w", ErrState)
+	}
+	s.mu.Lock()
+	old = s.keys
+	s.mu.Unlock()
+	if old == nil {
+		return nil, fmt.Errorf("blockstore: the store was opened without keys: %w", ErrState)
+	}
+	if ring.Find(old.Newest().ID()) == nil {
+		return nil, fmt.Errorf("blockstore: key %v encrypts new blocks, and is not among the new keys: keep it until no block needs it: %w", old.Newest(), ErrKey)
+	}
+	if id := removedKey(old, ring); id != "" {
+		if missing := s.missingVolumes(); len(missing) > 0 {
+			return nil, fmt.Errorf("blockstore: key %s cannot be removed while the volume %s is missing, because it may have blocks of that key: bring the volume back, or remove it from the node: %w",
+				id, missing[0].dev.Info().Path, ErrKey)
+		}
+	}
+	return old, nil
+}
+
+// removedKey returns the id of a key that next does not have, "" if next has all keys of old.
+func removedKey(old, next *crypt.Keyring) string {
+	for _, id := range old.IDs() {
+		if next.Find(id) == nil {
+			return id
+		}
+	}
+	return ""
+}
+
+// nextPeriods returns the periods of the volume with the keys of ring. If rotated is set, the newest key's
+// period begins with the boot counter boot.
+func (v *volume) nextPeriods(ring *crypt.Keyring, rotated bool, boot uint32) (periods, error) {
+	before := v.keyPeriods()
+	slots, _ := v.slotsByPeriod(before)
+	p, err := before.withKeys(ring)
+	if err == nil {
+		p, err = p.without(slots)
+	}
+	if err == nil && rotated && !v.plain {
+		p, err = p.begin(ring.Newest(), boot)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("blockstore: volume %s: %w", v.dev.Info().Path, err)
+	}
+	return p, nil
+}
+
 // SetKeys replaces the keys of an encrypted store. The newest key encrypts the slots that are reserved
 // after the call. SetKeys fails with ErrKey, and changes nothing, if blocks are encrypted with a key that
 // ring does not have, if a missing volume may have such blocks, or if a key has another secret than before.
@@ -234,24 +307,12 @@ func (s *Store) SetKeys(ctx context.Context, ring *crypt.Keyring) error {
 		return err
 	}
 	defer s.gate.Leave()
-	if !s.ready.Load() {
-		return fmt.Errorf("blockstore: keys before Ready: %w", ErrState)
-	}
-	s.mu.Lock()
-	old := s.keys
-	s.mu.Unlock()
-	if old == nil {
-		return fmt.Errorf("blockstore: the store was opened without keys: %w", ErrState)
+	old, err := s.checkKeys(ring)
+	if err != nil {
+		return err
 	}
 	rotated := ring.Newest().ID() != old.Newest().ID()
-	if ring.Find(old.Newest().ID()) == nil {
-		return fmt.Errorf("blockstore: key %v encrypts new blocks, and is not among the new keys: keep it until no block needs it: %w", old.Newest(), ErrKey)
-	}
-	if i := slices.IndexFunc(old.IDs(), func(id string) bool { return ring.Find(id) == nil }); i >= 0 {
-		if missing := s.missingVolumes(); len(missing) > 0 {
-			return fmt.Errorf("blockstore: key %s cannot be removed while the volume %s is missing, because it may have blocks of that key: bring the volume back, or remove it from the node: %w",
-				old.IDs()[i], missing[0].dev.Info().Path, ErrKey)
-		}
+	if removedKey(old, ring) != "" {
 		// If an earlier call could not write the catalogue, it still needs a key that is being removed.
 		if err := s.resealCatalogue(ctx); err != nil {
 			return err
@@ -295,19 +356,11 @@ func (s *Store) changeKeys(ctx context.Context, ring *crypt.Keyring, rotated boo
 		}
 	}
 	for _, v := range s.present() {
-		before := v.periods.Load()
-		slots, _ := v.slotsByPeriod(*before)
-		p, err := before.withKeys(ring)
-		if err == nil {
-			p, err = p.without(slots)
-		}
-		if err == nil && rotated {
-			p, err = p.begin(ring.Newest(), next)
-		}
+		p, err := v.nextPeriods(ring, rotated, next)
 		if err != nil {
-			return undo(fmt.Errorf("blockstore: volume %s: %w", v.dev.Info().Path, err))
+			return undo(err)
 		}
-		was[v] = before
+		was[v] = v.periods.Load()
 		v.periods.Store(&p)
 	}
 	s.boot = next
@@ -427,10 +480,10 @@ func (v *volume) sealSlot(key *crypt.Key, h *ondisk.SlotHeader, plain, dst []byt
 	return err
 }
 
-// writeKey returns the key that encrypts a new slot, nil if the store is not encrypted. It fails if the
+// writeKey returns the key that encrypts a new slot, nil if the volume is not encrypted. It fails if the
 // slot was reserved so long ago that its key was removed since.
 func (s *Store) writeKey(v *volume, g kv.Generation) (*crypt.Key, error) {
-	if s.opts.Keys == nil {
+	if s.opts.Keys == nil || v.plain {
 		return nil, nil
 	}
 	if p := v.keyPeriods().of(g); p != nil && p.key != nil {

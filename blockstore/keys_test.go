@@ -838,3 +838,101 @@ func TestRotationWhileWriting(t *testing.T) {
 		t.Errorf("after %d rotations and %d removals: %+v", rotations, removed, use)
 	}
 }
+
+// TestPlainVolume: a volume that is marked as plain has plain blocks and an encrypted catalogue, also after a
+// rotation and after an Open that does not mark it. It can be encrypted later. An encrypted volume cannot
+// become plain.
+func TestPlainVolume(t *testing.T) {
+	devs := []*memio.Device{memio.New(memio.Options{Path: "a"}), memio.New(memio.Options{Path: "b"})}
+	var s *Store
+	var blocks []*block
+	reopen := func(ring *crypt.Keyring, plain ...bool) error {
+		t.Helper()
+		if s != nil {
+			if err := s.Close(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s = nil
+		for i := range devs {
+			devs[i] = devs[i].Reopen()
+		}
+		next, err := open(t, Options{StripeBytes: 16 << 10, Keys: ring, Plain: plain}, devs...)
+		if err != nil {
+			for _, d := range devs {
+				err = errors.Join(err, d.Close())
+			}
+			return err
+		}
+		for _, b := range blocks {
+			if err := next.Adopt(b.ref, int64(len(b.payload)), b.key.Layers); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s = next
+		return s.Ready()
+	}
+	// write puts two blocks on each volume, and fails the test unless each volume has the key, and the first volume no
+	// plain block.
+	secret := []byte("the salt of a tenant's namespace")
+	write := func(name string, keys ...string) {
+		t.Helper()
+		if err := s.SetCatalogue(t.Context(), secret); err != nil {
+			t.Fatal(err)
+		}
+		on := make(map[int][]*block)
+		for i := 0; len(on[0]) < 2 || len(on[1]) < 2; i++ {
+			b := newBlock(fmt.Sprint(name, i), 4096, 1)
+			if err := put(t, s, nil, b); err != nil {
+				t.Fatal(err)
+			}
+			blocks = append(blocks, b)
+			v := int(b.ref.Extent.Volume())
+			on[v] = append(on[v], b)
+		}
+		if err := s.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for i, d := range devs {
+			if got := s.Stats().Volumes[i].Key; got != keys[i] {
+				t.Errorf("%s: volume %d has key %q, want %q", name, i, got, keys[i])
+			}
+			var all []byte
+			for _, file := range content(t, d) {
+				all = append(all, file...)
+			}
+			if bytes.Contains(all, secret) {
+				t.Errorf("%s: the catalogue of volume %d is plain", name, i)
+			}
+			for _, b := range on[i] {
+				if plain := bytes.Contains(all, b.payload[:64]); plain != (keys[i] == "") {
+					t.Errorf("%s: block %s on volume %d is plain: %v", name, b.name, i, plain)
+				}
+			}
+		}
+		for _, b := range blocks {
+			if err := get(t, s, b, 0, 0); err != nil {
+				t.Errorf("%s: %s: %v", name, b.name, err)
+			}
+		}
+	}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(reopen(keyring(t, "k1"), false, true))
+	write("first", "k1", "")
+	must(s.SetKeys(t.Context(), keyring(t, "k1", "k2")))
+	write("rotated", "k2", "")
+	must(reopen(keyring(t, "k1", "k2")))
+	write("adopted", "k2", "")
+	wantKeyError(t, reopen(nil), "is encrypted, its newest key is k2: give the keys of the node")
+	must(reopen(keyring(t, "k1", "k2"), false, false))
+	write("encrypted", "k2", "k2")
+	wantKeyError(t, reopen(keyring(t, "k1", "k2"), false, true), "volume b is encrypted, its newest key is k2, and encryption.plain_volumes names it: remove it")
+	if err := reopen(nil, false, true); err == nil || !strings.Contains(err.Error(), "want all, and keys") {
+		t.Errorf("a plain volume of a store without keys: %v", err)
+	}
+}

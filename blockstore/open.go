@@ -82,6 +82,10 @@ func newStore(opts Options, found []candidate, members membership) *Store {
 			kick:  make(chan struct{}, 1),
 			names: c.names, local: c.local, superName: cmp.Or(c.superName, ondisk.SuperblockName),
 		}
+		if c.plain != nil {
+			v.superblock.Plain = *c.plain
+		}
+		v.plain = v.superblock.Plain
 		v.periods.Store(new(periods))
 		v.sealing = newSealPool()
 		v.space.init(v)
@@ -117,6 +121,8 @@ type candidate struct {
 	superName string
 	// local: see Options.Local.
 	local bool
+	// plain is the element of Options.Plain, nil if there is none.
+	plain *bool
 }
 
 func (c *candidate) path() string { return c.dev.Info().Path }
@@ -156,6 +162,9 @@ func assemble(ctx context.Context, opts Options) ([]candidate, membership, error
 			all[i] = candidate{dev: Absent(d.Info().Path, err)}
 		}
 		all[i].local = opts.local(i)
+		if opts.Plain != nil {
+			all[i].plain = &opts.Plain[i]
+		}
 	}
 	var formatted []*candidate
 	for i := range all {
@@ -678,6 +687,9 @@ func (s *Store) beginBoot(ctx context.Context) error {
 	}
 	changed, key := false, newestKey(s.keys)
 	for _, v := range s.present() {
+		if v.plain {
+			continue
+		}
 		p := v.keyPeriods()
 		next, err := p.begin(key, s.boot)
 		if err != nil {

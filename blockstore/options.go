@@ -34,6 +34,11 @@ type Options struct {
 	// SharedOnly is set by a process that adopts a store. Devices are then all shared volumes of the
 	// store. The local volumes of the store are on another host, and are missing.
 	SharedOnly bool
+	// Plain has an element for each of Devices, or is nil. It is for a store with Keys. A true element marks
+	// a volume whose slots are not encrypted, for good unless a later Open has false. Open fails with
+	// ErrKey if the volume has encrypted slots. nil keeps what the superblocks say; new volumes are then
+	// encrypted.
+	Plain []bool
 	// CapacityBytes is the maximum size of all files of all volumes together. It may differ between
 	// two Opens; segments that exceed it are removed when they become empty.
 	CapacityBytes int64
@@ -130,6 +135,8 @@ func (o Options) Validate() error {
 		return errors.New("blockstore: local and shared volumes need an Owner")
 	case o.Local != nil && (len(o.Local) != len(o.Devices) || !slices.Contains(o.Local, false)):
 		return fmt.Errorf("blockstore: %d of %d volumes are marked as local or shared; want all, at least one of them shared", len(o.Local), len(o.Devices))
+	case o.Plain != nil && (len(o.Plain) != len(o.Devices) || o.Keys == nil):
+		return fmt.Errorf("blockstore: %d of %d volumes are marked as plain or encrypted; want all, and keys", len(o.Plain), len(o.Devices))
 	case o.StripeBytes < 0:
 		return fmt.Errorf("blockstore: stripe of %d bytes", o.StripeBytes)
 	}

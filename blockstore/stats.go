@@ -99,6 +99,8 @@ type VolumeStats struct {
 	// BelowFloor or Health is the reason.
 	BelowFloor bool
 	Health     health.Status
+	// Key is the id of the key that encrypts new slots of the volume, "" if they are not encrypted.
+	Key string
 }
 
 // Stats returns counters and sizes. It reads one volume after the other while the store is in use.
@@ -128,6 +130,9 @@ func (v *volume) stats(classes map[int64]*ClassStats) VolumeStats {
 	vs := VolumeStats{
 		Path: v.dev.Info().Path, CapacityBytes: v.capacityBytes,
 		FreeSpaceBytes: v.freeSpaceBytes.Load(), BelowFloor: v.belowFloor(), Health: v.dev.health(), Counters: v.counter.load(),
+	}
+	if p := v.keyPeriods(); len(p) > 0 {
+		vs.Key = p[len(p)-1].ID.String()
 	}
 	v.space.addTo(&vs, classes)
 	return vs

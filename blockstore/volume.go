@@ -35,6 +35,8 @@ type volume struct {
 	missing bool
 	// local: the volume is a local one of a store with shared volumes (Options.Local).
 	local bool
+	// plain: the slots are not encrypted, whether the store has keys or not (Options.Plain).
+	plain bool
 	// capacityBytes is the volume's share of the store's capacity; metaBytes is the size of the
 	// superblock and catalogue files.
 	capacityBytes, metaBytes int64

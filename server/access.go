@@ -328,7 +328,28 @@ func admit(ctx context.Context, policy *access.Policy, method string, md metadat
 	if r, ok := rules[method]; ok && !id.Principal.HasAnywhere(r.roles) {
 		return ctx, lacks(id, r.roles, "on any namespace")
 	}
-	return ctx, nil
+	return ctx, outdated(policy, shownOutdated[method])
+}
+
+// shownOutdated has the methods that an outdated policy admits, so that operators and their monitoring see the state of a
+// process that etcd does not answer. They change nothing and show no block.
+var shownOutdated = map[string]bool{
+	pb.Admin_Status_FullMethodName:      true,
+	pb.Admin_ListVolumes_FullMethodName: true,
+	pb.Admin_ListMembers_FullMethodName: true,
+	pb.Admin_DiffConfig_FullMethodName:  true,
+	pb.Planner_Roles_FullMethodName:     true,
+	pb.Planner_Top_FullMethodName:       true,
+	pb.Planner_Election_FullMethodName:  true,
+}
+
+// outdated is the error of a call by an outdated policy; nil if the policy is not outdated, or the call is shown. The code is
+// Unavailable, after which clients try another node.
+func outdated(policy *access.Policy, shown bool) error {
+	if shown || !policy.Outdated() {
+		return nil
+	}
+	return refuse(codes.Unavailable, "etcd has not answered for longer than cluster.lease_ttl, and the principal may have been removed from auth.roles_etcd meanwhile; until etcd answers, the process admits only calls that show its state")
 }
 
 // lacks is the error of a caller without a role.
@@ -361,6 +382,9 @@ func (g guard) check(ctx context.Context, method string, req any) error {
 	r, ok := rules[method]
 	if !ok || !id.Principal.HasAnywhere(r.roles) {
 		return lacks(id, r.roles, "on any namespace")
+	}
+	if err := outdated(policy, shownOutdated[method]); err != nil {
+		return err
 	}
 	if r.where == nil {
 		return nil

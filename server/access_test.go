@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
@@ -18,6 +19,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -39,6 +41,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/tcp"
 	"github.com/penstock-kv/penstock/server"
 	"github.com/penstock-kv/penstock/server/access"
+	"github.com/penstock-kv/penstock/server/front"
 	"github.com/penstock-kv/penstock/server/planner"
 )
 
@@ -87,8 +90,14 @@ func as(ctx context.Context, principal string) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+tokenOf(principal))
 }
 
-// columns are the callers of the table.
-var columns = []struct{ title, principal string }{
+// column is a kind of caller of the table.
+type column struct{ title, principal string }
+
+// gatewayColumns are the callers of a gateway, which has a list of tokens and no roles.
+var gatewayColumns = []column{{"no token", ""}, {"unknown token", "unknown"}, {"token of the gateway", "gateway"}}
+
+// columns are the callers of the other tables.
+var columns = []column{
 	{"no token", ""}, {"unknown token", "unknown"}, {"read", "reader"}, {"write", "writer"}, {"admin", "admin"}, {"operate", "operator"}, {"read, write, admin on another namespace", "other"}, {"all on every namespace", "everything"},
 }
 
@@ -245,7 +254,7 @@ func (h *host) rows(t *testing.T, ids []byte, digest []byte) []row {
 }
 
 // plannerHost is a planner node with roles, for the rows of its service.
-func plannerHost(t *testing.T, policy server.Roles, log *slog.Logger) (conn *grpc.ClientConn, web string) {
+func plannerHost(t *testing.T, policy server.Roles, log *slog.Logger) (conn *grpc.ClientConn, web door) {
 	t.Helper()
 	service, err := planner.New(planner.Options{})
 	if err != nil {
@@ -275,7 +284,69 @@ func plannerHost(t *testing.T, policy server.Roles, log *slog.Logger) (conn *grp
 			t.Error(err)
 		}
 	})
-	return conn, "http://" + w.Addr().String()
+	return conn, door{"http://" + w.Addr().String(), n.Patterns()}
+}
+
+// gatewayHost is a gateway with the token of the principal "gateway". No engine listens at its engine's address, so it
+// answers requests itself.
+func gatewayHost(t *testing.T, log *slog.Logger) (api, web door) {
+	t.Helper()
+	f, err := front.New(front.Options{
+		Engines: []front.Engine{{URL: "http://" + testkit.Port(t)}}, Tokens: func() []string { return []string{tokenOf("gateway")} }, Logger: log,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := server.NewFrontNode(server.FrontOptions{Front: f, Registry: prometheus.NewRegistry()})
+	var listeners [2]net.Listener
+	for i := range listeners {
+		if listeners[i], err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	served := make(chan error, 1)
+	go func() { served <- n.Serve(listeners[0], listeners[1]) }()
+	t.Cleanup(func() {
+		http.DefaultClient.CloseIdleConnections()
+		if err := errors.Join(n.Shutdown(context.Background()), <-served); err != nil {
+			t.Error(err)
+		}
+	})
+	return door{"http://" + listeners[0].Addr().String(), f.Patterns()}, door{"http://" + listeners[1].Addr().String(), n.Patterns()}
+}
+
+// door is an HTTP listener with the patterns of its paths.
+type door struct {
+	base     string
+	patterns []string
+}
+
+// rows are one request for each pattern, and one for a path without a pattern, sorted by path.
+func (d door) rows(t *testing.T) (rows []row) {
+	t.Helper()
+	// The profiles end early.
+	queries := map[string]string{"/debug/pprof/profile": "?seconds=1", "/debug/pprof/trace": "?seconds=0.001"}
+	for _, pattern := range append(slices.Clone(d.patterns), "/other") {
+		method, path, ok := strings.Cut(pattern, " ")
+		if !ok {
+			// A pattern without a method gets one that no other pattern of the path has.
+			method, path = http.MethodGet, pattern
+			if slices.Contains(d.patterns, method+" "+path) {
+				method = http.MethodPost
+			}
+		}
+		path = strings.TrimSuffix(path, "{$}")
+		if strings.Contains(path, "{") {
+			t.Fatalf("the test makes no request for the pattern %q", pattern)
+		}
+		rows = append(rows, webRow(d.base, method, path+queries[path]))
+	}
+	slices.SortFunc(rows, func(a, b row) int {
+		method, path, _ := strings.Cut(a.name, " ")
+		other, at, _ := strings.Cut(b.name, " ")
+		return cmp.Or(cmp.Compare(path, at), cmp.Compare(method, other))
+	})
+	return rows
 }
 
 func plannerRows(conn *grpc.ClientConn) []row {
@@ -293,36 +364,40 @@ func plannerRows(conn *grpc.ClientConn) []row {
 	}
 }
 
-func webRows(base string, paths ...string) (rows []row) {
-	for _, path := range paths {
-		rows = append(rows, row{"GET " + path, "", func(ctx context.Context) error {
-			req, err := http.NewRequestWithContext(ctx, http.MethodGet, base+path, nil)
-			if err != nil {
-				return err
-			}
-			md, _ := metadata.FromOutgoingContext(ctx)
-			for _, v := range md.Get("authorization") {
-				req.Header.Add("Authorization", v)
-			}
-			resp, err := http.DefaultClient.Do(req)
-			if err != nil {
-				return err
-			}
-			defer resp.Body.Close()
-			switch resp.StatusCode {
-			case http.StatusUnauthorized:
-				return status.Error(codes.Unauthenticated, "401")
-			case http.StatusForbidden:
-				return status.Error(codes.PermissionDenied, "403")
-			}
-			return nil
-		}})
-	}
-	return rows
+// webAnswer is the status of an HTTP response to a request that was admitted.
+type webAnswer int
+
+func (a webAnswer) Error() string { return http.StatusText(int(a)) }
+
+// webRow makes a row of one request.
+func webRow(base, method, path string) row {
+	return row{method + " " + path, "", func(ctx context.Context) error {
+		req, err := http.NewRequestWithContext(ctx, method, base+path, nil)
+		if err != nil {
+			return err
+		}
+		md, _ := metadata.FromOutgoingContext(ctx)
+		for _, v := range md.Get("authorization") {
+			req.Header.Add("Authorization", v)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		switch resp.StatusCode {
+		case http.StatusUnauthorized:
+			return status.Error(codes.Unauthenticated, "401")
+		case http.StatusForbidden:
+			return status.Error(codes.PermissionDenied, "403")
+		}
+		return webAnswer(resp.StatusCode)
+	}}
 }
 
 // TestAccessTable makes every call of the services and every request of the HTTP listeners as every
-// kind of caller, and compares the table of the answers with docs/access.md. Each refused call
+// kind of caller, and compares the table of the answers with docs/access.md. The requests are made from the
+// patterns of the listeners, so a new path is missing in the page until it is rewritten. Each refused call
 // leaves one line in the audit log or, if the caller has no identity, is counted by a later line. To
 // rewrite the page: go test ./server -run TestAccessTable -rewrite
 func TestAccessTable(t *testing.T) {
@@ -346,43 +421,51 @@ func TestAccessTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	planned, plannedWeb := plannerHost(t, policy.current, logger)
+	gatewayAPI, gatewayWeb := gatewayHost(t, logger)
 	sections := []struct {
-		title string
-		rows  []row
+		title   string
+		columns []column
+		rows    []row
 	}{
-		{"Storage node: gRPC", h.rows(t, chain(ns, 2), digestOf(ns))},
-		{"Planner: gRPC", plannerRows(planned)},
-		{"Storage node: HTTP", webRows(h.web, "/healthz", "/health", "/readyz", "/metrics", "/metrics/summary", "/", "/namespaces", "/live/overview", "/live/namespaces", "/prefixes", "/live/prefixes", "/pins", "/live/pins", "/actions", "/live/actions", "/console/style.css", "/console/live.js", "/console/icon.svg", "/debug/pprof/", "/debug/pprof/cmdline", "/debug/pprof/symbol", "/debug/pprof/profile?seconds=1", "/debug/pprof/trace?seconds=0.001", "/other")},
-		{"Planner: HTTP", webRows(plannedWeb, "/healthz", "/health", "/leaderz", "/readyz", "/metrics", "/", "/live/dualpath", "/requests", "/live/requests", "/console/style.css", "/console/live.js", "/console/icon.svg", "/debug/pprof/", "/other")},
+		{"Storage node: gRPC", columns, h.rows(t, chain(ns, 2), digestOf(ns))},
+		{"Planner: gRPC", columns, plannerRows(planned)},
+		{"Storage node: HTTP", columns, door{h.web, h.server.Patterns()}.rows(t)},
+		{"Planner: HTTP", columns, plannedWeb.rows(t)},
+		{"Gateway: API", gatewayColumns, gatewayAPI.rows(t)},
+		{"Gateway: HTTP", gatewayColumns, gatewayWeb.rows(t)},
 	}
 	var table strings.Builder
 	seen := make(map[string]bool)
 	unidentified := 0 // refused calls without an identity that are neither logged nor counted yet
 	for _, section := range sections {
 		fmt.Fprintf(&table, "\n### %s\n\n| call | concerns |", section.title)
-		for _, c := range columns {
+		for _, c := range section.columns {
 			fmt.Fprintf(&table, " %s |", c.title)
 		}
-		table.WriteString("\n| --- | --- |" + strings.Repeat(" --- |", len(columns)) + "\n")
+		table.WriteString("\n| --- | --- |" + strings.Repeat(" --- |", len(section.columns)) + "\n")
 		for _, r := range section.rows {
 			seen[r.name] = true
 			path, _, _ := strings.Cut(r.name, "?")
 			fmt.Fprintf(&table, "| %s | %s |", path, r.on)
-			for _, c := range columns {
+			for _, c := range section.columns {
 				ctx := t.Context()
 				if c.principal != "" {
 					ctx = as(ctx, c.principal)
 				}
 				log.Take()
 				err := r.call(ctx)
-				answer := "yes"
+				answer, refused := "yes", false
+				var web webAnswer
 				switch status.Code(err) {
 				case codes.Unauthenticated, codes.PermissionDenied:
-					answer = "**no**"
+					answer, refused = "**no**", true
 				case codes.NotFound:
 					if r.on == "a lease" || r.on == "a pin" || r.on == "a reservation" {
-						answer = "**not found**"
+						answer, refused = "**not found**", true
 					}
+				}
+				if errors.As(err, &web) && (web == http.StatusNotFound || web == http.StatusMethodNotAllowed) {
+					answer = strconv.Itoa(int(web))
 				}
 				fmt.Fprintf(&table, " %s |", answer)
 				refusals := 0
@@ -397,7 +480,7 @@ func TestAccessTable(t *testing.T) {
 						}
 					}
 				}
-				want := map[bool]int{true: 1}[answer != "yes"]
+				want := map[bool]int{true: 1}[refused]
 				if c.principal == "" || c.principal == "unknown" {
 					unidentified += want
 					want = min(want, refusals) // the rate of these lines is limited
@@ -409,7 +492,7 @@ func TestAccessTable(t *testing.T) {
 			table.WriteString("\n")
 		}
 	}
-	for _, last := range []row{sections[0].rows[0], sections[1].rows[0]} {
+	for _, last := range []row{sections[0].rows[0], sections[1].rows[0], webRow(gatewayAPI.base, http.MethodGet, "/v1/models")} {
 		for counted := false; !counted; {
 			if err := last.call(t.Context()); status.Code(err) != codes.Unauthenticated {
 				t.Fatal(err)
@@ -1010,7 +1093,7 @@ func TestHeadersAreLimited(t *testing.T) {
 		if err := describe(ctx); status.Code(err) != codes.Unauthenticated || !strings.Contains(err.Error(), "2 Authorization headers") {
 			t.Errorf("gRPC with the tokens of root and %s: %v", second, err)
 		}
-		if err := webRows(h.web, "/metrics")[0].call(ctx); status.Code(err) != codes.Unauthenticated {
+		if err := webRow(h.web, http.MethodGet, "/metrics").call(ctx); status.Code(err) != codes.Unauthenticated {
 			t.Errorf("HTTP with the tokens of root and %s: %v", second, err)
 		}
 	}

@@ -45,6 +45,15 @@ var webRules = map[string]access.Role{
 	"/console/icon.svg":  0,
 }
 
+// webShownOutdated has the paths with a role that an outdated policy admits, as shownOutdated has the methods.
+var webShownOutdated = map[string]bool{
+	"/metrics":         true,
+	"/metrics/summary": true,
+	"/":                true,
+	"/live/overview":   true,
+	"/live/dualpath":   true,
+}
+
 // webRule returns the role that a path needs.
 func webRule(path string) access.Role {
 	if role, ok := webRules[path]; ok {
@@ -71,6 +80,8 @@ func (g guard) admitWeb(r *http.Request) (context.Context, error) {
 		err = nil
 	case err == nil && !id.Principal.HasAnywhere(need):
 		err = lacks(id, need, "on any namespace")
+	case err == nil:
+		err = outdated(policy, webShownOutdated[r.URL.Path])
 	}
 	return ctx, err
 }
@@ -118,7 +129,7 @@ func (g guard) web(next http.Handler, log audit) http.Handler {
 		log.refusal(ctx, r.Method+" "+strings.ToValidUTF8(r.URL.Path, ""), r.RemoteAddr, nil, err)
 		code := http.StatusForbidden
 		switch status.Code(err) {
-		case codes.Unavailable: // there is no roles document from etcd
+		case codes.Unavailable: // there is no roles document from etcd, or it is outdated
 			code = http.StatusServiceUnavailable
 		case codes.Unauthenticated:
 			code = http.StatusUnauthorized

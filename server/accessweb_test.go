@@ -58,7 +58,7 @@ func TestConsoleHost(t *testing.T) {
 		}
 	}
 	_, web := plannerHost(t, nil, nil)
-	if code := get(web, "/requests", "attacker.example"); code != http.StatusForbidden {
+	if code := get(web.base, "/requests", "attacker.example"); code != http.StatusForbidden {
 		t.Errorf("a planner: %d", code)
 	}
 }

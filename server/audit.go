@@ -30,10 +30,11 @@ import (
 // weights or roles of the planner. Leases on blocks with a TTL, which engines request, are not
 // logged. With a roles file, a line has the caller's principal, and each refused call of every
 // service, of the data plane and of HTTP is logged. Of the refused calls of callers that have no
-// identity, one in each second is logged, with the number of calls left out before it.
+// identity, and of those that are refused because there is no present roles document from etcd, one in each second is logged, with
+// the number of calls left out before it.
 type audit struct {
 	log *slog.Logger
-	// unidentified logs the refused calls of callers without an identity. The kind is the message.
+	// unidentified logs the refused calls of which only one per second is logged. The kind is the message.
 	unidentified *ratelog.Log[string]
 	// recent has the last calls that changed state, also while log does not have them.
 	recent *recentActions
@@ -193,7 +194,7 @@ func (a audit) record(ctx context.Context, level slog.Level, name, peer string, 
 		text = "call refused"
 	}
 	code := status.Code(err)
-	if !known && (code == codes.Unauthenticated || code == codes.Unavailable && refused(err) != nil) {
+	if !known && code == codes.Unauthenticated || code == codes.Unavailable && refused(err) != nil {
 		args := make([]any, len(attrs))
 		for i := range attrs {
 			args[i] = attrs[i]

@@ -13,6 +13,7 @@ import (
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/internal/placement"
 	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/server/membership"
 	"github.com/penstock-kv/penstock/server/storage"
 )
@@ -80,11 +81,31 @@ func (s *Server) admitResult(req any) error {
 // errAlone is the error of calls that need a cluster.
 var errAlone = status.Error(codes.FailedPrecondition, "this node is not in a cluster: its setting cluster.etcd is empty")
 
-func (s *adminService) ListMembers(ctx context.Context, _ *pb.ListMembersRequest) (*pb.ListMembersResponse, error) {
+// Details returns the details of a node for its record in etcd. The function linkRate returns the rate of the link of a NIC.
+func Details(node *storage.Node, data rdma.Engine, linkRate func(rdma.NIC) int64) membership.Details {
+	d := membership.Details{HotPrefixes: int64(node.HotCopies())}
+	for _, n := range data.NICs() {
+		d.NICs = append(d.NICs, membership.NIC{Name: n.Name, Addr: string(n.Addr), Up: n.Up, BitsPerSecond: linkRate(n)})
+	}
+	for _, v := range node.Volumes() {
+		volume := membership.Volume{Path: v.Path, State: v.Health.State.String(), CapacityBytes: v.CapacityBytes, UsedBytes: v.Slots.UsedBytes(), Blocks: v.Slots.Live}
+		if v.Health.Cause != nil {
+			volume.Reason = sentence(v.Health.Cause)
+		}
+		d.Volumes = append(d.Volumes, volume)
+	}
+	return d
+}
+
+func (s *adminService) ListMembers(ctx context.Context, req *pb.ListMembersRequest) (*pb.ListMembersResponse, error) {
 	if s.opts.Cluster == nil {
 		return nil, errAlone
 	}
-	list, err := s.opts.Cluster.List(ctx)
+	read := s.opts.Cluster.List
+	if req.GetNodes() {
+		read = s.opts.Cluster.ListNodes
+	}
+	list, err := read(ctx)
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -93,12 +114,52 @@ func (s *adminService) ListMembers(ctx context.Context, _ *pb.ListMembersRequest
 		resp.LastFill = &pb.FillEnd{Revision: end.Revision, Names: end.Names, Stopped: end.Stopped}
 	}
 	for _, m := range list.Members {
-		resp.Members = append(resp.Members, &pb.Member{
-			Name: m.Name, Addr: m.Addr, Zone: m.Zone, State: string(m.State), CapacityBytes: m.CapacityBytes, UsedBytes: m.UsedBytes,
-			Version: m.Version, SinceUnixMs: m.Since.UnixMilli(), Applied: m.Applied, Move: moveProto(m), Filling: m.Filling,
-		})
+		member := memberProto(m)
+		if req.GetNodes() {
+			addDetails(ctx, member, m, list.Details[m.Name])
+		}
+		resp.Members = append(resp.Members, member)
+	}
+	for _, n := range list.Down {
+		member := memberProto(n.Member)
+		member.State = stateDown
+		member.LeftUnixMs, member.WrittenUnixMs = unixMs(n.Left), unixMs(n.Written)
+		addDetails(ctx, member, n.Member, n.Details)
+		resp.Down = append(resp.Down, member)
 	}
 	return resp, nil
+}
+
+// stateDown is the state of a node without a lease.
+const stateDown = "down"
+
+// unixMs returns t in ms, and 0 for the zero time.
+func unixMs(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixMilli()
+}
+
+func memberProto(m membership.Member) *pb.Member {
+	return &pb.Member{
+		Name: m.Name, Addr: m.Addr, Zone: m.Zone, State: string(m.State), CapacityBytes: m.CapacityBytes, UsedBytes: m.UsedBytes,
+		Version: m.Version, SinceUnixMs: m.Since.UnixMilli(), Applied: m.Applied, Move: moveProto(m), Filling: m.Filling,
+	}
+}
+
+// addDetails adds to a member the details of its record that the caller may see.
+func addDetails(ctx context.Context, to *pb.Member, m membership.Member, d membership.Details) {
+	to.Blocks, to.Leases, to.HotPrefixes = m.Blocks, m.Leases, d.HotPrefixes
+	for _, n := range d.NICs {
+		to.Nics = append(to.Nics, &pb.MemberNIC{Name: n.Name, Address: n.Addr, Up: n.Up, LinkBitsPerSecond: n.BitsPerSecond})
+	}
+	if !operates(ctx) {
+		return // the paths and errors are those of the node's host
+	}
+	for _, v := range d.Volumes {
+		to.Volumes = append(to.Volumes, &pb.MemberVolume{Path: v.Path, State: v.State, Reason: v.Reason, CapacityBytes: v.CapacityBytes, UsedBytes: v.UsedBytes, Blocks: v.Blocks})
+	}
 }
 
 // moveProto returns the progress of a member that drains or fills others, nil for other members.

@@ -14,26 +14,26 @@ import (
 // *reload.Reloader implements it; see its methods for the contracts.
 type Reloader interface {
 	Path() string
-	Diff() ([]config.Change, error)
-	Reload() ([]config.Change, error)
+	Diff(ctx context.Context) ([]config.Change, error)
+	Reload(ctx context.Context) ([]config.Change, error)
 }
 
-func (s *adminService) DiffConfig(context.Context, *pb.DiffConfigRequest) (*pb.DiffConfigResponse, error) {
+func (s *adminService) DiffConfig(ctx context.Context, _ *pb.DiffConfigRequest) (*pb.DiffConfigResponse, error) {
 	if s.opts.Config == nil {
 		return nil, errNoConfig
 	}
-	changes, err := s.opts.Config.Diff()
+	changes, err := s.opts.Config.Diff(ctx)
 	if err != nil {
 		return nil, refusedConfig(err)
 	}
 	return &pb.DiffConfigResponse{Path: s.opts.Config.Path(), Changes: changeProtos(changes)}, nil
 }
 
-func (s *adminService) ReloadConfig(context.Context, *pb.ReloadConfigRequest) (*pb.ReloadConfigResponse, error) {
+func (s *adminService) ReloadConfig(ctx context.Context, _ *pb.ReloadConfigRequest) (*pb.ReloadConfigResponse, error) {
 	if s.opts.Config == nil {
 		return nil, errNoConfig
 	}
-	changes, err := s.opts.Config.Reload()
+	changes, err := s.opts.Config.Reload(ctx)
 	if err != nil {
 		return nil, refusedConfig(err)
 	}

@@ -9,6 +9,8 @@ import (
 	"net/http"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/penstock-kv/penstock/internal/webmux"
 )
 
 // Front is the handler of the OpenAI-compatible API. *front.Front implements it. Front is an
@@ -47,10 +49,15 @@ type FrontNode struct {
 // NewFrontNode makes the servers. Serve starts them.
 func NewFrontNode(opts FrontOptions) *FrontNode {
 	n := &FrontNode{front: opts.Front, tls: opts.TLS, api: httpServer(opts.Front)}
-	mux := commonRoutes(opts.Registry)
-	mux.HandleFunc("GET /readyz", n.readyz)
-	n.http = httpServer(mux)
+	n.http = httpServer(n.routes(opts.Registry))
 	return n
+}
+
+// routes are commonRoutes and /readyz.
+func (n *FrontNode) routes(registry *prometheus.Registry) *webmux.Mux {
+	mux := commonRoutes(registry)
+	mux.HandleFunc("GET /readyz", n.readyz)
+	return mux
 }
 
 // readyz responds 200 if any engine is healthy, and 503 otherwise.

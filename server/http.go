@@ -11,12 +11,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"google.golang.org/grpc"
+
+	"github.com/penstock-kv/penstock/internal/webmux"
 )
 
 // commonRoutes are /metrics, /healthz (alias /health) and, for callers on this machine only,
 // /debug/pprof.
-func commonRoutes(registry *prometheus.Registry) *http.ServeMux {
-	mux := http.NewServeMux()
+func commonRoutes(registry *prometheus.Registry) *webmux.Mux {
+	mux := new(webmux.Mux)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}))
 	mux.HandleFunc("GET /healthz", healthz)
 	mux.HandleFunc("GET /health", healthz)
@@ -56,7 +58,7 @@ func serveWeb(s *http.Server, web net.Listener) []func() error {
 }
 
 // routes are commonRoutes, /metrics/summary, /readyz and the console.
-func (s *Server) routes() http.Handler {
+func (s *Server) routes() *webmux.Mux {
 	mux := commonRoutes(s.opts.Registry)
 	mux.HandleFunc("GET /metrics/summary", s.summary)
 	mux.HandleFunc("GET /readyz", s.readyz)
@@ -70,7 +72,7 @@ func healthz(w http.ResponseWriter, _ *http.Request) {
 }
 
 // readyz responds 200 if clients should send traffic to the node, and 503 otherwise
-// (storage.Node.Ready, Cluster.Admit, no roles document from etcd). The body has the reason and the state of each
+// (storage.Node.Ready, Cluster.Admit, no roles document from etcd or an outdated one). The body has the reason and the state of each
 // volume. With roles only callers with the role operate get these, because they have paths of the node.
 func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	state, reason := s.node.WriteState()
@@ -83,6 +85,10 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	}
 	if policy := s.guard.roles.current(); err == nil && policy != nil && policy.Principals() == 0 {
 		state, err = "no_roles", errors.New("there is no roles document from etcd, so every call is refused")
+	} else if err == nil && policy != nil {
+		if err = outdated(policy, false); err != nil {
+			state = "no_roles"
+		}
 	}
 	if err != nil {
 		reason = err.Error()

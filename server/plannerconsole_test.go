@@ -56,7 +56,7 @@ func TestPlannerConsole(t *testing.T) {
 	}
 	page := func(path string) string {
 		t.Helper()
-		resp, err := http.Get(web + path)
+		resp, err := http.Get(web.base + path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -95,7 +95,7 @@ func TestPlannerConsoleStops(t *testing.T) {
 		_ = stream.Body.Close()
 	})
 	_, web := plannerHost(t, nil, slog.New(slog.DiscardHandler))
-	resp, err := http.Get(web + "/live/dualpath")
+	resp, err := http.Get(web.base + "/live/dualpath")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/internal/webmux"
 	"github.com/penstock-kv/penstock/server/console"
 	"github.com/penstock-kv/penstock/server/planner"
 )
@@ -63,13 +64,18 @@ func NewPlannerNode(opts PlannerOptions) *PlannerNode {
 	guard := guard{roles: opts.Roles}
 	n := &PlannerNode{service: opts.Service, grpc: grpc.NewServer(append(grpcOptions(opts.Tokens, guard, opts.TLS, audit), grpc.MaxRecvMsgSize(plannerMessageBytes))...)}
 	pb.RegisterPlannerServer(n.grpc, opts.Service)
-	mux := commonRoutes(opts.Registry)
+	n.console = console.New(console.Options{Planner: plannerSource{opts.Service}, Access: consoleAccess{guard}, Node: opts.Name, Interval: opts.ConsoleInterval})
+	n.http = httpServer(guard.web(n.routes(opts.Registry), audit))
+	return n
+}
+
+// routes are commonRoutes, /readyz, /leaderz and the console.
+func (n *PlannerNode) routes(registry *prometheus.Registry) *webmux.Mux {
+	mux := commonRoutes(registry)
 	mux.HandleFunc("GET /readyz", n.readyz)
 	mux.HandleFunc("GET /leaderz", n.leaderz)
-	n.console = console.New(console.Options{Planner: plannerSource{opts.Service}, Access: consoleAccess{guard}, Node: opts.Name, Interval: opts.ConsoleInterval})
 	n.console.Register(mux)
-	n.http = httpServer(guard.web(mux, audit))
-	return n
+	return mux
 }
 
 // leaderz responds 200 if this planner serves: it leads, or it is not elected. A standby responds 503.

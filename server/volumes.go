@@ -30,6 +30,7 @@ func (s *Server) volumes() []*pb.VolumeStatus {
 			MovedBytes:          v.Move.MovedBytes,
 			MoveFailures:        v.Move.Failures,
 			Fence:               s.opts.Fence,
+			Key:                 v.Key,
 		}
 		if v.Health.Cause != nil {
 			volume.StateReason = sentence(v.Health.Cause)

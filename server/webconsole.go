@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/server/access"
 	"github.com/penstock-kv/penstock/server/console"
+	"github.com/penstock-kv/penstock/server/membership"
 	"github.com/penstock-kv/penstock/server/metrics"
 	"github.com/penstock-kv/penstock/trie"
 )
@@ -59,7 +60,7 @@ func (s *consoleSource) Overview(ctx context.Context) console.Overview {
 	for i, v := range st.GetVolumes() {
 		volume := console.Volume{
 			VolumeRow: frame.Volumes[i], IO: v.GetIo(), Duty: v.GetDuty(), Blocks: v.GetBlocks(),
-			FailedRequests: v.GetReadFailures() + v.GetWriteFailures(), MoveStalled: v.GetMoveStalled(),
+			FailedRequests: v.GetReadFailures() + v.GetWriteFailures(), MoveStalled: v.GetMoveStalled(), Key: v.GetKey(),
 		}
 		if ms := v.GetStateSinceUnixMs(); ms != 0 {
 			volume.Since = time.UnixMilli(ms)
@@ -80,20 +81,49 @@ func (s *consoleSource) cluster(ctx context.Context) *console.Cluster {
 	}
 	within, cancel := context.WithTimeout(ctx, membersWait)
 	defer cancel()
-	resp, err := s.ListMembers(within, &pb.ListMembersRequest{})
+	resp, err := s.ListMembers(within, &pb.ListMembersRequest{Nodes: true})
 	if err != nil {
 		c.Failure = clip(err.Error())
 	}
 	for _, m := range resp.GetMembers() {
-		row := console.Member{
-			Name: m.GetName(), Addr: m.GetAddr(), Zone: m.GetZone(), State: m.GetState(), Version: m.GetVersion(),
-			CapacityBytes: m.GetCapacityBytes(), UsedBytes: m.GetUsedBytes(), Since: time.UnixMilli(m.GetSinceUnixMs()),
-			Applied: m.GetApplied(), Self: m.GetName() == s.opts.Node,
-		}
-		row.Fill = top.Known(float64(row.UsedBytes)).Over(top.Known(float64(row.CapacityBytes)))
+		row := memberRow(m)
+		row.Self = m.GetName() == s.opts.Node
 		c.Members = append(c.Members, row)
 	}
+	for _, m := range resp.GetDown() {
+		c.Down = append(c.Down, memberRow(m))
+	}
 	return c
+}
+
+func memberRow(m *pb.Member) console.Member {
+	row := console.Member{
+		Name: m.GetName(), Addr: m.GetAddr(), Zone: m.GetZone(), State: m.GetState(), Version: m.GetVersion(),
+		CapacityBytes: m.GetCapacityBytes(), UsedBytes: m.GetUsedBytes(), Fill: filled(m.GetUsedBytes(), m.GetCapacityBytes()),
+		Since: time.UnixMilli(m.GetSinceUnixMs()), Applied: m.GetApplied(),
+		Blocks: m.GetBlocks(), Leases: m.GetLeases(), HotPrefixes: m.GetHotPrefixes(), Drained: m.GetMove().GetPhase() == string(membership.MoveDone),
+	}
+	if ms := m.GetLeftUnixMs(); ms != 0 {
+		row.Left = time.UnixMilli(ms)
+	}
+	if ms := m.GetWrittenUnixMs(); ms != 0 {
+		row.Written = time.UnixMilli(ms)
+	}
+	for _, v := range m.GetVolumes() {
+		row.Volumes = append(row.Volumes, console.MemberVolume{
+			Path: v.GetPath(), State: v.GetState(), Reason: v.GetReason(), CapacityBytes: v.GetCapacityBytes(), UsedBytes: v.GetUsedBytes(), Blocks: v.GetBlocks(),
+			Fill: filled(v.GetUsedBytes(), v.GetCapacityBytes()),
+		})
+	}
+	for _, n := range m.GetNics() {
+		row.NICs = append(row.NICs, console.MemberNIC{Name: n.GetName(), Address: n.GetAddress(), Up: n.GetUp(), LinkBits: n.GetLinkBitsPerSecond()})
+	}
+	return row
+}
+
+// filled returns the used part of a capacity.
+func filled(used, capacity int64) top.Value {
+	return top.Known(float64(used)).Over(top.Known(float64(capacity)))
 }
 
 // Namespaces implements console.Source.

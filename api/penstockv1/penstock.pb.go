@@ -4830,6 +4830,7 @@ type VolumeStatus struct {
 	MoveBytesPerSecond  int64                  `protobuf:"varint,24,opt,name=move_bytes_per_second,json=moveBytesPerSecond,proto3" json:"move_bytes_per_second,omitempty"`
 	MoveStalled         string                 `protobuf:"bytes,25,opt,name=move_stalled,json=moveStalled,proto3" json:"move_stalled,omitempty"` // reason why the last pass left blocks on the volume
 	Fence               uint32                 `protobuf:"varint,26,opt,name=fence,proto3" json:"fence,omitempty"`                               // fencing number of a shared volume, otherwise 0
+	Key                 string                 `protobuf:"bytes,27,opt,name=key,proto3" json:"key,omitempty"`                                    // id of the key that encrypts new blocks of the volume; empty: they are not encrypted
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
@@ -5044,6 +5045,13 @@ func (x *VolumeStatus) GetFence() uint32 {
 		return x.Fence
 	}
 	return 0
+}
+
+func (x *VolumeStatus) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
 }
 
 type StatusResponse struct {
@@ -7014,6 +7022,17 @@ type Member struct {
 	Applied       int64                  `protobuf:"varint,9,opt,name=applied,proto3" json:"applied,omitempty"`  // etcd revision up to which the node has applied all changes of namespaces
 	Move          *MoveStatus            `protobuf:"bytes,10,opt,name=move,proto3" json:"move,omitempty"`        // set while the node drains, or copies sequences to nodes that are filled
 	Filling       bool                   `protobuf:"varint,11,opt,name=filling,proto3" json:"filling,omitempty"` // the node has joined, and other nodes copy its sequences to it (FillMembers)
+	// With ListMembersRequest.nodes. The values are those of the node's last record, which it writes when a state changes, or the
+	// use by a hundredth.
+	Nics    []*MemberNIC    `protobuf:"bytes,12,rep,name=nics,proto3" json:"nics,omitempty"`
+	Volumes []*MemberVolume `protobuf:"bytes,13,rep,name=volumes,proto3" json:"volumes,omitempty"` // only if the caller has the role operate
+	Blocks  int64           `protobuf:"varint,14,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	Leases  int64           `protobuf:"varint,15,opt,name=leases,proto3" json:"leases,omitempty"` // pins included
+	// Of ListMembersResponse.down. left_unix_ms is the time at which the lease of the node ended, as another node saw it; 0: none
+	// did. written_unix_ms is the time of the node's last record; 0: a node of an older version wrote it.
+	LeftUnixMs    int64 `protobuf:"varint,16,opt,name=left_unix_ms,json=leftUnixMs,proto3" json:"left_unix_ms,omitempty"`
+	WrittenUnixMs int64 `protobuf:"varint,17,opt,name=written_unix_ms,json=writtenUnixMs,proto3" json:"written_unix_ms,omitempty"`
+	HotPrefixes   int64 `protobuf:"varint,18,opt,name=hot_prefixes,json=hotPrefixes,proto3" json:"hot_prefixes,omitempty"` // as nics: hot prefixes of the node that have copies on other nodes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7125,6 +7144,209 @@ func (x *Member) GetFilling() bool {
 	return false
 }
 
+func (x *Member) GetNics() []*MemberNIC {
+	if x != nil {
+		return x.Nics
+	}
+	return nil
+}
+
+func (x *Member) GetVolumes() []*MemberVolume {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+func (x *Member) GetBlocks() int64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *Member) GetLeases() int64 {
+	if x != nil {
+		return x.Leases
+	}
+	return 0
+}
+
+func (x *Member) GetLeftUnixMs() int64 {
+	if x != nil {
+		return x.LeftUnixMs
+	}
+	return 0
+}
+
+func (x *Member) GetWrittenUnixMs() int64 {
+	if x != nil {
+		return x.WrittenUnixMs
+	}
+	return 0
+}
+
+func (x *Member) GetHotPrefixes() int64 {
+	if x != nil {
+		return x.HotPrefixes
+	}
+	return 0
+}
+
+// MemberNIC is a NIC of the data plane of a node.
+type MemberNIC struct {
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	Name              string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Address           string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	Up                bool                   `protobuf:"varint,3,opt,name=up,proto3" json:"up,omitempty"`
+	LinkBitsPerSecond int64                  `protobuf:"varint,4,opt,name=link_bits_per_second,json=linkBitsPerSecond,proto3" json:"link_bits_per_second,omitempty"` // 0: unknown
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *MemberNIC) Reset() {
+	*x = MemberNIC{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[93]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MemberNIC) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MemberNIC) ProtoMessage() {}
+
+func (x *MemberNIC) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[93]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MemberNIC.ProtoReflect.Descriptor instead.
+func (*MemberNIC) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{93}
+}
+
+func (x *MemberNIC) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *MemberNIC) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *MemberNIC) GetUp() bool {
+	if x != nil {
+		return x.Up
+	}
+	return false
+}
+
+func (x *MemberNIC) GetLinkBitsPerSecond() int64 {
+	if x != nil {
+		return x.LinkBitsPerSecond
+	}
+	return 0
+}
+
+// MemberVolume is a volume of a node.
+type MemberVolume struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	State         string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`   // ok, suspect, failed, draining or removed
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"` // cause, if the state is not ok
+	CapacityBytes int64                  `protobuf:"varint,4,opt,name=capacity_bytes,json=capacityBytes,proto3" json:"capacity_bytes,omitempty"`
+	UsedBytes     int64                  `protobuf:"varint,5,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`
+	Blocks        int64                  `protobuf:"varint,6,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MemberVolume) Reset() {
+	*x = MemberVolume{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[94]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MemberVolume) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MemberVolume) ProtoMessage() {}
+
+func (x *MemberVolume) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[94]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MemberVolume.ProtoReflect.Descriptor instead.
+func (*MemberVolume) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{94}
+}
+
+func (x *MemberVolume) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *MemberVolume) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *MemberVolume) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *MemberVolume) GetCapacityBytes() int64 {
+	if x != nil {
+		return x.CapacityBytes
+	}
+	return 0
+}
+
+func (x *MemberVolume) GetUsedBytes() int64 {
+	if x != nil {
+		return x.UsedBytes
+	}
+	return 0
+}
+
+func (x *MemberVolume) GetBlocks() int64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
 // MoveStatus is the progress of a node that drains, or that copies sequences to nodes that are filled.
 type MoveStatus struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -7143,7 +7365,7 @@ type MoveStatus struct {
 
 func (x *MoveStatus) Reset() {
 	*x = MoveStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[93]
+	mi := &file_penstockv1_penstock_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7155,7 +7377,7 @@ func (x *MoveStatus) String() string {
 func (*MoveStatus) ProtoMessage() {}
 
 func (x *MoveStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[93]
+	mi := &file_penstockv1_penstock_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7168,7 +7390,7 @@ func (x *MoveStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveStatus.ProtoReflect.Descriptor instead.
 func (*MoveStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{93}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *MoveStatus) GetPhase() string {
@@ -7245,7 +7467,7 @@ type DrainMemberRequest struct {
 
 func (x *DrainMemberRequest) Reset() {
 	*x = DrainMemberRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[94]
+	mi := &file_penstockv1_penstock_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7257,7 +7479,7 @@ func (x *DrainMemberRequest) String() string {
 func (*DrainMemberRequest) ProtoMessage() {}
 
 func (x *DrainMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[94]
+	mi := &file_penstockv1_penstock_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7270,7 +7492,7 @@ func (x *DrainMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainMemberRequest.ProtoReflect.Descriptor instead.
 func (*DrainMemberRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{94}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *DrainMemberRequest) GetName() string {
@@ -7302,7 +7524,7 @@ type DrainMemberResponse struct {
 
 func (x *DrainMemberResponse) Reset() {
 	*x = DrainMemberResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[95]
+	mi := &file_penstockv1_penstock_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7314,7 +7536,7 @@ func (x *DrainMemberResponse) String() string {
 func (*DrainMemberResponse) ProtoMessage() {}
 
 func (x *DrainMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[95]
+	mi := &file_penstockv1_penstock_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7327,18 +7549,20 @@ func (x *DrainMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainMemberResponse.ProtoReflect.Descriptor instead.
 func (*DrainMemberResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{95}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{97}
 }
 
 type ListMembersRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// nodes: return the nodes that are down, and the NICs, volumes and counts of all nodes, too. A node of an older version ignores it.
+	Nodes         bool `protobuf:"varint,1,opt,name=nodes,proto3" json:"nodes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[96]
+	mi := &file_penstockv1_penstock_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7350,7 +7574,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[96]
+	mi := &file_penstockv1_penstock_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7363,22 +7587,32 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{96}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{98}
+}
+
+func (x *ListMembersRequest) GetNodes() bool {
+	if x != nil {
+		return x.Nodes
+	}
+	return false
 }
 
 type ListMembersResponse struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Members []*Member              `protobuf:"bytes,1,rep,name=members,proto3" json:"members,omitempty"`
 	// removed are the names of the nodes that were removed from the cluster. Clients forget them at once.
-	Removed       []string `protobuf:"bytes,2,rep,name=removed,proto3" json:"removed,omitempty"`
-	LastFill      *FillEnd `protobuf:"bytes,3,opt,name=last_fill,json=lastFill,proto3" json:"last_fill,omitempty"` // unset if no order has ended
+	Removed  []string `protobuf:"bytes,2,rep,name=removed,proto3" json:"removed,omitempty"`
+	LastFill *FillEnd `protobuf:"bytes,3,opt,name=last_fill,json=lastFill,proto3" json:"last_fill,omitempty"` // unset if no order has ended
+	// down are the nodes that have joined, were not removed, and have no lease. Their state is down. Clients place no
+	// sequences by them.
+	Down          []*Member `protobuf:"bytes,4,rep,name=down,proto3" json:"down,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[97]
+	mi := &file_penstockv1_penstock_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7390,7 +7624,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[97]
+	mi := &file_penstockv1_penstock_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7403,7 +7637,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{97}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ListMembersResponse) GetMembers() []*Member {
@@ -7427,6 +7661,13 @@ func (x *ListMembersResponse) GetLastFill() *FillEnd {
 	return nil
 }
 
+func (x *ListMembersResponse) GetDown() []*Member {
+	if x != nil {
+		return x.Down
+	}
+	return nil
+}
+
 type FillMembersRequest struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Names          []string               `protobuf:"bytes,1,rep,name=names,proto3" json:"names,omitempty"`                                            // empty: end the order
@@ -7439,7 +7680,7 @@ type FillMembersRequest struct {
 
 func (x *FillMembersRequest) Reset() {
 	*x = FillMembersRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[98]
+	mi := &file_penstockv1_penstock_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7451,7 +7692,7 @@ func (x *FillMembersRequest) String() string {
 func (*FillMembersRequest) ProtoMessage() {}
 
 func (x *FillMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[98]
+	mi := &file_penstockv1_penstock_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7464,7 +7705,7 @@ func (x *FillMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FillMembersRequest.ProtoReflect.Descriptor instead.
 func (*FillMembersRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{98}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *FillMembersRequest) GetNames() []string {
@@ -7498,7 +7739,7 @@ type FillMembersResponse struct {
 
 func (x *FillMembersResponse) Reset() {
 	*x = FillMembersResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[99]
+	mi := &file_penstockv1_penstock_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7510,7 +7751,7 @@ func (x *FillMembersResponse) String() string {
 func (*FillMembersResponse) ProtoMessage() {}
 
 func (x *FillMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[99]
+	mi := &file_penstockv1_penstock_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7523,7 +7764,7 @@ func (x *FillMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FillMembersResponse.ProtoReflect.Descriptor instead.
 func (*FillMembersResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{99}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *FillMembersResponse) GetFills() []*Fill {
@@ -7552,7 +7793,7 @@ type FillEnd struct {
 
 func (x *FillEnd) Reset() {
 	*x = FillEnd{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[100]
+	mi := &file_penstockv1_penstock_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7564,7 +7805,7 @@ func (x *FillEnd) String() string {
 func (*FillEnd) ProtoMessage() {}
 
 func (x *FillEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[100]
+	mi := &file_penstockv1_penstock_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7577,7 +7818,7 @@ func (x *FillEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FillEnd.ProtoReflect.Descriptor instead.
 func (*FillEnd) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{100}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *FillEnd) GetRevision() int64 {
@@ -7613,7 +7854,7 @@ type Fill struct {
 
 func (x *Fill) Reset() {
 	*x = Fill{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[101]
+	mi := &file_penstockv1_penstock_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7625,7 +7866,7 @@ func (x *Fill) String() string {
 func (*Fill) ProtoMessage() {}
 
 func (x *Fill) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[101]
+	mi := &file_penstockv1_penstock_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7638,7 +7879,7 @@ func (x *Fill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fill.ProtoReflect.Descriptor instead.
 func (*Fill) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{101}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *Fill) GetName() string {
@@ -7674,7 +7915,7 @@ type RemoveMemberRequest struct {
 
 func (x *RemoveMemberRequest) Reset() {
 	*x = RemoveMemberRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[102]
+	mi := &file_penstockv1_penstock_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7686,7 +7927,7 @@ func (x *RemoveMemberRequest) String() string {
 func (*RemoveMemberRequest) ProtoMessage() {}
 
 func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[102]
+	mi := &file_penstockv1_penstock_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7699,7 +7940,7 @@ func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberRequest.ProtoReflect.Descriptor instead.
 func (*RemoveMemberRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{102}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *RemoveMemberRequest) GetName() string {
@@ -7744,7 +7985,7 @@ type RemoveMemberResponse struct {
 
 func (x *RemoveMemberResponse) Reset() {
 	*x = RemoveMemberResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[103]
+	mi := &file_penstockv1_penstock_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7756,7 +7997,7 @@ func (x *RemoveMemberResponse) String() string {
 func (*RemoveMemberResponse) ProtoMessage() {}
 
 func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[103]
+	mi := &file_penstockv1_penstock_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7769,7 +8010,7 @@ func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberResponse.ProtoReflect.Descriptor instead.
 func (*RemoveMemberResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{103}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *RemoveMemberResponse) GetUp() bool {
@@ -7808,7 +8049,7 @@ type GetRolesRequest struct {
 
 func (x *GetRolesRequest) Reset() {
 	*x = GetRolesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[104]
+	mi := &file_penstockv1_penstock_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7820,7 +8061,7 @@ func (x *GetRolesRequest) String() string {
 func (*GetRolesRequest) ProtoMessage() {}
 
 func (x *GetRolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[104]
+	mi := &file_penstockv1_penstock_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7833,7 +8074,7 @@ func (x *GetRolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRolesRequest.ProtoReflect.Descriptor instead.
 func (*GetRolesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{104}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{106}
 }
 
 type GetRolesResponse struct {
@@ -7846,7 +8087,7 @@ type GetRolesResponse struct {
 
 func (x *GetRolesResponse) Reset() {
 	*x = GetRolesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[105]
+	mi := &file_penstockv1_penstock_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7858,7 +8099,7 @@ func (x *GetRolesResponse) String() string {
 func (*GetRolesResponse) ProtoMessage() {}
 
 func (x *GetRolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[105]
+	mi := &file_penstockv1_penstock_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7871,7 +8112,7 @@ func (x *GetRolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRolesResponse.ProtoReflect.Descriptor instead.
 func (*GetRolesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{105}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *GetRolesResponse) GetDocument() []byte {
@@ -7899,7 +8140,7 @@ type SetRolesRequest struct {
 
 func (x *SetRolesRequest) Reset() {
 	*x = SetRolesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[106]
+	mi := &file_penstockv1_penstock_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7911,7 +8152,7 @@ func (x *SetRolesRequest) String() string {
 func (*SetRolesRequest) ProtoMessage() {}
 
 func (x *SetRolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[106]
+	mi := &file_penstockv1_penstock_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7924,7 +8165,7 @@ func (x *SetRolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRolesRequest.ProtoReflect.Descriptor instead.
 func (*SetRolesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{106}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *SetRolesRequest) GetDocument() []byte {
@@ -7958,7 +8199,7 @@ type SetRolesResponse struct {
 
 func (x *SetRolesResponse) Reset() {
 	*x = SetRolesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[107]
+	mi := &file_penstockv1_penstock_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7970,7 +8211,7 @@ func (x *SetRolesResponse) String() string {
 func (*SetRolesResponse) ProtoMessage() {}
 
 func (x *SetRolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[107]
+	mi := &file_penstockv1_penstock_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7983,7 +8224,7 @@ func (x *SetRolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRolesResponse.ProtoReflect.Descriptor instead.
 func (*SetRolesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{107}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *SetRolesResponse) GetChanges() []string {
@@ -8363,7 +8604,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x06blocks\x18\a \x01(\x03R\x06blocks\x12\x14\n" +
 	"\x05bytes\x18\b \x01(\x03R\x05bytes\x12\x19\n" +
 	"\bof_epoch\x18\t \x01(\bR\aofEpoch\"\x0f\n" +
-	"\rStatusRequest\"\xed\x06\n" +
+	"\rStatusRequest\"\xff\x06\n" +
 	"\fVolumeStatus\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x0e\n" +
 	"\x02io\x18\x02 \x01(\tR\x02io\x12\x1b\n" +
@@ -8396,7 +8637,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\rmove_failures\x18\x17 \x01(\x03R\fmoveFailures\x121\n" +
 	"\x15move_bytes_per_second\x18\x18 \x01(\x03R\x12moveBytesPerSecond\x12!\n" +
 	"\fmove_stalled\x18\x19 \x01(\tR\vmoveStalled\x12\x14\n" +
-	"\x05fence\x18\x1a \x01(\rR\x05fence\"\xf2\n" +
+	"\x05fence\x18\x1a \x01(\rR\x05fence\x12\x10\n" +
+	"\x03key\x18\x1b \x01(\tR\x03key\"\xf2\n" +
 	"\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
@@ -8566,7 +8808,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x13ReloadConfigRequest\"_\n" +
 	"\x14ReloadConfigResponse\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x123\n" +
-	"\achanges\x18\x02 \x03(\v2\x19.penstock.v1.ConfigChangeR\achanges\"\xbf\x02\n" +
+	"\achanges\x18\x02 \x03(\v2\x19.penstock.v1.ConfigChangeR\achanges\"\xbd\x04\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x12\x12\n" +
@@ -8580,7 +8822,28 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\aapplied\x18\t \x01(\x03R\aapplied\x12+\n" +
 	"\x04move\x18\n" +
 	" \x01(\v2\x17.penstock.v1.MoveStatusR\x04move\x12\x18\n" +
-	"\afilling\x18\v \x01(\bR\afilling\"\x9e\x02\n" +
+	"\afilling\x18\v \x01(\bR\afilling\x12*\n" +
+	"\x04nics\x18\f \x03(\v2\x16.penstock.v1.MemberNICR\x04nics\x123\n" +
+	"\avolumes\x18\r \x03(\v2\x19.penstock.v1.MemberVolumeR\avolumes\x12\x16\n" +
+	"\x06blocks\x18\x0e \x01(\x03R\x06blocks\x12\x16\n" +
+	"\x06leases\x18\x0f \x01(\x03R\x06leases\x12 \n" +
+	"\fleft_unix_ms\x18\x10 \x01(\x03R\n" +
+	"leftUnixMs\x12&\n" +
+	"\x0fwritten_unix_ms\x18\x11 \x01(\x03R\rwrittenUnixMs\x12!\n" +
+	"\fhot_prefixes\x18\x12 \x01(\x03R\vhotPrefixes\"z\n" +
+	"\tMemberNIC\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x0e\n" +
+	"\x02up\x18\x03 \x01(\bR\x02up\x12/\n" +
+	"\x14link_bits_per_second\x18\x04 \x01(\x03R\x11linkBitsPerSecond\"\xae\x01\n" +
+	"\fMemberVolume\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12%\n" +
+	"\x0ecapacity_bytes\x18\x04 \x01(\x03R\rcapacityBytes\x12\x1d\n" +
+	"\n" +
+	"used_bytes\x18\x05 \x01(\x03R\tusedBytes\x12\x16\n" +
+	"\x06blocks\x18\x06 \x01(\x03R\x06blocks\"\x9e\x02\n" +
 	"\n" +
 	"MoveStatus\x12\x14\n" +
 	"\x05phase\x18\x01 \x01(\tR\x05phase\x12\x16\n" +
@@ -8597,12 +8860,14 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06cancel\x18\x02 \x01(\bR\x06cancel\x12(\n" +
 	"\x10bytes_per_second\x18\x03 \x01(\x03R\x0ebytesPerSecond\"\x15\n" +
-	"\x13DrainMemberResponse\"\x14\n" +
-	"\x12ListMembersRequest\"\x91\x01\n" +
+	"\x13DrainMemberResponse\"*\n" +
+	"\x12ListMembersRequest\x12\x14\n" +
+	"\x05nodes\x18\x01 \x01(\bR\x05nodes\"\xba\x01\n" +
 	"\x13ListMembersResponse\x12-\n" +
 	"\amembers\x18\x01 \x03(\v2\x13.penstock.v1.MemberR\amembers\x12\x18\n" +
 	"\aremoved\x18\x02 \x03(\tR\aremoved\x121\n" +
-	"\tlast_fill\x18\x03 \x01(\v2\x14.penstock.v1.FillEndR\blastFill\"m\n" +
+	"\tlast_fill\x18\x03 \x01(\v2\x14.penstock.v1.FillEndR\blastFill\x12'\n" +
+	"\x04down\x18\x04 \x03(\v2\x13.penstock.v1.MemberR\x04down\"m\n" +
 	"\x12FillMembersRequest\x12\x14\n" +
 	"\x05names\x18\x01 \x03(\tR\x05names\x12(\n" +
 	"\x10bytes_per_second\x18\x02 \x01(\x03R\x0ebytesPerSecond\x12\x17\n" +
@@ -8726,7 +8991,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 108)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 110)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -8828,21 +9093,23 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*ReloadConfigRequest)(nil),     // 97: penstock.v1.ReloadConfigRequest
 	(*ReloadConfigResponse)(nil),    // 98: penstock.v1.ReloadConfigResponse
 	(*Member)(nil),                  // 99: penstock.v1.Member
-	(*MoveStatus)(nil),              // 100: penstock.v1.MoveStatus
-	(*DrainMemberRequest)(nil),      // 101: penstock.v1.DrainMemberRequest
-	(*DrainMemberResponse)(nil),     // 102: penstock.v1.DrainMemberResponse
-	(*ListMembersRequest)(nil),      // 103: penstock.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),     // 104: penstock.v1.ListMembersResponse
-	(*FillMembersRequest)(nil),      // 105: penstock.v1.FillMembersRequest
-	(*FillMembersResponse)(nil),     // 106: penstock.v1.FillMembersResponse
-	(*FillEnd)(nil),                 // 107: penstock.v1.FillEnd
-	(*Fill)(nil),                    // 108: penstock.v1.Fill
-	(*RemoveMemberRequest)(nil),     // 109: penstock.v1.RemoveMemberRequest
-	(*RemoveMemberResponse)(nil),    // 110: penstock.v1.RemoveMemberResponse
-	(*GetRolesRequest)(nil),         // 111: penstock.v1.GetRolesRequest
-	(*GetRolesResponse)(nil),        // 112: penstock.v1.GetRolesResponse
-	(*SetRolesRequest)(nil),         // 113: penstock.v1.SetRolesRequest
-	(*SetRolesResponse)(nil),        // 114: penstock.v1.SetRolesResponse
+	(*MemberNIC)(nil),               // 100: penstock.v1.MemberNIC
+	(*MemberVolume)(nil),            // 101: penstock.v1.MemberVolume
+	(*MoveStatus)(nil),              // 102: penstock.v1.MoveStatus
+	(*DrainMemberRequest)(nil),      // 103: penstock.v1.DrainMemberRequest
+	(*DrainMemberResponse)(nil),     // 104: penstock.v1.DrainMemberResponse
+	(*ListMembersRequest)(nil),      // 105: penstock.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),     // 106: penstock.v1.ListMembersResponse
+	(*FillMembersRequest)(nil),      // 107: penstock.v1.FillMembersRequest
+	(*FillMembersResponse)(nil),     // 108: penstock.v1.FillMembersResponse
+	(*FillEnd)(nil),                 // 109: penstock.v1.FillEnd
+	(*Fill)(nil),                    // 110: penstock.v1.Fill
+	(*RemoveMemberRequest)(nil),     // 111: penstock.v1.RemoveMemberRequest
+	(*RemoveMemberResponse)(nil),    // 112: penstock.v1.RemoveMemberResponse
+	(*GetRolesRequest)(nil),         // 113: penstock.v1.GetRolesRequest
+	(*GetRolesResponse)(nil),        // 114: penstock.v1.GetRolesResponse
+	(*SetRolesRequest)(nil),         // 115: penstock.v1.SetRolesRequest
+	(*SetRolesResponse)(nil),        // 116: penstock.v1.SetRolesResponse
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,   // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
@@ -8891,101 +9158,104 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	85,  // 43: penstock.v1.AdoptVolumeResponse.adopted:type_name -> penstock.v1.AdoptedNode
 	94,  // 44: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
 	94,  // 45: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	100, // 46: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
-	99,  // 47: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
-	107, // 48: penstock.v1.ListMembersResponse.last_fill:type_name -> penstock.v1.FillEnd
-	108, // 49: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
-	12,  // 50: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	14,  // 51: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	20,  // 52: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	22,  // 53: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	26,  // 54: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	29,  // 55: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	31,  // 56: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	34,  // 57: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	38,  // 58: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	16,  // 59: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
-	40,  // 60: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	42,  // 61: penstock.v1.Cache.Demote:input_type -> penstock.v1.DemoteRequest
-	44,  // 62: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
-	46,  // 63: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
-	48,  // 64: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	51,  // 65: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	52,  // 66: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	53,  // 67: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	55,  // 68: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	57,  // 69: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	59,  // 70: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
-	61,  // 71: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	62,  // 72: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
-	63,  // 73: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	65,  // 74: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	70,  // 75: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	77,  // 76: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	79,  // 77: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	81,  // 78: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	67,  // 79: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	92,  // 80: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	83,  // 81: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
-	88,  // 82: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
-	90,  // 83: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
-	86,  // 84: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
-	95,  // 85: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
-	97,  // 86: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
-	103, // 87: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
-	101, // 88: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
-	105, // 89: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
-	109, // 90: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
-	111, // 91: penstock.v1.Admin.GetRoles:input_type -> penstock.v1.GetRolesRequest
-	113, // 92: penstock.v1.Admin.SetRoles:input_type -> penstock.v1.SetRolesRequest
-	13,  // 93: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	18,  // 94: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	21,  // 95: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	23,  // 96: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	28,  // 97: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	30,  // 98: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	32,  // 99: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	35,  // 100: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	39,  // 101: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	17,  // 102: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
-	41,  // 103: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	43,  // 104: penstock.v1.Cache.Demote:output_type -> penstock.v1.DemoteResponse
-	45,  // 105: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
-	47,  // 106: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
-	50,  // 107: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	9,   // 108: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	9,   // 109: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	54,  // 110: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	56,  // 111: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	58,  // 112: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	60,  // 113: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
-	9,   // 114: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	9,   // 115: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
-	64,  // 116: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	66,  // 117: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	72,  // 118: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	78,  // 119: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	80,  // 120: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	82,  // 121: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	68,  // 122: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	93,  // 123: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	84,  // 124: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
-	89,  // 125: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
-	91,  // 126: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
-	87,  // 127: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
-	96,  // 128: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
-	98,  // 129: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
-	104, // 130: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
-	102, // 131: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
-	106, // 132: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
-	110, // 133: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
-	112, // 134: penstock.v1.Admin.GetRoles:output_type -> penstock.v1.GetRolesResponse
-	114, // 135: penstock.v1.Admin.SetRoles:output_type -> penstock.v1.SetRolesResponse
-	93,  // [93:136] is the sub-list for method output_type
-	50,  // [50:93] is the sub-list for method input_type
-	50,  // [50:50] is the sub-list for extension type_name
-	50,  // [50:50] is the sub-list for extension extendee
-	0,   // [0:50] is the sub-list for field type_name
+	102, // 46: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
+	100, // 47: penstock.v1.Member.nics:type_name -> penstock.v1.MemberNIC
+	101, // 48: penstock.v1.Member.volumes:type_name -> penstock.v1.MemberVolume
+	99,  // 49: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
+	109, // 50: penstock.v1.ListMembersResponse.last_fill:type_name -> penstock.v1.FillEnd
+	99,  // 51: penstock.v1.ListMembersResponse.down:type_name -> penstock.v1.Member
+	110, // 52: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
+	12,  // 53: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	14,  // 54: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	20,  // 55: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	22,  // 56: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	26,  // 57: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	29,  // 58: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	31,  // 59: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	34,  // 60: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	38,  // 61: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	16,  // 62: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
+	40,  // 63: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	42,  // 64: penstock.v1.Cache.Demote:input_type -> penstock.v1.DemoteRequest
+	44,  // 65: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
+	46,  // 66: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
+	48,  // 67: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	51,  // 68: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	52,  // 69: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	53,  // 70: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	55,  // 71: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	57,  // 72: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	59,  // 73: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
+	61,  // 74: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	62,  // 75: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
+	63,  // 76: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	65,  // 77: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	70,  // 78: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	77,  // 79: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	79,  // 80: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	81,  // 81: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	67,  // 82: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	92,  // 83: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	83,  // 84: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
+	88,  // 85: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
+	90,  // 86: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
+	86,  // 87: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
+	95,  // 88: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
+	97,  // 89: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
+	105, // 90: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
+	103, // 91: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
+	107, // 92: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
+	111, // 93: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
+	113, // 94: penstock.v1.Admin.GetRoles:input_type -> penstock.v1.GetRolesRequest
+	115, // 95: penstock.v1.Admin.SetRoles:input_type -> penstock.v1.SetRolesRequest
+	13,  // 96: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	18,  // 97: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	21,  // 98: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	23,  // 99: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	28,  // 100: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	30,  // 101: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	32,  // 102: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	35,  // 103: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	39,  // 104: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	17,  // 105: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
+	41,  // 106: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	43,  // 107: penstock.v1.Cache.Demote:output_type -> penstock.v1.DemoteResponse
+	45,  // 108: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
+	47,  // 109: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
+	50,  // 110: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	9,   // 111: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	9,   // 112: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	54,  // 113: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	56,  // 114: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	58,  // 115: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	60,  // 116: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
+	9,   // 117: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	9,   // 118: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
+	64,  // 119: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	66,  // 120: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	72,  // 121: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	78,  // 122: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	80,  // 123: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	82,  // 124: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	68,  // 125: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	93,  // 126: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	84,  // 127: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
+	89,  // 128: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
+	91,  // 129: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
+	87,  // 130: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
+	96,  // 131: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
+	98,  // 132: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
+	106, // 133: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
+	104, // 134: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
+	108, // 135: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
+	112, // 136: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
+	114, // 137: penstock.v1.Admin.GetRoles:output_type -> penstock.v1.GetRolesResponse
+	116, // 138: penstock.v1.Admin.SetRoles:output_type -> penstock.v1.SetRolesResponse
+	96,  // [96:139] is the sub-list for method output_type
+	53,  // [53:96] is the sub-list for method input_type
+	53,  // [53:53] is the sub-list for extension type_name
+	53,  // [53:53] is the sub-list for extension extendee
+	0,   // [0:53] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -8999,7 +9269,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   108,
+			NumMessages:   110,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

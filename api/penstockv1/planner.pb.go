@@ -348,7 +348,7 @@ func (x LeaderAction_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use LeaderAction_Kind.Descriptor instead.
 func (LeaderAction_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{19, 0}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{20, 0}
 }
 
 type SubmitRequest struct {
@@ -576,8 +576,10 @@ type RequestUpdate struct {
 	// REFUSAL_LATE: the planner's estimate of the time after which the same request would meet its
 	// deadline if no other requests arrive; 0: unknown.
 	RetryAfterMilliseconds uint64 `protobuf:"varint,9,opt,name=retry_after_milliseconds,json=retryAfterMilliseconds,proto3" json:"retry_after_milliseconds,omitempty"`
-	unknownFields          protoimpl.UnknownFields
-	sizeCache              protoimpl.SizeCache
+	// STARTED: the prefix cache of the decode engine; omitted: it has none.
+	DecodeCache   *PrefixCache `protobuf:"bytes,10,opt,name=decode_cache,json=decodeCache,proto3" json:"decode_cache,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RequestUpdate) Reset() {
@@ -673,6 +675,69 @@ func (x *RequestUpdate) GetRetryAfterMilliseconds() uint64 {
 	return 0
 }
 
+func (x *RequestUpdate) GetDecodeCache() *PrefixCache {
+	if x != nil {
+		return x.DecodeCache
+	}
+	return nil
+}
+
+// PrefixCache is the prefix cache of a decode engine in its device memory.
+type PrefixCache struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The size of the cache (EngineSpec.prefix_cache_tokens).
+	Tokens uint64 `protobuf:"varint,1,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	// The number of the cache. An engine that registers with another number than before has an empty
+	// cache.
+	Number        uint64 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PrefixCache) Reset() {
+	*x = PrefixCache{}
+	mi := &file_penstockv1_planner_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PrefixCache) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PrefixCache) ProtoMessage() {}
+
+func (x *PrefixCache) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_planner_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PrefixCache.ProtoReflect.Descriptor instead.
+func (*PrefixCache) Descriptor() ([]byte, []int) {
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *PrefixCache) GetTokens() uint64 {
+	if x != nil {
+		return x.Tokens
+	}
+	return 0
+}
+
+func (x *PrefixCache) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
 // Part is the cached tokens [from, to), read by one side.
 type Part struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -685,7 +750,7 @@ type Part struct {
 
 func (x *Part) Reset() {
 	*x = Part{}
-	mi := &file_penstockv1_planner_proto_msgTypes[3]
+	mi := &file_penstockv1_planner_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -697,7 +762,7 @@ func (x *Part) String() string {
 func (*Part) ProtoMessage() {}
 
 func (x *Part) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[3]
+	mi := &file_penstockv1_planner_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -710,7 +775,7 @@ func (x *Part) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Part.ProtoReflect.Descriptor instead.
 func (*Part) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{3}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Part) GetSide() Side {
@@ -752,7 +817,7 @@ type LeaderMessage struct {
 
 func (x *LeaderMessage) Reset() {
 	*x = LeaderMessage{}
-	mi := &file_penstockv1_planner_proto_msgTypes[4]
+	mi := &file_penstockv1_planner_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -764,7 +829,7 @@ func (x *LeaderMessage) String() string {
 func (*LeaderMessage) ProtoMessage() {}
 
 func (x *LeaderMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[4]
+	mi := &file_penstockv1_planner_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -777,7 +842,7 @@ func (x *LeaderMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderMessage.ProtoReflect.Descriptor instead.
 func (*LeaderMessage) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{4}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *LeaderMessage) GetMessage() isLeaderMessage_Message {
@@ -922,7 +987,7 @@ type RegisterGroup struct {
 
 func (x *RegisterGroup) Reset() {
 	*x = RegisterGroup{}
-	mi := &file_penstockv1_planner_proto_msgTypes[5]
+	mi := &file_penstockv1_planner_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -934,7 +999,7 @@ func (x *RegisterGroup) String() string {
 func (*RegisterGroup) ProtoMessage() {}
 
 func (x *RegisterGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[5]
+	mi := &file_penstockv1_planner_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -947,7 +1012,7 @@ func (x *RegisterGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterGroup.ProtoReflect.Descriptor instead.
 func (*RegisterGroup) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{5}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RegisterGroup) GetGroup() string {
@@ -1027,14 +1092,18 @@ type EngineSpec struct {
 	// The maximum length of a prompt on the engine; 0: no limit.
 	PromptTokens uint64 `protobuf:"varint,5,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
 	// Its buffer in DRAM. Omitted: the planner does not account for it.
-	Buffer        *EngineBuffer `protobuf:"bytes,6,opt,name=buffer,proto3" json:"buffer,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Buffer *EngineBuffer `protobuf:"bytes,6,opt,name=buffer,proto3" json:"buffer,omitempty"`
+	// The engine keeps the KV of prompts in device memory after their requests, for later requests with
+	// the same prefix, until it needs the memory: at most this number of tokens; 0: it keeps none. KV
+	// that a decode engine keeps is not sent to it again.
+	PrefixCacheTokens uint64 `protobuf:"varint,7,opt,name=prefix_cache_tokens,json=prefixCacheTokens,proto3" json:"prefix_cache_tokens,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *EngineSpec) Reset() {
 	*x = EngineSpec{}
-	mi := &file_penstockv1_planner_proto_msgTypes[6]
+	mi := &file_penstockv1_planner_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1046,7 +1115,7 @@ func (x *EngineSpec) String() string {
 func (*EngineSpec) ProtoMessage() {}
 
 func (x *EngineSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[6]
+	mi := &file_penstockv1_planner_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1059,7 +1128,7 @@ func (x *EngineSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EngineSpec.ProtoReflect.Descriptor instead.
 func (*EngineSpec) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{6}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *EngineSpec) GetEngine() string {
@@ -1104,6 +1173,13 @@ func (x *EngineSpec) GetBuffer() *EngineBuffer {
 	return nil
 }
 
+func (x *EngineSpec) GetPrefixCacheTokens() uint64 {
+	if x != nil {
+		return x.PrefixCacheTokens
+	}
+	return 0
+}
+
 // EngineBuffer is the buffer through which KV passes between storage, device memory
 // and the other side. All sizes are bytes.
 type EngineBuffer struct {
@@ -1120,7 +1196,7 @@ type EngineBuffer struct {
 
 func (x *EngineBuffer) Reset() {
 	*x = EngineBuffer{}
-	mi := &file_penstockv1_planner_proto_msgTypes[7]
+	mi := &file_penstockv1_planner_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1132,7 +1208,7 @@ func (x *EngineBuffer) String() string {
 func (*EngineBuffer) ProtoMessage() {}
 
 func (x *EngineBuffer) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[7]
+	mi := &file_penstockv1_planner_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1145,7 +1221,7 @@ func (x *EngineBuffer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EngineBuffer.ProtoReflect.Descriptor instead.
 func (*EngineBuffer) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{7}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *EngineBuffer) GetBytes() uint64 {
@@ -1201,7 +1277,7 @@ type HeldRequest struct {
 
 func (x *HeldRequest) Reset() {
 	*x = HeldRequest{}
-	mi := &file_penstockv1_planner_proto_msgTypes[8]
+	mi := &file_penstockv1_planner_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1213,7 +1289,7 @@ func (x *HeldRequest) String() string {
 func (*HeldRequest) ProtoMessage() {}
 
 func (x *HeldRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[8]
+	mi := &file_penstockv1_planner_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1226,7 +1302,7 @@ func (x *HeldRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldRequest.ProtoReflect.Descriptor instead.
 func (*HeldRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{8}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *HeldRequest) GetRequest() *SubmitRequest {
@@ -1299,7 +1375,7 @@ type HeldRead struct {
 
 func (x *HeldRead) Reset() {
 	*x = HeldRead{}
-	mi := &file_penstockv1_planner_proto_msgTypes[9]
+	mi := &file_penstockv1_planner_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1311,7 +1387,7 @@ func (x *HeldRead) String() string {
 func (*HeldRead) ProtoMessage() {}
 
 func (x *HeldRead) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[9]
+	mi := &file_penstockv1_planner_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1324,7 +1400,7 @@ func (x *HeldRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldRead.ProtoReflect.Descriptor instead.
 func (*HeldRead) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{9}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *HeldRead) GetPart() *Part {
@@ -1360,7 +1436,7 @@ type FetchWork struct {
 
 func (x *FetchWork) Reset() {
 	*x = FetchWork{}
-	mi := &file_penstockv1_planner_proto_msgTypes[10]
+	mi := &file_penstockv1_planner_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1372,7 +1448,7 @@ func (x *FetchWork) String() string {
 func (*FetchWork) ProtoMessage() {}
 
 func (x *FetchWork) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[10]
+	mi := &file_penstockv1_planner_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1385,7 +1461,7 @@ func (x *FetchWork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchWork.ProtoReflect.Descriptor instead.
 func (*FetchWork) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{10}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *FetchWork) GetSeen() uint64 {
@@ -1430,7 +1506,7 @@ type EngineState struct {
 
 func (x *EngineState) Reset() {
 	*x = EngineState{}
-	mi := &file_penstockv1_planner_proto_msgTypes[11]
+	mi := &file_penstockv1_planner_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1442,7 +1518,7 @@ func (x *EngineState) String() string {
 func (*EngineState) ProtoMessage() {}
 
 func (x *EngineState) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[11]
+	mi := &file_penstockv1_planner_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1455,7 +1531,7 @@ func (x *EngineState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EngineState.ProtoReflect.Descriptor instead.
 func (*EngineState) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{11}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *EngineState) GetEngine() string {
@@ -1520,7 +1596,7 @@ type ComputeNIC struct {
 
 func (x *ComputeNIC) Reset() {
 	*x = ComputeNIC{}
-	mi := &file_penstockv1_planner_proto_msgTypes[12]
+	mi := &file_penstockv1_planner_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1532,7 +1608,7 @@ func (x *ComputeNIC) String() string {
 func (*ComputeNIC) ProtoMessage() {}
 
 func (x *ComputeNIC) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[12]
+	mi := &file_penstockv1_planner_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1545,7 +1621,7 @@ func (x *ComputeNIC) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ComputeNIC.ProtoReflect.Descriptor instead.
 func (*ComputeNIC) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{12}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ComputeNIC) GetNic() string {
@@ -1582,7 +1658,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_penstockv1_planner_proto_msgTypes[13]
+	mi := &file_penstockv1_planner_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1594,7 +1670,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[13]
+	mi := &file_penstockv1_planner_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1607,7 +1683,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{13}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *NodeState) GetNode() string {
@@ -1650,7 +1726,7 @@ type ReadProgress struct {
 
 func (x *ReadProgress) Reset() {
 	*x = ReadProgress{}
-	mi := &file_penstockv1_planner_proto_msgTypes[14]
+	mi := &file_penstockv1_planner_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1662,7 +1738,7 @@ func (x *ReadProgress) String() string {
 func (*ReadProgress) ProtoMessage() {}
 
 func (x *ReadProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[14]
+	mi := &file_penstockv1_planner_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1675,7 +1751,7 @@ func (x *ReadProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadProgress.ProtoReflect.Descriptor instead.
 func (*ReadProgress) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{14}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ReadProgress) GetRequest() string {
@@ -1737,7 +1813,7 @@ type ReadStopped struct {
 
 func (x *ReadStopped) Reset() {
 	*x = ReadStopped{}
-	mi := &file_penstockv1_planner_proto_msgTypes[15]
+	mi := &file_penstockv1_planner_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1749,7 +1825,7 @@ func (x *ReadStopped) String() string {
 func (*ReadStopped) ProtoMessage() {}
 
 func (x *ReadStopped) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[15]
+	mi := &file_penstockv1_planner_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1762,7 +1838,7 @@ func (x *ReadStopped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadStopped.ProtoReflect.Descriptor instead.
 func (*ReadStopped) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{15}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ReadStopped) GetRequest() string {
@@ -1825,7 +1901,7 @@ type RequestFinished struct {
 
 func (x *RequestFinished) Reset() {
 	*x = RequestFinished{}
-	mi := &file_penstockv1_planner_proto_msgTypes[16]
+	mi := &file_penstockv1_planner_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1837,7 +1913,7 @@ func (x *RequestFinished) String() string {
 func (*RequestFinished) ProtoMessage() {}
 
 func (x *RequestFinished) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[16]
+	mi := &file_penstockv1_planner_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1850,7 +1926,7 @@ func (x *RequestFinished) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestFinished.ProtoReflect.Descriptor instead.
 func (*RequestFinished) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{16}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RequestFinished) GetRequest() string {
@@ -1888,7 +1964,7 @@ type RequestFailed struct {
 
 func (x *RequestFailed) Reset() {
 	*x = RequestFailed{}
-	mi := &file_penstockv1_planner_proto_msgTypes[17]
+	mi := &file_penstockv1_planner_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1900,7 +1976,7 @@ func (x *RequestFailed) String() string {
 func (*RequestFailed) ProtoMessage() {}
 
 func (x *RequestFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[17]
+	mi := &file_penstockv1_planner_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1913,7 +1989,7 @@ func (x *RequestFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestFailed.ProtoReflect.Descriptor instead.
 func (*RequestFailed) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{17}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RequestFailed) GetRequest() string {
@@ -1955,7 +2031,7 @@ type RoleRefused struct {
 
 func (x *RoleRefused) Reset() {
 	*x = RoleRefused{}
-	mi := &file_penstockv1_planner_proto_msgTypes[18]
+	mi := &file_penstockv1_planner_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1967,7 +2043,7 @@ func (x *RoleRefused) String() string {
 func (*RoleRefused) ProtoMessage() {}
 
 func (x *RoleRefused) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[18]
+	mi := &file_penstockv1_planner_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1980,7 +2056,7 @@ func (x *RoleRefused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoleRefused.ProtoReflect.Descriptor instead.
 func (*RoleRefused) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{18}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RoleRefused) GetReason() string {
@@ -2021,7 +2097,7 @@ type LeaderAction struct {
 
 func (x *LeaderAction) Reset() {
 	*x = LeaderAction{}
-	mi := &file_penstockv1_planner_proto_msgTypes[19]
+	mi := &file_penstockv1_planner_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2033,7 +2109,7 @@ func (x *LeaderAction) String() string {
 func (*LeaderAction) ProtoMessage() {}
 
 func (x *LeaderAction) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[19]
+	mi := &file_penstockv1_planner_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2046,7 +2122,7 @@ func (x *LeaderAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderAction.ProtoReflect.Descriptor instead.
 func (*LeaderAction) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{19}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *LeaderAction) GetKind() LeaderAction_Kind {
@@ -2161,7 +2237,7 @@ type BumpWeightsRequest struct {
 
 func (x *BumpWeightsRequest) Reset() {
 	*x = BumpWeightsRequest{}
-	mi := &file_penstockv1_planner_proto_msgTypes[20]
+	mi := &file_penstockv1_planner_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2173,7 +2249,7 @@ func (x *BumpWeightsRequest) String() string {
 func (*BumpWeightsRequest) ProtoMessage() {}
 
 func (x *BumpWeightsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[20]
+	mi := &file_penstockv1_planner_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2186,7 +2262,7 @@ func (x *BumpWeightsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BumpWeightsRequest.ProtoReflect.Descriptor instead.
 func (*BumpWeightsRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{20}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *BumpWeightsRequest) GetNamespace() string {
@@ -2232,7 +2308,7 @@ type BumpWeightsResponse struct {
 
 func (x *BumpWeightsResponse) Reset() {
 	*x = BumpWeightsResponse{}
-	mi := &file_penstockv1_planner_proto_msgTypes[21]
+	mi := &file_penstockv1_planner_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2244,7 +2320,7 @@ func (x *BumpWeightsResponse) String() string {
 func (*BumpWeightsResponse) ProtoMessage() {}
 
 func (x *BumpWeightsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[21]
+	mi := &file_penstockv1_planner_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2257,7 +2333,7 @@ func (x *BumpWeightsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BumpWeightsResponse.ProtoReflect.Descriptor instead.
 func (*BumpWeightsResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{21}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *BumpWeightsResponse) GetOlder() *OlderRequests {
@@ -2303,7 +2379,7 @@ type OlderRequests struct {
 
 func (x *OlderRequests) Reset() {
 	*x = OlderRequests{}
-	mi := &file_penstockv1_planner_proto_msgTypes[22]
+	mi := &file_penstockv1_planner_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2315,7 +2391,7 @@ func (x *OlderRequests) String() string {
 func (*OlderRequests) ProtoMessage() {}
 
 func (x *OlderRequests) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[22]
+	mi := &file_penstockv1_planner_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2328,7 +2404,7 @@ func (x *OlderRequests) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OlderRequests.ProtoReflect.Descriptor instead.
 func (*OlderRequests) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{22}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *OlderRequests) GetQueued() uint32 {
@@ -2373,7 +2449,7 @@ type SwitchRoleRequest struct {
 
 func (x *SwitchRoleRequest) Reset() {
 	*x = SwitchRoleRequest{}
-	mi := &file_penstockv1_planner_proto_msgTypes[23]
+	mi := &file_penstockv1_planner_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2385,7 +2461,7 @@ func (x *SwitchRoleRequest) String() string {
 func (*SwitchRoleRequest) ProtoMessage() {}
 
 func (x *SwitchRoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[23]
+	mi := &file_penstockv1_planner_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2398,7 +2474,7 @@ func (x *SwitchRoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchRoleRequest.ProtoReflect.Descriptor instead.
 func (*SwitchRoleRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{23}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SwitchRoleRequest) GetGroup() string {
@@ -2439,7 +2515,7 @@ type SwitchRoleResponse struct {
 
 func (x *SwitchRoleResponse) Reset() {
 	*x = SwitchRoleResponse{}
-	mi := &file_penstockv1_planner_proto_msgTypes[24]
+	mi := &file_penstockv1_planner_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2451,7 +2527,7 @@ func (x *SwitchRoleResponse) String() string {
 func (*SwitchRoleResponse) ProtoMessage() {}
 
 func (x *SwitchRoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[24]
+	mi := &file_penstockv1_planner_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2464,7 +2540,7 @@ func (x *SwitchRoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchRoleResponse.ProtoReflect.Descriptor instead.
 func (*SwitchRoleResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{24}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SwitchRoleResponse) GetRequests() uint32 {
@@ -2482,7 +2558,7 @@ type RolesRequest struct {
 
 func (x *RolesRequest) Reset() {
 	*x = RolesRequest{}
-	mi := &file_penstockv1_planner_proto_msgTypes[25]
+	mi := &file_penstockv1_planner_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2494,7 +2570,7 @@ func (x *RolesRequest) String() string {
 func (*RolesRequest) ProtoMessage() {}
 
 func (x *RolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[25]
+	mi := &file_penstockv1_planner_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2507,7 +2583,7 @@ func (x *RolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolesRequest.ProtoReflect.Descriptor instead.
 func (*RolesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{25}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{26}
 }
 
 type RolesResponse struct {
@@ -2530,7 +2606,7 @@ type RolesResponse struct {
 
 func (x *RolesResponse) Reset() {
 	*x = RolesResponse{}
-	mi := &file_penstockv1_planner_proto_msgTypes[26]
+	mi := &file_penstockv1_planner_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2542,7 +2618,7 @@ func (x *RolesResponse) String() string {
 func (*RolesResponse) ProtoMessage() {}
 
 func (x *RolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[26]
+	mi := &file_penstockv1_planner_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2555,7 +2631,7 @@ func (x *RolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolesResponse.ProtoReflect.Descriptor instead.
 func (*RolesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{26}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RolesResponse) GetGroups() []*RolesResponse_Group {
@@ -2616,7 +2692,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_penstockv1_planner_proto_msgTypes[27]
+	mi := &file_penstockv1_planner_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2628,7 +2704,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[27]
+	mi := &file_penstockv1_planner_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2641,7 +2717,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{27}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ExplainRequest) GetRequest() string {
@@ -2662,7 +2738,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_penstockv1_planner_proto_msgTypes[28]
+	mi := &file_penstockv1_planner_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2674,7 +2750,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[28]
+	mi := &file_penstockv1_planner_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2687,7 +2763,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{28}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ExplainResponse) GetLines() []*ExplainResponse_Line {
@@ -2719,7 +2795,7 @@ type TopRequest struct {
 
 func (x *TopRequest) Reset() {
 	*x = TopRequest{}
-	mi := &file_penstockv1_planner_proto_msgTypes[29]
+	mi := &file_penstockv1_planner_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2731,7 +2807,7 @@ func (x *TopRequest) String() string {
 func (*TopRequest) ProtoMessage() {}
 
 func (x *TopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[29]
+	mi := &file_penstockv1_planner_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2744,7 +2820,7 @@ func (x *TopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopRequest.ProtoReflect.Descriptor instead.
 func (*TopRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{29}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{30}
 }
 
 type TopResponse struct {
@@ -2781,7 +2857,7 @@ type TopResponse struct {
 
 func (x *TopResponse) Reset() {
 	*x = TopResponse{}
-	mi := &file_penstockv1_planner_proto_msgTypes[30]
+	mi := &file_penstockv1_planner_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2793,7 +2869,7 @@ func (x *TopResponse) String() string {
 func (*TopResponse) ProtoMessage() {}
 
 func (x *TopResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[30]
+	mi := &file_penstockv1_planner_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2806,7 +2882,7 @@ func (x *TopResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse.ProtoReflect.Descriptor instead.
 func (*TopResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{30}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *TopResponse) GetGroups() []*TopResponse_Group {
@@ -2957,7 +3033,7 @@ type ElectionRequest struct {
 
 func (x *ElectionRequest) Reset() {
 	*x = ElectionRequest{}
-	mi := &file_penstockv1_planner_proto_msgTypes[31]
+	mi := &file_penstockv1_planner_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2969,7 +3045,7 @@ func (x *ElectionRequest) String() string {
 func (*ElectionRequest) ProtoMessage() {}
 
 func (x *ElectionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[31]
+	mi := &file_penstockv1_planner_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2982,7 +3058,7 @@ func (x *ElectionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ElectionRequest.ProtoReflect.Descriptor instead.
 func (*ElectionRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{31}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{32}
 }
 
 type ElectionResponse struct {
@@ -3003,7 +3079,7 @@ type ElectionResponse struct {
 
 func (x *ElectionResponse) Reset() {
 	*x = ElectionResponse{}
-	mi := &file_penstockv1_planner_proto_msgTypes[32]
+	mi := &file_penstockv1_planner_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3015,7 +3091,7 @@ func (x *ElectionResponse) String() string {
 func (*ElectionResponse) ProtoMessage() {}
 
 func (x *ElectionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[32]
+	mi := &file_penstockv1_planner_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3028,7 +3104,7 @@ func (x *ElectionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ElectionResponse.ProtoReflect.Descriptor instead.
 func (*ElectionResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{32}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ElectionResponse) GetLeads() bool {
@@ -3092,7 +3168,7 @@ type RolesResponse_Group struct {
 
 func (x *RolesResponse_Group) Reset() {
 	*x = RolesResponse_Group{}
-	mi := &file_penstockv1_planner_proto_msgTypes[33]
+	mi := &file_penstockv1_planner_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3104,7 +3180,7 @@ func (x *RolesResponse_Group) String() string {
 func (*RolesResponse_Group) ProtoMessage() {}
 
 func (x *RolesResponse_Group) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[33]
+	mi := &file_penstockv1_planner_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3117,7 +3193,7 @@ func (x *RolesResponse_Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolesResponse_Group.ProtoReflect.Descriptor instead.
 func (*RolesResponse_Group) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{26, 0}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{27, 0}
 }
 
 func (x *RolesResponse_Group) GetGroup() string {
@@ -3208,7 +3284,7 @@ type ExplainResponse_Line struct {
 
 func (x *ExplainResponse_Line) Reset() {
 	*x = ExplainResponse_Line{}
-	mi := &file_penstockv1_planner_proto_msgTypes[34]
+	mi := &file_penstockv1_planner_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3220,7 +3296,7 @@ func (x *ExplainResponse_Line) String() string {
 func (*ExplainResponse_Line) ProtoMessage() {}
 
 func (x *ExplainResponse_Line) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[34]
+	mi := &file_penstockv1_planner_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3233,7 +3309,7 @@ func (x *ExplainResponse_Line) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse_Line.ProtoReflect.Descriptor instead.
 func (*ExplainResponse_Line) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{28, 0}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{29, 0}
 }
 
 func (x *ExplainResponse_Line) GetMicroseconds() uint64 {
@@ -3265,7 +3341,7 @@ type TopResponse_Engine struct {
 
 func (x *TopResponse_Engine) Reset() {
 	*x = TopResponse_Engine{}
-	mi := &file_penstockv1_planner_proto_msgTypes[35]
+	mi := &file_penstockv1_planner_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3277,7 +3353,7 @@ func (x *TopResponse_Engine) String() string {
 func (*TopResponse_Engine) ProtoMessage() {}
 
 func (x *TopResponse_Engine) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[35]
+	mi := &file_penstockv1_planner_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3290,7 +3366,7 @@ func (x *TopResponse_Engine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse_Engine.ProtoReflect.Descriptor instead.
 func (*TopResponse_Engine) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{30, 0}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{31, 0}
 }
 
 func (x *TopResponse_Engine) GetEngine() string {
@@ -3349,7 +3425,7 @@ type TopResponse_NIC struct {
 
 func (x *TopResponse_NIC) Reset() {
 	*x = TopResponse_NIC{}
-	mi := &file_penstockv1_planner_proto_msgTypes[36]
+	mi := &file_penstockv1_planner_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3361,7 +3437,7 @@ func (x *TopResponse_NIC) String() string {
 func (*TopResponse_NIC) ProtoMessage() {}
 
 func (x *TopResponse_NIC) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[36]
+	mi := &file_penstockv1_planner_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3374,7 +3450,7 @@ func (x *TopResponse_NIC) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse_NIC.ProtoReflect.Descriptor instead.
 func (*TopResponse_NIC) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{30, 1}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{31, 1}
 }
 
 func (x *TopResponse_NIC) GetCounters() *ComputeNIC {
@@ -3411,7 +3487,7 @@ type TopResponse_Node struct {
 
 func (x *TopResponse_Node) Reset() {
 	*x = TopResponse_Node{}
-	mi := &file_penstockv1_planner_proto_msgTypes[37]
+	mi := &file_penstockv1_planner_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3423,7 +3499,7 @@ func (x *TopResponse_Node) String() string {
 func (*TopResponse_Node) ProtoMessage() {}
 
 func (x *TopResponse_Node) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[37]
+	mi := &file_penstockv1_planner_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3436,7 +3512,7 @@ func (x *TopResponse_Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse_Node.ProtoReflect.Descriptor instead.
 func (*TopResponse_Node) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{30, 2}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{31, 2}
 }
 
 func (x *TopResponse_Node) GetNode() string {
@@ -3482,7 +3558,7 @@ type TopResponse_Group struct {
 
 func (x *TopResponse_Group) Reset() {
 	*x = TopResponse_Group{}
-	mi := &file_penstockv1_planner_proto_msgTypes[38]
+	mi := &file_penstockv1_planner_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3494,7 +3570,7 @@ func (x *TopResponse_Group) String() string {
 func (*TopResponse_Group) ProtoMessage() {}
 
 func (x *TopResponse_Group) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[38]
+	mi := &file_penstockv1_planner_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3507,7 +3583,7 @@ func (x *TopResponse_Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse_Group.ProtoReflect.Descriptor instead.
 func (*TopResponse_Group) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{30, 3}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{31, 3}
 }
 
 func (x *TopResponse_Group) GetGroup() string {
@@ -3567,7 +3643,7 @@ type TopResponse_Tenant struct {
 
 func (x *TopResponse_Tenant) Reset() {
 	*x = TopResponse_Tenant{}
-	mi := &file_penstockv1_planner_proto_msgTypes[39]
+	mi := &file_penstockv1_planner_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3579,7 +3655,7 @@ func (x *TopResponse_Tenant) String() string {
 func (*TopResponse_Tenant) ProtoMessage() {}
 
 func (x *TopResponse_Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[39]
+	mi := &file_penstockv1_planner_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3592,7 +3668,7 @@ func (x *TopResponse_Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse_Tenant.ProtoReflect.Descriptor instead.
 func (*TopResponse_Tenant) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{30, 4}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{31, 4}
 }
 
 func (x *TopResponse_Tenant) GetTenant() string {
@@ -3654,7 +3730,7 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\x18first_token_milliseconds\x18\r \x01(\x04R\x16firstTokenMilliseconds\":\n" +
 	"\bResident\x12\x16\n" +
 	"\x06engine\x18\x01 \x01(\tR\x06engine\x12\x16\n" +
-	"\x06tokens\x18\x02 \x01(\rR\x06tokens\"\xfd\x03\n" +
+	"\x06tokens\x18\x02 \x01(\rR\x06tokens\"\xba\x04\n" +
 	"\rRequestUpdate\x123\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1f.penstock.v1.RequestUpdate.KindR\x04kind\x12%\n" +
 	"\x0eprefill_engine\x18\x02 \x01(\tR\rprefillEngine\x12#\n" +
@@ -3664,7 +3740,9 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\aattempt\x18\x06 \x01(\x04R\aattempt\x12\x14\n" +
 	"\x05epoch\x18\a \x01(\x04R\x05epoch\x12.\n" +
 	"\arefusal\x18\b \x01(\x0e2\x14.penstock.v1.RefusalR\arefusal\x128\n" +
-	"\x18retry_after_milliseconds\x18\t \x01(\x04R\x16retryAfterMilliseconds\"\x8f\x01\n" +
+	"\x18retry_after_milliseconds\x18\t \x01(\x04R\x16retryAfterMilliseconds\x12;\n" +
+	"\fdecode_cache\x18\n" +
+	" \x01(\v2\x18.penstock.v1.PrefixCacheR\vdecodeCache\"\x8f\x01\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rKIND_ACCEPTED\x10\x01\x12\x10\n" +
@@ -3672,7 +3750,10 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\x0eKIND_PREFILLED\x10\x03\x12\x11\n" +
 	"\rKIND_FINISHED\x10\x04\x12\x11\n" +
 	"\rKIND_REJECTED\x10\x05\x12\x12\n" +
-	"\x0eKIND_REPLANNED\x10\x06\"Q\n" +
+	"\x0eKIND_REPLANNED\x10\x06\"=\n" +
+	"\vPrefixCache\x12\x16\n" +
+	"\x06tokens\x18\x01 \x01(\x04R\x06tokens\x12\x16\n" +
+	"\x06number\x18\x02 \x01(\x04R\x06number\"Q\n" +
 	"\x04Part\x12%\n" +
 	"\x04side\x18\x01 \x01(\x0e2\x11.penstock.v1.SideR\x04side\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\rR\x04from\x12\x0e\n" +
@@ -3695,7 +3776,7 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\aconfirm\x18\x06 \x01(\bR\aconfirm\x12\x12\n" +
 	"\x04seen\x18\a \x01(\x04R\x04seen\x12\x1a\n" +
 	"\bswitches\x18\b \x01(\bR\bswitches\x12/\n" +
-	"\tswitching\x18\t \x01(\x0e2\x11.penstock.v1.SideR\tswitching\"\xc9\x01\n" +
+	"\tswitching\x18\t \x01(\x0e2\x11.penstock.v1.SideR\tswitching\"\xf9\x01\n" +
 	"\n" +
 	"EngineSpec\x12\x16\n" +
 	"\x06engine\x18\x01 \x01(\tR\x06engine\x12\x12\n" +
@@ -3704,7 +3785,8 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"hbm_tokens\x18\x03 \x01(\x04R\thbmTokens\x12\x18\n" +
 	"\aaddress\x18\x04 \x01(\fR\aaddress\x12#\n" +
 	"\rprompt_tokens\x18\x05 \x01(\x04R\fpromptTokens\x121\n" +
-	"\x06buffer\x18\x06 \x01(\v2\x19.penstock.v1.EngineBufferR\x06buffer\"\x89\x01\n" +
+	"\x06buffer\x18\x06 \x01(\v2\x19.penstock.v1.EngineBufferR\x06buffer\x12.\n" +
+	"\x13prefix_cache_tokens\x18\a \x01(\x04R\x11prefixCacheTokens\"\x89\x01\n" +
 	"\fEngineBuffer\x12\x14\n" +
 	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\x12\x1f\n" +
 	"\vblock_bytes\x18\x02 \x01(\x04R\n" +
@@ -3965,7 +4047,7 @@ func file_penstockv1_planner_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_planner_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_penstockv1_planner_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_penstockv1_planner_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_penstockv1_planner_proto_goTypes = []any{
 	(Refusal)(0),                 // 0: penstock.v1.Refusal
 	(Drain)(0),                   // 1: penstock.v1.Drain
@@ -3975,113 +4057,115 @@ var file_penstockv1_planner_proto_goTypes = []any{
 	(*SubmitRequest)(nil),        // 5: penstock.v1.SubmitRequest
 	(*Resident)(nil),             // 6: penstock.v1.Resident
 	(*RequestUpdate)(nil),        // 7: penstock.v1.RequestUpdate
-	(*Part)(nil),                 // 8: penstock.v1.Part
-	(*LeaderMessage)(nil),        // 9: penstock.v1.LeaderMessage
-	(*RegisterGroup)(nil),        // 10: penstock.v1.RegisterGroup
-	(*EngineSpec)(nil),           // 11: penstock.v1.EngineSpec
-	(*EngineBuffer)(nil),         // 12: penstock.v1.EngineBuffer
-	(*HeldRequest)(nil),          // 13: penstock.v1.HeldRequest
-	(*HeldRead)(nil),             // 14: penstock.v1.HeldRead
-	(*FetchWork)(nil),            // 15: penstock.v1.FetchWork
-	(*EngineState)(nil),          // 16: penstock.v1.EngineState
-	(*ComputeNIC)(nil),           // 17: penstock.v1.ComputeNIC
-	(*NodeState)(nil),            // 18: penstock.v1.NodeState
-	(*ReadProgress)(nil),         // 19: penstock.v1.ReadProgress
-	(*ReadStopped)(nil),          // 20: penstock.v1.ReadStopped
-	(*RequestFinished)(nil),      // 21: penstock.v1.RequestFinished
-	(*RequestFailed)(nil),        // 22: penstock.v1.RequestFailed
-	(*RoleRefused)(nil),          // 23: penstock.v1.RoleRefused
-	(*LeaderAction)(nil),         // 24: penstock.v1.LeaderAction
-	(*BumpWeightsRequest)(nil),   // 25: penstock.v1.BumpWeightsRequest
-	(*BumpWeightsResponse)(nil),  // 26: penstock.v1.BumpWeightsResponse
-	(*OlderRequests)(nil),        // 27: penstock.v1.OlderRequests
-	(*SwitchRoleRequest)(nil),    // 28: penstock.v1.SwitchRoleRequest
-	(*SwitchRoleResponse)(nil),   // 29: penstock.v1.SwitchRoleResponse
-	(*RolesRequest)(nil),         // 30: penstock.v1.RolesRequest
-	(*RolesResponse)(nil),        // 31: penstock.v1.RolesResponse
-	(*ExplainRequest)(nil),       // 32: penstock.v1.ExplainRequest
-	(*ExplainResponse)(nil),      // 33: penstock.v1.ExplainResponse
-	(*TopRequest)(nil),           // 34: penstock.v1.TopRequest
-	(*TopResponse)(nil),          // 35: penstock.v1.TopResponse
-	(*ElectionRequest)(nil),      // 36: penstock.v1.ElectionRequest
-	(*ElectionResponse)(nil),     // 37: penstock.v1.ElectionResponse
-	(*RolesResponse_Group)(nil),  // 38: penstock.v1.RolesResponse.Group
-	(*ExplainResponse_Line)(nil), // 39: penstock.v1.ExplainResponse.Line
-	(*TopResponse_Engine)(nil),   // 40: penstock.v1.TopResponse.Engine
-	(*TopResponse_NIC)(nil),      // 41: penstock.v1.TopResponse.NIC
-	(*TopResponse_Node)(nil),     // 42: penstock.v1.TopResponse.Node
-	(*TopResponse_Group)(nil),    // 43: penstock.v1.TopResponse.Group
-	(*TopResponse_Tenant)(nil),   // 44: penstock.v1.TopResponse.Tenant
+	(*PrefixCache)(nil),          // 8: penstock.v1.PrefixCache
+	(*Part)(nil),                 // 9: penstock.v1.Part
+	(*LeaderMessage)(nil),        // 10: penstock.v1.LeaderMessage
+	(*RegisterGroup)(nil),        // 11: penstock.v1.RegisterGroup
+	(*EngineSpec)(nil),           // 12: penstock.v1.EngineSpec
+	(*EngineBuffer)(nil),         // 13: penstock.v1.EngineBuffer
+	(*HeldRequest)(nil),          // 14: penstock.v1.HeldRequest
+	(*HeldRead)(nil),             // 15: penstock.v1.HeldRead
+	(*FetchWork)(nil),            // 16: penstock.v1.FetchWork
+	(*EngineState)(nil),          // 17: penstock.v1.EngineState
+	(*ComputeNIC)(nil),           // 18: penstock.v1.ComputeNIC
+	(*NodeState)(nil),            // 19: penstock.v1.NodeState
+	(*ReadProgress)(nil),         // 20: penstock.v1.ReadProgress
+	(*ReadStopped)(nil),          // 21: penstock.v1.ReadStopped
+	(*RequestFinished)(nil),      // 22: penstock.v1.RequestFinished
+	(*RequestFailed)(nil),        // 23: penstock.v1.RequestFailed
+	(*RoleRefused)(nil),          // 24: penstock.v1.RoleRefused
+	(*LeaderAction)(nil),         // 25: penstock.v1.LeaderAction
+	(*BumpWeightsRequest)(nil),   // 26: penstock.v1.BumpWeightsRequest
+	(*BumpWeightsResponse)(nil),  // 27: penstock.v1.BumpWeightsResponse
+	(*OlderRequests)(nil),        // 28: penstock.v1.OlderRequests
+	(*SwitchRoleRequest)(nil),    // 29: penstock.v1.SwitchRoleRequest
+	(*SwitchRoleResponse)(nil),   // 30: penstock.v1.SwitchRoleResponse
+	(*RolesRequest)(nil),         // 31: penstock.v1.RolesRequest
+	(*RolesResponse)(nil),        // 32: penstock.v1.RolesResponse
+	(*ExplainRequest)(nil),       // 33: penstock.v1.ExplainRequest
+	(*ExplainResponse)(nil),      // 34: penstock.v1.ExplainResponse
+	(*TopRequest)(nil),           // 35: penstock.v1.TopRequest
+	(*TopResponse)(nil),          // 36: penstock.v1.TopResponse
+	(*ElectionRequest)(nil),      // 37: penstock.v1.ElectionRequest
+	(*ElectionResponse)(nil),     // 38: penstock.v1.ElectionResponse
+	(*RolesResponse_Group)(nil),  // 39: penstock.v1.RolesResponse.Group
+	(*ExplainResponse_Line)(nil), // 40: penstock.v1.ExplainResponse.Line
+	(*TopResponse_Engine)(nil),   // 41: penstock.v1.TopResponse.Engine
+	(*TopResponse_NIC)(nil),      // 42: penstock.v1.TopResponse.NIC
+	(*TopResponse_Node)(nil),     // 43: penstock.v1.TopResponse.Node
+	(*TopResponse_Group)(nil),    // 44: penstock.v1.TopResponse.Group
+	(*TopResponse_Tenant)(nil),   // 45: penstock.v1.TopResponse.Tenant
 }
 var file_penstockv1_planner_proto_depIdxs = []int32{
 	6,  // 0: penstock.v1.SubmitRequest.resident:type_name -> penstock.v1.Resident
 	3,  // 1: penstock.v1.RequestUpdate.kind:type_name -> penstock.v1.RequestUpdate.Kind
-	8,  // 2: penstock.v1.RequestUpdate.parts:type_name -> penstock.v1.Part
+	9,  // 2: penstock.v1.RequestUpdate.parts:type_name -> penstock.v1.Part
 	0,  // 3: penstock.v1.RequestUpdate.refusal:type_name -> penstock.v1.Refusal
-	2,  // 4: penstock.v1.Part.side:type_name -> penstock.v1.Side
-	10, // 5: penstock.v1.LeaderMessage.register:type_name -> penstock.v1.RegisterGroup
-	15, // 6: penstock.v1.LeaderMessage.fetch:type_name -> penstock.v1.FetchWork
-	19, // 7: penstock.v1.LeaderMessage.progress:type_name -> penstock.v1.ReadProgress
-	20, // 8: penstock.v1.LeaderMessage.stopped:type_name -> penstock.v1.ReadStopped
-	21, // 9: penstock.v1.LeaderMessage.finished:type_name -> penstock.v1.RequestFinished
-	22, // 10: penstock.v1.LeaderMessage.failed:type_name -> penstock.v1.RequestFailed
-	23, // 11: penstock.v1.LeaderMessage.role_refused:type_name -> penstock.v1.RoleRefused
-	2,  // 12: penstock.v1.RegisterGroup.role:type_name -> penstock.v1.Side
-	11, // 13: penstock.v1.RegisterGroup.engines:type_name -> penstock.v1.EngineSpec
-	13, // 14: penstock.v1.RegisterGroup.holding:type_name -> penstock.v1.HeldRequest
-	2,  // 15: penstock.v1.RegisterGroup.switching:type_name -> penstock.v1.Side
-	12, // 16: penstock.v1.EngineSpec.buffer:type_name -> penstock.v1.EngineBuffer
-	5,  // 17: penstock.v1.HeldRequest.request:type_name -> penstock.v1.SubmitRequest
-	8,  // 18: penstock.v1.HeldRequest.parts:type_name -> penstock.v1.Part
-	14, // 19: penstock.v1.HeldRequest.reading:type_name -> penstock.v1.HeldRead
-	8,  // 20: penstock.v1.HeldRead.part:type_name -> penstock.v1.Part
-	16, // 21: penstock.v1.FetchWork.engines:type_name -> penstock.v1.EngineState
-	18, // 22: penstock.v1.FetchWork.nodes:type_name -> penstock.v1.NodeState
-	17, // 23: penstock.v1.EngineState.compute_nics:type_name -> penstock.v1.ComputeNIC
-	2,  // 24: penstock.v1.ReadProgress.side:type_name -> penstock.v1.Side
-	2,  // 25: penstock.v1.ReadStopped.side:type_name -> penstock.v1.Side
-	2,  // 26: penstock.v1.RequestFinished.role:type_name -> penstock.v1.Side
-	2,  // 27: penstock.v1.RequestFailed.role:type_name -> penstock.v1.Side
-	4,  // 28: penstock.v1.LeaderAction.kind:type_name -> penstock.v1.LeaderAction.Kind
-	2,  // 29: penstock.v1.LeaderAction.side:type_name -> penstock.v1.Side
-	8,  // 30: penstock.v1.LeaderAction.parts:type_name -> penstock.v1.Part
-	5,  // 31: penstock.v1.LeaderAction.submitted:type_name -> penstock.v1.SubmitRequest
-	1,  // 32: penstock.v1.BumpWeightsRequest.policy:type_name -> penstock.v1.Drain
-	27, // 33: penstock.v1.BumpWeightsResponse.older:type_name -> penstock.v1.OlderRequests
-	2,  // 34: penstock.v1.SwitchRoleRequest.role:type_name -> penstock.v1.Side
-	1,  // 35: penstock.v1.SwitchRoleRequest.policy:type_name -> penstock.v1.Drain
-	38, // 36: penstock.v1.RolesResponse.groups:type_name -> penstock.v1.RolesResponse.Group
-	39, // 37: penstock.v1.ExplainResponse.lines:type_name -> penstock.v1.ExplainResponse.Line
-	43, // 38: penstock.v1.TopResponse.groups:type_name -> penstock.v1.TopResponse.Group
-	44, // 39: penstock.v1.TopResponse.tenants:type_name -> penstock.v1.TopResponse.Tenant
-	2,  // 40: penstock.v1.RolesResponse.Group.role:type_name -> penstock.v1.Side
-	2,  // 41: penstock.v1.RolesResponse.Group.switching:type_name -> penstock.v1.Side
-	41, // 42: penstock.v1.TopResponse.Engine.compute_nics:type_name -> penstock.v1.TopResponse.NIC
-	17, // 43: penstock.v1.TopResponse.NIC.counters:type_name -> penstock.v1.ComputeNIC
-	2,  // 44: penstock.v1.TopResponse.Group.role:type_name -> penstock.v1.Side
-	40, // 45: penstock.v1.TopResponse.Group.engines:type_name -> penstock.v1.TopResponse.Engine
-	42, // 46: penstock.v1.TopResponse.Group.nodes:type_name -> penstock.v1.TopResponse.Node
-	5,  // 47: penstock.v1.Planner.Submit:input_type -> penstock.v1.SubmitRequest
-	9,  // 48: penstock.v1.Planner.Lead:input_type -> penstock.v1.LeaderMessage
-	25, // 49: penstock.v1.Planner.BumpWeights:input_type -> penstock.v1.BumpWeightsRequest
-	28, // 50: penstock.v1.Planner.SwitchRole:input_type -> penstock.v1.SwitchRoleRequest
-	30, // 51: penstock.v1.Planner.Roles:input_type -> penstock.v1.RolesRequest
-	32, // 52: penstock.v1.Planner.Explain:input_type -> penstock.v1.ExplainRequest
-	34, // 53: penstock.v1.Planner.Top:input_type -> penstock.v1.TopRequest
-	36, // 54: penstock.v1.Planner.Election:input_type -> penstock.v1.ElectionRequest
-	7,  // 55: penstock.v1.Planner.Submit:output_type -> penstock.v1.RequestUpdate
-	24, // 56: penstock.v1.Planner.Lead:output_type -> penstock.v1.LeaderAction
-	26, // 57: penstock.v1.Planner.BumpWeights:output_type -> penstock.v1.BumpWeightsResponse
-	29, // 58: penstock.v1.Planner.SwitchRole:output_type -> penstock.v1.SwitchRoleResponse
-	31, // 59: penstock.v1.Planner.Roles:output_type -> penstock.v1.RolesResponse
-	33, // 60: penstock.v1.Planner.Explain:output_type -> penstock.v1.ExplainResponse
-	35, // 61: penstock.v1.Planner.Top:output_type -> penstock.v1.TopResponse
-	37, // 62: penstock.v1.Planner.Election:output_type -> penstock.v1.ElectionResponse
-	55, // [55:63] is the sub-list for method output_type
-	47, // [47:55] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	8,  // 4: penstock.v1.RequestUpdate.decode_cache:type_name -> penstock.v1.PrefixCache
+	2,  // 5: penstock.v1.Part.side:type_name -> penstock.v1.Side
+	11, // 6: penstock.v1.LeaderMessage.register:type_name -> penstock.v1.RegisterGroup
+	16, // 7: penstock.v1.LeaderMessage.fetch:type_name -> penstock.v1.FetchWork
+	20, // 8: penstock.v1.LeaderMessage.progress:type_name -> penstock.v1.ReadProgress
+	21, // 9: penstock.v1.LeaderMessage.stopped:type_name -> penstock.v1.ReadStopped
+	22, // 10: penstock.v1.LeaderMessage.finished:type_name -> penstock.v1.RequestFinished
+	23, // 11: penstock.v1.LeaderMessage.failed:type_name -> penstock.v1.RequestFailed
+	24, // 12: penstock.v1.LeaderMessage.role_refused:type_name -> penstock.v1.RoleRefused
+	2,  // 13: penstock.v1.RegisterGroup.role:type_name -> penstock.v1.Side
+	12, // 14: penstock.v1.RegisterGroup.engines:type_name -> penstock.v1.EngineSpec
+	14, // 15: penstock.v1.RegisterGroup.holding:type_name -> penstock.v1.HeldRequest
+	2,  // 16: penstock.v1.RegisterGroup.switching:type_name -> penstock.v1.Side
+	13, // 17: penstock.v1.EngineSpec.buffer:type_name -> penstock.v1.EngineBuffer
+	5,  // 18: penstock.v1.HeldRequest.request:type_name -> penstock.v1.SubmitRequest
+	9,  // 19: penstock.v1.HeldRequest.parts:type_name -> penstock.v1.Part
+	15, // 20: penstock.v1.HeldRequest.reading:type_name -> penstock.v1.HeldRead
+	9,  // 21: penstock.v1.HeldRead.part:type_name -> penstock.v1.Part
+	17, // 22: penstock.v1.FetchWork.engines:type_name -> penstock.v1.EngineState
+	19, // 23: penstock.v1.FetchWork.nodes:type_name -> penstock.v1.NodeState
+	18, // 24: penstock.v1.EngineState.compute_nics:type_name -> penstock.v1.ComputeNIC
+	2,  // 25: penstock.v1.ReadProgress.side:type_name -> penstock.v1.Side
+	2,  // 26: penstock.v1.ReadStopped.side:type_name -> penstock.v1.Side
+	2,  // 27: penstock.v1.RequestFinished.role:type_name -> penstock.v1.Side
+	2,  // 28: penstock.v1.RequestFailed.role:type_name -> penstock.v1.Side
+	4,  // 29: penstock.v1.LeaderAction.kind:type_name -> penstock.v1.LeaderAction.Kind
+	2,  // 30: penstock.v1.LeaderAction.side:type_name -> penstock.v1.Side
+	9,  // 31: penstock.v1.LeaderAction.parts:type_name -> penstock.v1.Part
+	5,  // 32: penstock.v1.LeaderAction.submitted:type_name -> penstock.v1.SubmitRequest
+	1,  // 33: penstock.v1.BumpWeightsRequest.policy:type_name -> penstock.v1.Drain
+	28, // 34: penstock.v1.BumpWeightsResponse.older:type_name -> penstock.v1.OlderRequests
+	2,  // 35: penstock.v1.SwitchRoleRequest.role:type_name -> penstock.v1.Side
+	1,  // 36: penstock.v1.SwitchRoleRequest.policy:type_name -> penstock.v1.Drain
+	39, // 37: penstock.v1.RolesResponse.groups:type_name -> penstock.v1.RolesResponse.Group
+	40, // 38: penstock.v1.ExplainResponse.lines:type_name -> penstock.v1.ExplainResponse.Line
+	44, // 39: penstock.v1.TopResponse.groups:type_name -> penstock.v1.TopResponse.Group
+	45, // 40: penstock.v1.TopResponse.tenants:type_name -> penstock.v1.TopResponse.Tenant
+	2,  // 41: penstock.v1.RolesResponse.Group.role:type_name -> penstock.v1.Side
+	2,  // 42: penstock.v1.RolesResponse.Group.switching:type_name -> penstock.v1.Side
+	42, // 43: penstock.v1.TopResponse.Engine.compute_nics:type_name -> penstock.v1.TopResponse.NIC
+	18, // 44: penstock.v1.TopResponse.NIC.counters:type_name -> penstock.v1.ComputeNIC
+	2,  // 45: penstock.v1.TopResponse.Group.role:type_name -> penstock.v1.Side
+	41, // 46: penstock.v1.TopResponse.Group.engines:type_name -> penstock.v1.TopResponse.Engine
+	43, // 47: penstock.v1.TopResponse.Group.nodes:type_name -> penstock.v1.TopResponse.Node
+	5,  // 48: penstock.v1.Planner.Submit:input_type -> penstock.v1.SubmitRequest
+	10, // 49: penstock.v1.Planner.Lead:input_type -> penstock.v1.LeaderMessage
+	26, // 50: penstock.v1.Planner.BumpWeights:input_type -> penstock.v1.BumpWeightsRequest
+	29, // 51: penstock.v1.Planner.SwitchRole:input_type -> penstock.v1.SwitchRoleRequest
+	31, // 52: penstock.v1.Planner.Roles:input_type -> penstock.v1.RolesRequest
+	33, // 53: penstock.v1.Planner.Explain:input_type -> penstock.v1.ExplainRequest
+	35, // 54: penstock.v1.Planner.Top:input_type -> penstock.v1.TopRequest
+	37, // 55: penstock.v1.Planner.Election:input_type -> penstock.v1.ElectionRequest
+	7,  // 56: penstock.v1.Planner.Submit:output_type -> penstock.v1.RequestUpdate
+	25, // 57: penstock.v1.Planner.Lead:output_type -> penstock.v1.LeaderAction
+	27, // 58: penstock.v1.Planner.BumpWeights:output_type -> penstock.v1.BumpWeightsResponse
+	30, // 59: penstock.v1.Planner.SwitchRole:output_type -> penstock.v1.SwitchRoleResponse
+	32, // 60: penstock.v1.Planner.Roles:output_type -> penstock.v1.RolesResponse
+	34, // 61: penstock.v1.Planner.Explain:output_type -> penstock.v1.ExplainResponse
+	36, // 62: penstock.v1.Planner.Top:output_type -> penstock.v1.TopResponse
+	38, // 63: penstock.v1.Planner.Election:output_type -> penstock.v1.ElectionResponse
+	56, // [56:64] is the sub-list for method output_type
+	48, // [48:56] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_planner_proto_init() }
@@ -4089,7 +4173,7 @@ func file_penstockv1_planner_proto_init() {
 	if File_penstockv1_planner_proto != nil {
 		return
 	}
-	file_penstockv1_planner_proto_msgTypes[4].OneofWrappers = []any{
+	file_penstockv1_planner_proto_msgTypes[5].OneofWrappers = []any{
 		(*LeaderMessage_Register)(nil),
 		(*LeaderMessage_Fetch)(nil),
 		(*LeaderMessage_Progress)(nil),
@@ -4098,14 +4182,14 @@ func file_penstockv1_planner_proto_init() {
 		(*LeaderMessage_Failed)(nil),
 		(*LeaderMessage_RoleRefused)(nil),
 	}
-	file_penstockv1_planner_proto_msgTypes[36].OneofWrappers = []any{}
+	file_penstockv1_planner_proto_msgTypes[37].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_planner_proto_rawDesc), len(file_penstockv1_planner_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   40,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -245,9 +245,12 @@ type TrafficOffer struct {
 	Blocks         uint32 `protobuf:"varint,3,opt,name=blocks,proto3" json:"blocks,omitempty"`
 	HitBlocks      uint32 `protobuf:"varint,4,opt,name=hit_blocks,json=hitBlocks,proto3" json:"hit_blocks,omitempty"`
 	// Counted twice for each layer: once for its pages, once for their checksums.
-	Imm           uint32 `protobuf:"varint,5,opt,name=imm,proto3" json:"imm,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Imm uint32 `protobuf:"varint,5,opt,name=imm,proto3" json:"imm,omitempty"`
+	// The DE has the KV of this many leading blocks in device memory, so the PE need not write these
+	// blocks. They are hit blocks, and fewer than all blocks.
+	ResidentBlocks uint32 `protobuf:"varint,6,opt,name=resident_blocks,json=residentBlocks,proto3" json:"resident_blocks,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *TrafficOffer) Reset() {
@@ -311,6 +314,13 @@ func (x *TrafficOffer) GetHitBlocks() uint32 {
 func (x *TrafficOffer) GetImm() uint32 {
 	if x != nil {
 		return x.Imm
+	}
+	return 0
+}
+
+func (x *TrafficOffer) GetResidentBlocks() uint32 {
+	if x != nil {
+		return x.ResidentBlocks
 	}
 	return 0
 }
@@ -729,14 +739,15 @@ const file_penstockv1_traffic_proto_rawDesc = "" +
 	"\x05again\x18\b \x01(\v2\x19.penstock.v1.TrafficAgainH\x00R\x05again\x121\n" +
 	"\x05pages\x18\n" +
 	" \x01(\v2\x19.penstock.v1.TrafficPagesH\x00R\x05pagesB\x06\n" +
-	"\x04body\"\x98\x01\n" +
+	"\x04body\"\xc1\x01\n" +
 	"\fTrafficOffer\x12\x16\n" +
 	"\x06window\x18\x01 \x01(\fR\x06window\x12'\n" +
 	"\x0fgeometry_digest\x18\x02 \x01(\fR\x0egeometryDigest\x12\x16\n" +
 	"\x06blocks\x18\x03 \x01(\rR\x06blocks\x12\x1d\n" +
 	"\n" +
 	"hit_blocks\x18\x04 \x01(\rR\thitBlocks\x12\x10\n" +
-	"\x03imm\x18\x05 \x01(\rR\x03imm\"\x99\x01\n" +
+	"\x03imm\x18\x05 \x01(\rR\x03imm\x12'\n" +
+	"\x0fresident_blocks\x18\x06 \x01(\rR\x0eresidentBlocks\"\x99\x01\n" +
 	"\rTrafficAccept\x12\x16\n" +
 	"\x06device\x18\x01 \x01(\fR\x06device\x12\x14\n" +
 	"\x05bases\x18\x02 \x03(\x04R\x05bases\x12\x12\n" +

@@ -10,7 +10,7 @@ import (
 
 const (
 	// Version is the newest format version. Records with encrypted content have it, and the superblock
-	// of a volume with such records. The superblock of another shared volume has sharedVersion. All
+	// of a volume of a store with keys. The superblock of another shared volume has sharedVersion. All
 	// other records have plainVersion. This package reads all three.
 	Version       = 3
 	sharedVersion = 2

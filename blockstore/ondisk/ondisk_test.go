@@ -219,6 +219,31 @@ func TestOtherVersion(t *testing.T) {
 	}
 }
 
+// TestPlainSuperblock: the superblock of a volume whose slots are not encrypted although the store has keys has the
+// newest version, so that no older program encrypts its slots. It has no keys, and no unknown flag.
+func TestPlainSuperblock(t *testing.T) {
+	for _, shared := range []bool{false, true} {
+		want := exampleSuperblock
+		want.Shared, want.Plain = shared, true
+		b := want.Encode()
+		if got, err := DecodeSuperblock(b); err != nil || !reflect.DeepEqual(got, want) || le.Uint32(b[versionOff:]) != Version {
+			t.Errorf("decoded %+v, %v, version %d; want %+v", got, err, le.Uint32(b[versionOff:]), want)
+		}
+		if !strings.Contains(want.String(), "slots are not encrypted") {
+			t.Errorf("inspect prints\n%v", want)
+		}
+		want.Keys = []KeyPeriod{{From: 1, ID: MakeKeyID("k")}}
+		if _, err := DecodeSuperblock(want.Encode()); !errors.Is(err, ErrDamaged) {
+			t.Errorf("plain with a key: %v; want ErrDamaged", err)
+		}
+		le.PutUint32(b[flagsOffset:], le.Uint32(b[flagsOffset:])|4)
+		putChecksum(b)
+		if _, err := DecodeSuperblock(b); !errors.Is(err, ErrDamaged) {
+			t.Errorf("an unknown flag: %v; want ErrDamaged", err)
+		}
+	}
+}
+
 // TestSharedSuperblock: the superblock of a shared volume has version 2, which older programs refuse,
 // and the field shared exactly in version 2. A superblock of version 1 is read as before.
 func TestSharedSuperblock(t *testing.T) {

@@ -65,6 +65,8 @@ type Superblock struct {
 	Shared bool
 	// Keys are the periods in which the volume was encrypted, oldest first; at most MaxKeyPeriods.
 	Keys []KeyPeriod
+	// Plain: the slots of the volume are not encrypted although the store has keys. Keys is then empty.
+	Plain bool
 }
 
 // KeyID is the id of a key, padded with zeroes. The zero KeyID means that content is not encrypted.
@@ -98,10 +100,16 @@ const VolumeSetBytes = kv.MaxVolumes / 8
 const (
 	drainingOffset = 104
 	removedOffset  = drainingOffset + VolumeSetBytes
-	sharedOffset   = removedOffset + VolumeSetBytes
-	keysOffset     = sharedOffset + 4
+	flagsOffset    = removedOffset + VolumeSetBytes
+	keysOffset     = flagsOffset + 4
 	periodOffset   = keysOffset + 4
 	periodBytes    = 56
+)
+
+// The flags of a superblock.
+const (
+	flagShared = 1 << iota
+	flagPlain
 )
 
 // cipherAES256GCM is the number of the only cipher of a KeyPeriod.
@@ -136,9 +144,14 @@ func (s Superblock) Encode() []byte {
 	le.PutUint32(b[96:], s.MembershipVersion)
 	copy(b[drainingOffset:], s.Draining[:])
 	copy(b[removedOffset:], s.Removed[:])
+	var flags uint32
 	if s.Shared {
-		le.PutUint32(b[sharedOffset:], 1)
+		flags |= flagShared
 	}
+	if s.Plain {
+		flags |= flagPlain
+	}
+	le.PutUint32(b[flagsOffset:], flags)
 	le.PutUint32(b[keysOffset:], uint32(len(s.Keys)))
 	for i, k := range s.Keys {
 		p := b[periodOffset+i*periodBytes:][:periodBytes]
@@ -154,7 +167,7 @@ func (s Superblock) Encode() []byte {
 // version returns the lowest version that has the fields of s.
 func (s Superblock) version() uint32 {
 	switch {
-	case len(s.Keys) > 0:
+	case len(s.Keys) > 0 || s.Plain:
 		return Version
 	case s.Shared:
 		return sharedVersion
@@ -204,14 +217,15 @@ func DecodeSuperblock(b []byte) (Superblock, error) {
 		MembershipVersion: le.Uint32(b[96:]),
 		Draining:          [VolumeSetBytes]byte(b[drainingOffset:]),
 		Removed:           [VolumeSetBytes]byte(b[removedOffset:]),
-		Shared:            le.Uint32(b[sharedOffset:]) == 1,
 	}
+	flags := le.Uint32(b[flagsOffset:])
+	s.Shared, s.Plain = flags&flagShared != 0, flags&flagPlain != 0
 	if err := s.decodeKeys(b); err != nil {
 		return Superblock{}, err
 	}
 	switch {
-	case le.Uint32(b[sharedOffset:]) > 1 || versionOf(b) != s.version():
-		return Superblock{}, fmt.Errorf("ondisk: superblock of version %d with %d in the field shared and %d keys: %w", versionOf(b), le.Uint32(b[sharedOffset:]), len(s.Keys), ErrDamaged)
+	case flags&^(flagShared|flagPlain) != 0 || s.Plain && len(s.Keys) > 0 || versionOf(b) != s.version():
+		return Superblock{}, fmt.Errorf("ondisk: superblock of version %d with flags %#x and %d keys: %w", versionOf(b), flags, len(s.Keys), ErrDamaged)
 	case s.Count < 1 || s.Count > kv.MaxVolumes || s.Index >= s.Count:
 		return Superblock{}, fmt.Errorf("ondisk: superblock of volume %d of %d: %w", s.Index, s.Count, ErrDamaged)
 	case s.Boot > MaxBoot:
@@ -239,6 +253,9 @@ func (s Superblock) String() string {
 	}
 	fmt.Fprintf(&w, "  segment    %d bytes\n", s.SegmentBytes)
 	fmt.Fprintf(&w, "  catalogue  %d bytes\n", s.CatalogueBytes)
+	if s.Plain {
+		fmt.Fprintf(&w, "  key        none: slots are not encrypted\n")
+	}
 	for _, k := range s.Keys {
 		fmt.Fprintf(&w, "  key        %v from start %d on\n", k.ID, k.From)
 	}

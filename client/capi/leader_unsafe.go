@@ -50,8 +50,9 @@ func plannerOf(p *C.penstock_planner) (binding.PlannerOptions, error) {
 // maxBytes is the largest size of the address and of the token of a member, in bytes.
 const maxBytes = 1 << 16
 
-func member(m *C.penstock_member) (binding.Member, error) {
-	if err := sized("penstock_member", m.size, unsafe.Sizeof(*m)); err != nil {
+func member(from *C.penstock_member) (binding.Member, error) {
+	m, err := grown("penstock_member", from, from.size, unsafe.Offsetof(from.prefix_cache_blocks)) // version 1.10 ends before it
+	if err != nil {
 		return binding.Member{}, err
 	}
 	if m.address_bytes > 0 && m.address == nil || m.token_bytes > 0 && m.token == nil || m.address_bytes > maxBytes || m.token_bytes > maxBytes {
@@ -59,7 +60,7 @@ func member(m *C.penstock_member) (binding.Member, error) {
 	}
 	out := binding.Member{
 		Name: text(m.name), Address: C.GoBytes(m.address, C.int(m.address_bytes)), Token: C.GoBytes(m.token, C.int(m.token_bytes)),
-		DeviceBlocks: int(m.device_blocks), PromptBlocks: int(m.prompt_blocks),
+		DeviceBlocks: int(m.device_blocks), PromptBlocks: int(m.prompt_blocks), PrefixCacheBlocks: int(m.prefix_cache_blocks),
 		Footprint: traffic.Footprint{Buffer: int64(m.buffer_bytes), Block: int64(m.block_bytes), Sums: int64(m.sums_bytes), Request: int64(m.request_bytes)},
 	}
 	if f := out.Footprint; f.Buffer < 0 || f.Block < 0 || f.Sums < 0 || f.Request < 0 {
@@ -87,9 +88,9 @@ func goLeaderOpen(ns C.uint64_t, o *C.penstock_leader_options, out *handle, to *
 		options := binding.LeaderOptions{
 			Planner: planner, Group: text(o.group), Node: text(o.node), Role: leader.Role(o.role), FetchEvery: millis(o.fetch_every_ms), ReadRate: float64(o.read_rate),
 		}
-		members := unsafe.Slice(o.members, int(o.n_members))
-		for i := range members {
-			m, err := member(&members[i])
+		for i := range int(o.n_members) {
+			// Safety: the caller has n_members members of one size, and member has refused another size.
+			m, err := member((*C.penstock_member)(unsafe.Add(unsafe.Pointer(o.members), i*int(o.members.size))))
 			if err != nil {
 				return err
 			}

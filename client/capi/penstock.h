@@ -63,7 +63,7 @@ extern "C" {
 #endif
 
 /* The version of this interface: the major version in the upper 16 bits, the minor version in the lower. */
-#define PENSTOCK_ABI_VERSION 0x0001000au
+#define PENSTOCK_ABI_VERSION 0x0001000bu
 
 /* The length of the longest key, in bytes. */
 #define PENSTOCK_KEY_MAX 256
@@ -631,6 +631,8 @@ typedef struct penstock_member {
 	uint64_t block_bytes;    /* bytes of the buffer for each block that passes through it */
 	uint64_t sums_bytes;     /* bytes of the buffer for each block of the prompt, in addition */
 	uint64_t request_bytes;  /* bytes of the buffer for each request, in addition */
+	uint32_t prefix_cache_blocks; /* since version 1.11: decode: device memory keeps up to this number of blocks of ended requests for later ones; 0: none */
+	uint32_t reserved;       /* 0 */
 } penstock_member;
 
 /* Options of a leader. size, planner, group, node and role are required. */
@@ -639,7 +641,7 @@ typedef struct penstock_leader_options {
 	const penstock_planner *planner;
 	const char *group;       /* 1 to 256 bytes; no other group of the cluster has it */
 	const char *node;        /* the machine of the engines; all its engines of this role are in the group */
-	const penstock_member *members;
+	const penstock_member *members; /* all of one size */
 	uint32_t n_members;      /* 0: the group has no engine until penstock_leader_add */
 	uint32_t role;           /* PENSTOCK_ROLE_*; it is fixed: the planner refuses to switch the group to the other one */
 	uint64_t read_rate;      /* rate of the machine's storage NIC in tokens a second; 0: the leader measures it from penstock_attempt_progress */
@@ -1056,7 +1058,7 @@ typedef struct penstock_transfer_options {
 	uint32_t hit_blocks;     /* the cached prefix */
 	uint32_t timeout_ms;     /* time limit of the whole transfer; 0: none */
 	uint32_t no_persist;     /* decode: 1: do not store the prompt's new blocks */
-	uint32_t reserved;       /* 0 */
+	uint32_t resident_blocks; /* decode, since version 1.11: this many of the first pages have their KV already; those of the cached prefix do not change */
 } penstock_transfer_options;
 
 /*

@@ -210,7 +210,7 @@ func goTrafficDecode(t C.uint64_t, o *C.penstock_transfer_options, out *handle, 
 		}
 		h, err := t.Decode(traffic.DecodeJob{
 			Request: x.request, IDs: x.ids, Epoch: kv.Epoch(o.epoch), Blocks: x.blocks, Hit: x.hit, Parts: x.parts, Pages: x.pages,
-			Peer: x.peer, NoPersist: o.no_persist != 0,
+			Peer: x.peer, NoPersist: o.no_persist != 0, Resident: int(o.resident_blocks),
 		}, millis(o.timeout_ms))
 		if err == nil {
 			*out = handle(h)

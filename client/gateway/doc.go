@@ -24,6 +24,15 @@
 // The time limit for the first token (Request.FirstToken) begins with the call of Serve, also if
 // the request is submitted again later. It has no effect after Prefilled.
 //
+// # Prefix caches of decode engines
+//
+// A decode engine may keep the KV of prompts in its device memory, and registers with the size of
+// this cache. The planner sends size and number of the cache with STARTED. For each such engine the
+// gateway has an LRU set of the blocks of the prompts that it has sent to the engine, and submits the
+// length of the next prompt's prefix in the set (SubmitRequest.resident). The sets are bounded, and
+// begin again with other weights, and when the engine was started again. A set that differs from the
+// engine's cache costs time only.
+//
 // # What engines and gateway agree on
 //
 // The planner passes SubmitRequest (api/penstockv1) to both engines. Its lengths are numbers of

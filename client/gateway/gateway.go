@@ -50,7 +50,8 @@ type Gateway struct {
 	mu sync.Mutex
 	// epoch is the newest epoch that a storage node or a Started update has reported; 0: use the
 	// epoch of Options.Namespace.
-	epoch kv.Epoch
+	epoch  kv.Epoch
+	caches caches
 }
 
 // New returns a gateway, which needs no Close.
@@ -93,7 +94,8 @@ type Request struct {
 	// The planner refuses the request (Late) when it finds that the first token would be later.
 	FirstToken time.Duration
 	// Resident lists decode engines, at most 64, that have the beginning of the prompt in device
-	// memory.
+	// memory. If it is empty, the gateway lists the engines with a prefix cache
+	// (leader.Member.PrefixCacheBlocks) to which it has sent a prompt with the same beginning.
 	Resident []Resident
 	// Extra, if set, is JSON that both engines get (Payload.Extra).
 	Extra json.RawMessage
@@ -284,6 +286,9 @@ func (g *Gateway) serve(ctx context.Context, r Request, event func(Event) bool) 
 	}
 	// At least one token is computed, because its logits give the first token of the output.
 	hit := min(m.Blocks, (r.Prompt-1)/bt) * bt
+	if len(r.Resident) == 0 {
+		r.Resident = g.resident(m.Epoch, r.IDs[:r.Prompt/bt])
+	}
 	submit, err := g.submission(r, hit, m.Epoch)
 	if err != nil {
 		return err
@@ -302,7 +307,7 @@ func (g *Gateway) serve(ctx context.Context, r Request, event func(Event) bool) 
 		if r.FirstToken > 0 && !answered {
 			submit.FirstTokenMilliseconds = uint64(max(1, (r.FirstToken - time.Since(begin)).Milliseconds()))
 		}
-		accepted, err := g.follow(ctx, submit, watched)
+		accepted, err := g.follow(ctx, submit, r.IDs[:r.Prompt/bt], watched)
 		if err == nil || errors.Is(err, errLeft) || ctx.Err() != nil {
 			return err
 		}
@@ -398,9 +403,23 @@ func (g *Gateway) newer(epoch kv.Epoch) {
 	g.epoch = max(g.epoch, epoch)
 }
 
-// follow submits a request and passes its updates on until the request ends. accepted reports
-// whether the planner accepted the request.
-func (g *Gateway) follow(ctx context.Context, submit *pb.SubmitRequest, event func(Event) bool) (accepted bool, err error) {
+// resident returns the engines whose prefix caches have the beginning of a prompt.
+func (g *Gateway) resident(epoch kv.Epoch, ids []kv.BlockID) []Resident {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.caches.find(epoch, ids, g.opts.Namespace.Geometry.BlockTokens)
+}
+
+// sent records that the decode engine of a STARTED update has received a prompt.
+func (g *Gateway) sent(started *pb.RequestUpdate, ids []kv.BlockID) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.caches.sent(started.DecodeEngine, started.DecodeCache, kv.Epoch(started.Epoch), ids, g.opts.Namespace.Geometry.BlockTokens)
+}
+
+// follow submits a request and passes its updates on until the request ends. ids are those of the
+// prompt's full blocks. accepted reports whether the planner accepted the request.
+func (g *Gateway) follow(ctx context.Context, submit *pb.SubmitRequest, ids []kv.BlockID, event func(Event) bool) (accepted bool, err error) {
 	// The stream ends with this call, so that the planner notices when the caller gives the request
 	// up.
 	ctx, cancel := context.WithCancel(ctx)
@@ -409,6 +428,7 @@ func (g *Gateway) follow(ctx context.Context, submit *pb.SubmitRequest, event fu
 	if err != nil {
 		return false, err
 	}
+	var last *pb.RequestUpdate // the last STARTED whose decode engine has not received the prompt yet
 	for {
 		u, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
@@ -425,6 +445,7 @@ func (g *Gateway) follow(ctx context.Context, submit *pb.SubmitRequest, event fu
 		case pb.RequestUpdate_KIND_STARTED:
 			ev = started(submit.Id, u)
 			g.newer(ev.Epoch)
+			last = u
 		case pb.RequestUpdate_KIND_PREFILLED:
 			ev.Kind = Prefilled
 		case pb.RequestUpdate_KIND_REPLANNED:
@@ -435,6 +456,10 @@ func (g *Gateway) follow(ctx context.Context, submit *pb.SubmitRequest, event fu
 			return true, &RefusedError{refusal(u.Refusal), u.Reason, time.Duration(min(u.RetryAfterMilliseconds, math.MaxInt32)) * time.Millisecond}
 		default:
 			continue
+		}
+		if last != nil && (ev.Kind == Prefilled || ev.Kind == Done) {
+			g.sent(last, ids)
+			last = nil
 		}
 		if !event(ev) {
 			return true, errLeft

@@ -38,19 +38,25 @@ type host struct {
 	ns     kv.Namespace
 	p, d   *engine
 	memory *client.Memory
+	// stop ends the decode engine.
+	stop func()
 }
 
-// newHost starts a host. Engines have room for 100 blocks.
-func newHost(t *testing.T) *host {
+// cacheBlocks is the size of the prefix caches of decode engines.
+const cacheBlocks = 60
+
+// newHost starts a host. Engines have room for 100 blocks. network is nil, or the planner's.
+func newHost(t *testing.T, network ...dualpath.Network) *host {
 	t.Helper()
+	opts := dualpath.Options{BlockTokens: geo.BlockTokens, MinPart: 16, Patience: time.Hour, GroupTimeout: time.Hour}
+	for _, n := range network {
+		opts.Network = n
+	}
 	testkit.VerifyNone(t)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
 	h := &host{T: t, ctx: ctx}
-	h.Planner = testplanner.Start(t, testplanner.Options{Planner: planner.Options{
-		TickEvery: time.Millisecond,
-		Planner:   dualpath.Options{BlockTokens: geo.BlockTokens, MinPart: 16, Patience: time.Hour, GroupTimeout: time.Hour},
-	}})
+	h.Planner = testplanner.Start(t, testplanner.Options{Planner: planner.Options{TickEvery: time.Millisecond, Planner: opts}})
 	node := testnode.Start(t, testnode.Options{})
 	node.Namespace(t, "m", geo)
 	transfer, err := tcp.New(ctx, tcp.Options{})
@@ -63,8 +69,9 @@ func newHost(t *testing.T) *host {
 	h.must(err)
 	h.ns, err = h.store.Namespace(ctx, "m")
 	h.must(err)
-	h.p, h.d = h.lead(leader.Prefill), h.lead(leader.Decode)
-	h.serving(0)
+	h.p, _ = h.lead(leader.Prefill, "prefill", 0)
+	h.d, h.stop = h.lead(leader.Decode, "decode", cacheBlocks)
+	h.groups(2)
 	return h
 }
 
@@ -111,24 +118,25 @@ func (e *engine) next(c chan *leader.Request) *leader.Request {
 	}
 }
 
-// lead runs a group of one engine until the test ends.
-func (h *host) lead(role leader.Role) *engine {
+// lead runs a group of one engine with a prefix cache of some blocks, until stop is called or the
+// test ends.
+func (h *host) lead(role leader.Role, group string, cache int) (e *engine, stop func()) {
 	h.Helper()
-	e := &engine{h, make(chan *leader.Request, 16), make(chan *leader.Request, 16)}
-	name := "engine for " + role.String()
+	e = &engine{h, make(chan *leader.Request, 16), make(chan *leader.Request, 16)}
 	l, err := leader.New(leader.Options{
-		Group: role.String(), Node: "node for " + role.String(), Role: role, Geometry: geo, Planner: h.Conn, FetchEvery: time.Millisecond,
-		Members: []leader.Member{{Name: name, Engine: e, DeviceBlocks: 100}},
+		Group: group, Node: "node for " + group, Role: role, Geometry: geo, Planner: h.Conn, FetchEvery: time.Millisecond,
+		Members: []leader.Member{{Name: "engine for " + group, Engine: e, DeviceBlocks: 100, PrefixCacheBlocks: cache}},
 	})
 	h.must(err)
 	ctx, cancel := context.WithCancel(h.ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() { l.Run(ctx) })
-	h.Cleanup(func() {
+	stop = func() {
 		cancel()
 		wg.Wait()
-	})
-	return e
+	}
+	h.Cleanup(stop)
+	return e, stop
 }
 
 // gateway returns a gateway, with the options' epoch.
@@ -304,20 +312,32 @@ func TestPlannerAway(t *testing.T) {
 	}
 }
 
+// groups waits until the planner has n groups.
+func (h *host) groups(n int) {
+	h.Helper()
+	h.until(fmt.Sprintf("%d groups", n), func(top *pb.TopResponse) bool { return len(top.Groups) == n })
+}
+
 // serving waits until the planner has both groups and n requests have engines.
 func (h *host) serving(n uint32) {
+	h.Helper()
+	h.until(fmt.Sprintf("%d requests with engines", n), func(top *pb.TopResponse) bool { return len(top.Groups) == 2 && top.Serving == n })
+}
+
+// until waits for a state of the planner.
+func (h *host) until(state string, reached func(top *pb.TopResponse) bool) {
 	h.Helper()
 	t := time.NewTicker(time.Millisecond)
 	defer t.Stop()
 	for {
 		top, err := pb.NewPlannerClient(h.Conn).Top(h.ctx, &pb.TopRequest{})
-		if err == nil && len(top.Groups) == 2 && top.Serving == n {
+		if err == nil && reached(top) {
 			return
 		}
 		select {
 		case <-t.C:
 		case <-h.ctx.Done():
-			h.Fatalf("the planner has %v, %v; want %d requests with engines", top, err, n)
+			h.Fatalf("the planner has %v, %v; want %s", top, err, state)
 		}
 	}
 }

@@ -66,6 +66,12 @@ type Member struct {
 	// PromptBlocks is the longest prompt that the engine accepts, in blocks. Default:
 	// traffic.MaxBlocks.
 	PromptBlocks int
+	// PrefixCacheBlocks is set for a decode engine that keeps the KV of prompts in device memory after
+	// their requests, for later requests with the same prefix: at most this number of blocks. With
+	// this number the planner prefers the engine for a prompt whose beginning the engine has, if it
+	// has a description of the network. The engine decides by itself what it keeps, and must not need
+	// a prefix that it does not have.
+	PrefixCacheBlocks int
 	// Footprint is the result of the method Footprint of the engine's traffic.Manager. With the
 	// zero value the planner does not account for the buffer.
 	Footprint traffic.Footprint
@@ -174,8 +180,8 @@ func (o *Options) check(role Role, m *Member) error {
 	switch {
 	case m.Engine == nil:
 		return fmt.Errorf("leader: engine %q: no Engine", m.Name)
-	case m.DeviceBlocks < 0 || m.PromptBlocks < 0:
-		return fmt.Errorf("leader: engine %q: %d device blocks and prompts of %d blocks; neither may be negative", m.Name, m.DeviceBlocks, m.PromptBlocks)
+	case m.DeviceBlocks < 0 || m.PromptBlocks < 0 || m.PrefixCacheBlocks < 0:
+		return fmt.Errorf("leader: engine %q: %d device blocks, prompts of %d blocks and a prefix cache of %d blocks; none may be negative", m.Name, m.DeviceBlocks, m.PromptBlocks, m.PrefixCacheBlocks)
 	case role == Decode && m.DeviceBlocks == 0:
 		return fmt.Errorf("leader: decode engine %q: DeviceBlocks is 0, so no request fits; set it to the number of KV blocks in device memory", m.Name)
 	}

@@ -26,6 +26,7 @@ func (l *Leader) registration() (*pb.RegisterGroup, int, error) {
 		spec := &pb.EngineSpec{
 			Engine: m.Name, Node: l.opts.Node, Address: addr,
 			HbmTokens: uint64(l.tokensOf(m.DeviceBlocks)), PromptTokens: uint64(l.tokensOf(m.PromptBlocks)),
+			PrefixCacheTokens: uint64(l.tokensOf(m.PrefixCacheBlocks)),
 		}
 		if f := m.Footprint; f != (traffic.Footprint{}) {
 			spec.Buffer = &pb.EngineBuffer{Bytes: uint64(f.Buffer), BlockBytes: uint64(f.Block), SumsBytes: uint64(f.Sums), RequestBytes: uint64(f.Request)}

@@ -53,7 +53,7 @@ func (r *request) chunked(ctx context.Context, p *Prefill, ends []int, after fun
 // blocks of the hit, and recompute of them are computed. The PE has pages for the first known blocks of the hit
 // at the start, and for the others when the hit is loaded.
 func (r *request) serveChunked(ctx context.Context, x, known int, recompute Part, ends []int, after func(end int)) error {
-	d, err := r.de.Decode(ctx, DecodeJob{Request: r.name, IDs: r.ids, Blocks: r.blocks, Hit: r.hit, Parts: parts(x, r.hit), Pages: r.pages, Peer: r.pe.peer})
+	d, err := r.de.Decode(ctx, DecodeJob{Request: r.name, IDs: r.ids, Blocks: r.blocks, Hit: r.hit, Parts: parts(x, r.hit), Pages: r.pages, Resident: r.resident, Peer: r.pe.peer})
 	if err != nil {
 		return err
 	}

@@ -25,8 +25,12 @@ type DecodeJob struct {
 	Blocks, Hit int
 	Parts       []Part
 	Pages       []uint32
-	Stopped     func(Stop)
-	Progress    func(Progress)
+	// Resident is the number of leading blocks whose KV is in their Pages already, in every layer. The
+	// blocks of the cached prefix among them are not sent to this engine, and their pages do not change,
+	// so they may be pages of other requests too.
+	Resident int
+	Stopped  func(Stop)
+	Progress func(Progress)
 	// After is nil, or a mark of Options.Copier: nothing is written to Pages before it. It is not
 	// closed before the job has ended.
 	After copier.Mark
@@ -43,6 +47,8 @@ type Decode struct {
 	buf  arena.Buffer
 	sums sumTable
 	imm  uint32
+	// resident is the number of leading blocks whose pages do not change.
+	resident int
 
 	// The fields below are guarded by transfer.mu.
 
@@ -78,6 +84,9 @@ func (m *Manager) Decode(ctx context.Context, job DecodeJob) (*Decode, error) {
 		return nil, err
 	}
 	d := &Decode{job: job, have: make([]bool, job.Hit), imm: m.imm(1), pages: newPageList(job.Blocks)}
+	if job.Hit < job.Blocks { // the prefill side's writes of a layer end with the last block, which has the immediates
+		d.resident = min(job.Resident, job.Hit)
+	}
 	d.sends.sent, d.sends.again = make([]bool, job.Blocks), make([]bool, job.Blocks)
 	if err := d.open(ctx, m, job.Request, "prefill side", d); err != nil {
 		return nil, err
@@ -95,6 +104,9 @@ func (m *Manager) checkDecode(j *DecodeJob) error {
 	}
 	if len(j.Pages) != j.Blocks {
 		return fmt.Errorf("traffic: request %q: %d device pages for %d blocks: %w", j.Request, len(j.Pages), j.Blocks, ErrJob)
+	}
+	if j.Resident < 0 || j.Resident > j.Blocks {
+		return fmt.Errorf("traffic: request %q: %d of %d blocks are resident: %w", j.Request, j.Resident, j.Blocks, ErrJob)
 	}
 	if len(m.opts.Device.Bases) != m.geo.layers {
 		return fmt.Errorf("traffic: request %q: a decode engine keeps all %d layers; its device memory has bases for %d: %w", j.Request, m.geo.layers, len(m.opts.Device.Bases), ErrJob)
@@ -142,7 +154,7 @@ func (d *Decode) begin() error {
 	}) {
 		x.Cancel()
 	}
-	offer := &pb.TrafficOffer{Window: window, GeometryDigest: g.digest, Blocks: uint32(d.job.Blocks), HitBlocks: uint32(d.job.Hit), Imm: d.imm}
+	offer := &pb.TrafficOffer{Window: window, GeometryDigest: g.digest, Blocks: uint32(d.job.Blocks), HitBlocks: uint32(d.job.Hit), Imm: d.imm, ResidentBlocks: uint32(d.resident)}
 	if err := d.sendMessage(&pb.TrafficMessage{Body: &pb.TrafficMessage_Offer{Offer: offer}}); err != nil {
 		return err
 	}
@@ -440,6 +452,11 @@ func (d *Decode) assemble(landed *rdma.Flag) error {
 		}
 	}
 	base := uint64(d.buf.Offset())
+	// Resident blocks are not in the buffer, except for those that the model has computed again.
+	arrived := d.resident
+	if i := slices.Index(d.sends.again[:d.resident], true); i >= 0 {
+		arrived = i
+	}
 	all := make([]uint32, d.job.Blocks)
 	for b := range all {
 		all[b] = uint32(b)
@@ -450,7 +467,7 @@ func (d *Decode) assemble(landed *rdma.Flag) error {
 		if d.m.opts.deviceMemory() == nil {
 			check = d.m.checkLast
 		}
-		if err := check(d.sums, d.m.buffer.Bytes(), l, needed(all, d.first(l)), at, "decode buffer"); err != nil {
+		if err := check(d.sums, d.m.buffer.Bytes(), l, needed(all, max(d.first(l), arrived)), at, "decode buffer"); err != nil {
 			return err
 		}
 	}
@@ -468,11 +485,11 @@ func (d *Decode) assemble(landed *rdma.Flag) error {
 }
 
 // toDevice copies every layer of the prompt to device memory and verifies it there. It leaves out
-// the blocks of the cached prefix that are outside of a layer's window.
+// the resident blocks, and the blocks of the cached prefix that are outside of a layer's window.
 func (d *Decode) toDevice(base uint64, all []uint32) error {
 	g, dev := &d.m.geo, &d.m.opts.Device
 	for l := range g.layers {
-		blocks := needed(all, d.first(l))
+		blocks := needed(all, max(d.first(l), d.resident))
 		spans := make([]copier.Span, len(blocks))
 		for i, b := range blocks {
 			spans[i] = copier.Span{

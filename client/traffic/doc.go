@@ -57,6 +57,15 @@
 // small buffer (Options.AppendBytes) holds only decoded blocks, so Append never waits for the
 // memory of a prompt.
 //
+// # Resident blocks
+//
+// A DE with a prefix cache in device memory has leading blocks of some prompts already
+// (DecodeJob.Resident). The PE needs these blocks too, and both sides read them from storage as the
+// planner orders. The PE does not send them to the DE, and the DE does not copy them to its device:
+//
+//	PE  hit: read by both sides      [0 … resident)[resident … hit)[hit … blocks)
+//	DE  pages                         unchanged     written         written, stored
+//
 // # New blocks
 //
 // The DE stores the prompt's new blocks while the output is decoded, and stores a decoded block

@@ -33,8 +33,9 @@ func (p *Prefill) claim(layer, upto int) (blocks, pages, miss []uint32, last, ok
 	if l.last {
 		return nil, nil, nil, false, false
 	}
-	// Blocks outside of the layer's window are not sent. The last block is new, so it is never one of them.
-	l.claimed = max(l.claimed, len(p.sends)-len(needed(p.sends, p.firstLocked(layer))))
+	// Blocks outside of the layer's window are not sent, nor are blocks that the DE has in device memory.
+	// The last block is new, so it is never one of them.
+	l.claimed = max(l.claimed, len(p.sends)-len(needed(p.sends, max(p.firstLocked(layer), p.residentLocked()))))
 	end := len(p.sends)
 	if !last {
 		end, _ = slices.BinarySearch(p.sends, uint32(upto))
@@ -54,6 +55,16 @@ func (p *Prefill) claim(layer, upto int) (blocks, pages, miss []uint32, last, ok
 		}
 	}
 	return blocks, pages, miss, last, true
+}
+
+// residentLocked returns the number of leading blocks that the DE has in device memory and that are not
+// sent. A block that the model has computed again is sent, because the DE stores it.
+func (p *Prefill) residentLocked() int {
+	n := int(p.offer.ResidentBlocks)
+	if i := slices.Index(p.from[:n], computed); i >= 0 {
+		return i
+	}
+	return n
 }
 
 // forward waits until the hit blocks of a layer are in device memory. Then it sends the DE the

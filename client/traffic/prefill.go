@@ -473,6 +473,8 @@ func (p *Prefill) takeOffer(o *pb.TrafficOffer) {
 		err = fmt.Errorf("its geometry differs: %w", ErrJob)
 	case int(o.Blocks) != p.job.Blocks || int(o.HitBlocks) != p.job.Hit:
 		err = fmt.Errorf("its prompt has %d blocks, %d cached; here %d, %d: %w", o.Blocks, o.HitBlocks, p.job.Blocks, p.job.Hit, ErrJob)
+	case o.ResidentBlocks > o.HitBlocks || o.ResidentBlocks > 0 && o.ResidentBlocks == o.Blocks:
+		err = fmt.Errorf("%d of its %d cached blocks of %d are resident: %w", o.ResidentBlocks, o.HitBlocks, o.Blocks, ErrJob)
 	}
 	if err != nil {
 		p.fail(fmt.Errorf("traffic: request %q: offer of the decode side: %w", p.request, err))

@@ -319,6 +319,8 @@ type request struct {
 	pe, de      *engine
 	// again: the model computes the hit blocks again.
 	again bool
+	// resident is DecodeJob.Resident.
+	resident int
 }
 
 // newRequest makes a request whose last block is not full.
@@ -402,7 +404,11 @@ func (r *request) check() error {
 	want := make([]byte, r.pe.geo.layerBytes)
 	for b := range r.blocks {
 		for l := range r.pe.geo.layers {
-			r.want(want, blockName(r.sequence, b), l, b)
+			if b < min(r.resident, r.hit) {
+				fill(want, residentName(b), l)
+			} else {
+				r.want(want, blockName(r.sequence, b), l, b)
+			}
 			if !bytes.Equal(r.de.page(l, r.pages[b]), want) {
 				return fmt.Errorf("block %d, layer %d: other bytes on the decode device", b, l)
 			}
@@ -414,7 +420,7 @@ func (r *request) check() error {
 // run serves the request: the PE reads the first x blocks of the hit, and the DE reads the
 // others.
 func (r *request) run(ctx context.Context, x int) error {
-	d, err := r.de.Decode(ctx, DecodeJob{Request: r.name, IDs: r.ids, Blocks: r.blocks, Hit: r.hit, Parts: parts(x, r.hit), Pages: r.pages, Peer: r.pe.peer})
+	d, err := r.de.Decode(ctx, DecodeJob{Request: r.name, IDs: r.ids, Blocks: r.blocks, Hit: r.hit, Parts: parts(x, r.hit), Pages: r.pages, Resident: r.resident, Peer: r.pe.peer})
 	if err != nil {
 		return err
 	}
@@ -790,7 +796,7 @@ func (r *request) both(ctx context.Context, x int) (p *Prefill, d *Decode, pStop
 	r.t.Helper()
 	pStop, dStop = make(chan Stop, 4), make(chan Stop, 4)
 	d, err := r.de.Decode(ctx, DecodeJob{
-		Request: r.name, IDs: r.ids, Blocks: r.blocks, Hit: r.hit, Parts: parts(x, r.hit), Pages: r.pages, Peer: r.pe.peer,
+		Request: r.name, IDs: r.ids, Blocks: r.blocks, Hit: r.hit, Parts: parts(x, r.hit), Pages: r.pages, Resident: r.resident, Peer: r.pe.peer,
 		Stopped: func(s Stop) { dStop <- s },
 	})
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -64,6 +65,9 @@ type guest struct {
 	node  *node
 	since time.Time
 	took  time.Duration
+	// life ends when giveUp is called or the adopter ends.
+	life   context.Context
+	giveUp context.CancelFunc
 }
 
 // openAdopter makes the adopter of a member of a cluster, and starts to adopt if cluster.adopt is set.
@@ -217,9 +221,16 @@ func (a *adopter) adopt(s membership.StoreState, dirs []string) (*guest, error) 
 		return nil, err
 	}
 	g := &guest{node: n, since: time.Now(), took: time.Since(began)}
-	a.mu.Lock()
-	a.guests[s.ID] = g
-	a.mu.Unlock()
+	g.life, g.giveUp = context.WithCancel(a.life)
+	err = a.n.keys.addGuest(a.life, n, func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.guests[s.ID] = g
+	})
+	if err != nil {
+		g.giveUp()
+		return nil, errors.Join(err, n.close(context.WithoutCancel(a.life)))
+	}
 	log.Info("adopted the shared volumes of a node", "volumes", commaList(dirs), "fence", n.fence, "listen", n.control.Addr().String(),
 		"blocks", n.storage.Recovered().Blocks, "took", g.took.Round(time.Millisecond))
 	a.wg.Go(func() { a.serve(s.ID, g) })
@@ -255,8 +266,7 @@ func (a *adopter) adoptWithin(ctx context.Context, s membership.StoreState, dirs
 var errEnding = errors.New("this node is about to end")
 
 func (a *adopter) serve(id string, g *guest) {
-	n := g.node
-	ctx, cancel := context.WithCancel(a.life)
+	n, ctx, cancel := g.node, g.life, g.giveUp
 	defer cancel()
 	defer n.live.run(ctx, nil)() // follows changed files of tokens and certificates
 	go func() {
@@ -287,6 +297,7 @@ func isClosed(c <-chan struct{}) bool {
 // capacity, and with its shared volumes, which are in dirs.
 func guestConfig(cfg config.Config, s membership.StoreState, dirs []string) (config.Config, error) {
 	cfg.Node, cfg.Data, cfg.SharedData, cfg.Capacity = s.Node, nil, dirs, config.Size(s.CapacityBytes)
+	cfg.Encryption.PlainVolumes = nil // the superblocks of the store have the choice of its own node
 	cfg.AddVolumes, cfg.Segment, cfg.Prewrite = false, 0, false
 	cfg.HTTP, cfg.LocalSocket = "", ""
 	cfg.Trace = config.Trace{}
@@ -315,6 +326,16 @@ func guestConfig(cfg config.Config, s membership.StoreState, dirs []string) (con
 	}
 	cfg.EnsureDefaults()
 	return cfg, cfg.Validate()
+}
+
+// serving returns the adopted nodes. It returns none if a is nil.
+func (a *adopter) serving() []*guest {
+	if a == nil {
+		return nil
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Collect(maps.Values(a.guests))
 }
 
 // Adopt implements server.Adopter.

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,13 +15,14 @@ import (
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/internal/certs"
+	"github.com/penstock-kv/penstock/server"
 	"github.com/penstock-kv/penstock/server/config"
 	"github.com/penstock-kv/penstock/server/membership"
 )
 
 // join begins to make the node a member of the configured cluster. It returns nil if the node stands
 // alone.
-func (n *node) join() (*membership.Cluster, error) {
+func (n *node) join(links *linkRates) (*membership.Cluster, error) {
 	c := n.cfg.Cluster
 	if len(c.Etcd) == 0 {
 		return nil, nil
@@ -52,7 +54,8 @@ func (n *node) join() (*membership.Cluster, error) {
 				CapacityBytes: n.share.capacityBytes, UsedBytes: st.Store.Slots.UsedBytes() + st.Index.DiskBytes, Blocks: st.Index.Pieces, Leases: st.Index.Leases,
 			}
 		},
-		Move: mv.state, Copies: mv.copied, Node: n.storage, Logger: n.log,
+		Details: func() membership.Details { return server.Details(n.storage, n.data, links.of) },
+		Move:    mv.state, Copies: mv.copied, Node: n.storage, Logger: n.log,
 	})
 	if err != nil {
 		return nil, err
@@ -129,28 +132,28 @@ func newClusterMembers(c *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "members",
 		Short: "List the nodes of the cluster, as etcd has them",
-		Long: `List the nodes of the cluster, as etcd has them. A node that is down is not in the list;
-it leaves the list cluster.lease_ttl after its end. APPLIED is the revision of etcd up to
-which a node has applied all changes of namespaces. A line below the table has the progress of
-each node that drains, or copies sequences to nodes that have joined.`,
+		Long: `List the nodes of the cluster, as etcd has them. A node that was stopped or is lost is down, until
+it starts or is removed; it becomes down at most cluster.lease_ttl after its end. SINCE is the
+time at which a node joined, or at which its lease ended: "after" a time, if no other node was
+there at the end. VOLUMES, NICS (with the sum of their link rates) and the use are those of
+the node's last record. Only callers with the role operate see the volumes. APPLIED is the
+revision of etcd up to which a node has applied all changes of namespaces. A line below the
+table has the progress of each node that drains, or copies sequences to nodes that have
+joined, and what each node that is down had. With --details, further tables have each volume
+and each NIC.`,
 		Args: args(cobra.NoArgs),
 	}
+	details := cmd.Flags().Bool("details", false, "list the volumes and the NICs of all nodes, too")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return c.admin(cmd, func(ctx context.Context, a admin) error {
-			resp, err := a.ListMembers(ctx, &pb.ListMembersRequest{})
+			resp, err := a.ListMembers(ctx, &pb.ListMembersRequest{Nodes: true})
 			if err != nil {
 				return err
 			}
 			return outputOf(cmd).emit(resp, func(t *table) {
-				t.row("NAME", "STATE", "ZONE", "CAPACITY", "USED", "APPLIED", "SINCE", "ADDRESS", "VERSION")
-				for _, m := range resp.GetMembers() {
-					t.row(m.GetName(), m.GetState(), m.GetZone(), size(m.GetCapacityBytes()), size(m.GetUsedBytes()), m.GetApplied(),
-						time.UnixMilli(m.GetSinceUnixMs()).UTC().Format(time.RFC3339), m.GetAddr(), m.GetVersion())
-				}
-				for _, m := range resp.GetMembers() {
-					if m.GetMove() != nil {
-						t.row("  " + m.GetName() + ": " + moveLine(m))
-					}
+				printMembers(t, resp)
+				if *details {
+					printDetails(t, append(slices.Clone(resp.GetMembers()), resp.GetDown()...))
 				}
 			})
 		})

@@ -170,7 +170,8 @@ func TestRolesInEtcd(t *testing.T) {
 	awaitTrue(t, "the problem ends", func() bool { return problem() == "" })
 }
 
-// TestRolesWithoutEtcd: a node that cannot reach etcd keeps the document until it ends, and its status has the reason. A node that
+// TestRolesWithoutEtcd: a node that cannot reach etcd keeps the document, and its status has the reason. When the document is outdated,
+// the node shows only its state, until it reaches etcd again. A node that
 // starts without etcd refuses every call.
 func TestRolesWithoutEtcd(t *testing.T) {
 	testkit.VerifyNone(t)
@@ -184,6 +185,14 @@ func TestRolesWithoutEtcd(t *testing.T) {
 	if a.run("status").code == 0 {
 		t.Error("without etcd a call without a token is served")
 	}
+	awaitTrue(t, "the document is outdated", func() bool {
+		out := r.as(a, "sre", "ns", "list")
+		return out.code != 0 && strings.Contains(out.err, "etcd has not answered for longer")
+	})
+	r.as(a, "sre", "status").must(t)
+	gate.Mend()
+	awaitTrue(t, "the document is in use again", func() bool { return r.as(a, "sre", "ns", "list").code == 0 })
+	gate.Cut()
 	a.stop()
 	a = r.node(gate.Addr, "2s")
 	for _, args := range [][]string{{"status"}, {"ns", "list"}, {"cluster", "roles", "get"}} {

@@ -20,9 +20,14 @@ import (
 type clusterState struct {
 	Members       int         `json:"members"`
 	Serving       int         `json:"serving"`
+	Down          int         `json:"down"`
 	CapacityBytes int64       `json:"capacity_bytes"`
 	UsedBytes     int64       `json:"used_bytes"`
 	Zones         []zoneState `json:"zones"`
+	// HotPrefixes is the number of hot prefixes that have copies on further nodes, and Hot has the nodes that copied them, one
+	// line each.
+	HotPrefixes int64    `json:"hot_prefixes"`
+	Hot         []string `json:"hot"`
 	// Moves are the copies of draining nodes, one line each.
 	Moves []string `json:"moves"`
 	// Notes are facts that need no action. Faults are facts that need an action.
@@ -45,9 +50,10 @@ func newClusterStatus(c *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Sum the cluster up, and list its faults",
-		Long: `Sum the cluster up: members and fill by zone, draining nodes, and faults. The exit code is 1
-if there is a fault. A node that is down is not a member any more, so it is a fault only
-with --expect. With --wait, return when there is no fault; --timeout bounds the wait.`,
+		Long: `Sum the cluster up: members and fill by zone, hot prefixes with copies, draining nodes, and
+faults. The exit code is 1 if there is a fault. A node that is down is a fault until it
+starts, or is removed, or is drained. With --expect, fewer nodes that serve are a fault, too. With
+--wait, return when there is no fault; --timeout bounds the wait.`,
 		Args: args(cobra.NoArgs),
 	}
 	cmd.Flags().IntVar(&expect, "expect", 0, "number of nodes that must serve; 0: any number")
@@ -59,11 +65,11 @@ with --expect. With --wait, return when there is no fault; --timeout bounds the 
 		return c.admin(cmd, func(ctx context.Context, a admin) error {
 			var s clusterState
 			for {
-				resp, err := a.ListMembers(ctx, &pb.ListMembersRequest{})
+				resp, err := a.ListMembers(ctx, &pb.ListMembersRequest{Nodes: true})
 				if err != nil {
 					return err
 				}
-				if s = clusterStateOf(resp.GetMembers(), expect); len(s.Faults) == 0 || !wait || !pause(ctx, drainPoll) {
+				if s = clusterStateOf(resp, expect); len(s.Faults) == 0 || !wait || !pause(ctx, drainPoll) {
 					break
 				}
 			}
@@ -84,9 +90,10 @@ func serves(m *pb.Member) bool {
 	return m.GetState() == string(membership.Serving) || m.GetState() == string(membership.Draining)
 }
 
-// clusterStateOf sums up the members. expect is the number of nodes that must serve; 0: any number.
-func clusterStateOf(members []*pb.Member, expect int) clusterState {
-	s := clusterState{Members: len(members), Zones: []zoneState{}, Moves: []string{}, Notes: []string{}, Faults: []string{}}
+// clusterStateOf sums up the nodes. expect is the number of nodes that must serve; 0: any number.
+func clusterStateOf(list *pb.ListMembersResponse, expect int) clusterState {
+	members := list.GetMembers()
+	s := clusterState{Members: len(members), Down: len(list.GetDown()), Zones: []zoneState{}, Hot: []string{}, Moves: []string{}, Notes: []string{}, Faults: []string{}}
 	zones := make(map[string]*zoneState)
 	versions := make(map[string][]string)
 	places := make([]placement.Place, len(members))
@@ -106,6 +113,10 @@ func clusterStateOf(members []*pb.Member, expect int) clusterState {
 		s.CapacityBytes += m.GetCapacityBytes()
 		s.UsedBytes += m.GetUsedBytes()
 		versions[m.GetVersion()] = append(versions[m.GetVersion()], m.GetName())
+		if n := m.GetHotPrefixes(); n > 0 {
+			s.HotPrefixes += n
+			s.Hot = append(s.Hot, fmt.Sprintf("node %s: %s", m.GetName(), count(n)))
+		}
 		places[i] = placement.Place{Capacity: max(1, m.GetCapacityBytes()), Used: m.GetUsedBytes()}
 	}
 	for _, z := range zones {
@@ -134,6 +145,13 @@ func clusterStateOf(members []*pb.Member, expect int) clusterState {
 			s.Notes = append(s.Notes, fmt.Sprintf("node %s is %s full: new sequences pass it over", m.GetName(), percent(m.GetUsedBytes(), max(1, m.GetCapacityBytes()))))
 		}
 	}
+	for _, m := range list.GetDown() {
+		if isDrained(m) {
+			s.Notes = append(s.Notes, fmt.Sprintf("node %s is drained and %s: start it, or take it out with penstock cluster remove %s", m.GetName(), downWords(m), m.GetName()))
+			continue
+		}
+		s.fault("node %s is %s: start it, or take it out with penstock cluster remove %s --force", m.GetName(), downWords(m), m.GetName())
+	}
 	if len(versions) > 1 {
 		var all []string
 		for v, names := range versions {
@@ -150,15 +168,16 @@ func (s *clusterState) fault(format string, args ...any) {
 }
 
 func (s *clusterState) print(t *table) {
-	fmt.Fprintf(t, "%d of %d nodes serve, %s of %s used\n", s.Serving, s.Members, size(s.UsedBytes), size(s.CapacityBytes))
+	fmt.Fprintf(t, "%d of %d nodes serve, %s of %s used\n", s.Serving, s.Members+s.Down, size(s.UsedBytes), size(s.CapacityBytes))
 	t.row("ZONE", "NODES", "SERVING", "CAPACITY", "USED")
 	for _, z := range s.Zones {
 		t.row(cmp.Or(z.Zone, "-"), z.Members, z.Serving, size(z.CapacityBytes), size(z.UsedBytes))
 	}
+	fmt.Fprintf(t, "hot prefixes with copies on further nodes: %s\n", count(s.HotPrefixes))
 	for _, l := range []struct {
 		title string
 		lines []string
-	}{{"draining", s.Moves}, {"note", s.Notes}, {"fault", s.Faults}} {
+	}{{"hot prefixes", s.Hot}, {"draining", s.Moves}, {"note", s.Notes}, {"fault", s.Faults}} {
 		for _, line := range l.lines {
 			fmt.Fprintf(t, "%s: %s\n", l.title, line)
 		}
@@ -205,7 +224,7 @@ cluster has a fault and no node may be restarted.`,
 		Args: args(cobra.NoArgs),
 	}
 	cmd.Flags().StringVar(&since, "since", "", "time at which the restart began, as 2026-11-26T09:00:00Z: nodes that have started after it are done")
-	cmd.Flags().IntVar(&expect, "expect", 0, "number of nodes of the cluster, of which all must serve before the next step; 0: the number of present members")
+	cmd.Flags().IntVar(&expect, "expect", 0, "number of nodes of the cluster, of which all must serve before the next step; 0: the number of members, and of nodes that are down and not drained")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if expect < 0 {
 			return usagef("--expect %d: give the number of nodes of the cluster", expect)
@@ -218,11 +237,11 @@ cluster has a fault and no node may be restarted.`,
 			}
 		}
 		return c.admin(cmd, func(ctx context.Context, a admin) error {
-			resp, err := a.ListMembers(ctx, &pb.ListMembersRequest{})
+			resp, err := a.ListMembers(ctx, &pb.ListMembersRequest{Nodes: true})
 			if err != nil {
 				return err
 			}
-			p := restartPlanOf(resp.GetMembers(), began, expect)
+			p := restartPlanOf(resp, began, expect)
 			if err := outputOf(cmd).emit(p, p.print); err != nil {
 				return err
 			}
@@ -235,9 +254,9 @@ cluster has a fault and no node may be restarted.`,
 	return cmd
 }
 
-// restartPlanOf returns the plan for the members. began is zero if no node is done.
-func restartPlanOf(members []*pb.Member, began time.Time, expect int) restartPlan {
-	s := clusterStateOf(members, expect)
+// restartPlanOf returns the plan for the nodes. began is zero if no node is done.
+func restartPlanOf(list *pb.ListMembersResponse, began time.Time, expect int) restartPlan {
+	members, s := list.GetMembers(), clusterStateOf(list, expect)
 	p := restartPlan{Steps: []restartStep{}, Done: []string{}, Blocked: s.Faults}
 	for _, m := range members {
 		if m.GetState() == string(membership.Draining) {
@@ -256,7 +275,7 @@ func restartPlanOf(members []*pb.Member, began time.Time, expect int) restartPla
 			Commands: []string{
 				"ssh " + host + " systemctl restart penstock",
 				"penstock --server " + m.GetAddr() + " status --wait",
-				fmt.Sprintf("penstock --server %s cluster status --wait --expect %d", m.GetAddr(), max(expect, len(members))),
+				fmt.Sprintf("penstock --server %s cluster status --wait --expect %d", m.GetAddr(), max(expect, len(members)+undrained(list.GetDown()))),
 			},
 		})
 	}
@@ -265,6 +284,16 @@ func restartPlanOf(members []*pb.Member, began time.Time, expect int) restartPla
 	})
 	slices.Sort(p.Done)
 	return p
+}
+
+// undrained returns the number of nodes whose blocks the other nodes do not have.
+func undrained(down []*pb.Member) (n int) {
+	for _, m := range down {
+		if !isDrained(m) {
+			n++
+		}
+	}
+	return n
 }
 
 func (p *restartPlan) print(t *table) {

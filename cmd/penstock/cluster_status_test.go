@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"text/tabwriter"
 	"time"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
@@ -25,9 +26,13 @@ func threeMembers() []*pb.Member {
 	return all
 }
 
+func listOf(members []*pb.Member) *pb.ListMembersResponse {
+	return &pb.ListMembersResponse{Members: members}
+}
+
 // TestClusterState: a sound cluster has no faults, and each fault of a member is one line.
 func TestClusterState(t *testing.T) {
-	s := clusterStateOf(threeMembers(), 3)
+	s := clusterStateOf(listOf(threeMembers()), 3)
 	if len(s.Faults)+len(s.Notes)+len(s.Moves) > 0 || s.Serving != 3 || len(s.Zones) != 2 || s.Zones[0] != (zoneState{"a", 2, 2, 2 << 40, 1 << 39}) {
 		t.Errorf("a sound cluster: %+v", s)
 	}
@@ -49,7 +54,7 @@ func TestClusterState(t *testing.T) {
 	} {
 		m := threeMembers()
 		c.change(m)
-		s := clusterStateOf(m, c.expect)
+		s := clusterStateOf(listOf(m), c.expect)
 		for what, is := range map[string]struct {
 			lines []string
 			want  string
@@ -64,6 +69,60 @@ func TestClusterState(t *testing.T) {
 	}
 }
 
+// twoDown returns three members and two nodes that are down, of which one is drained.
+func twoDown() *pb.ListMembersResponse {
+	list := listOf(threeMembers())
+	list.Members[1].HotPrefixes = 2
+	list.Members[1].Nics = []*pb.MemberNIC{{Name: "eth0", Address: "10.0.0.1:7421", Up: true, LinkBitsPerSecond: 400e9}, {Name: "eth1", Address: "10.0.1.1:7421", LinkBitsPerSecond: 400e9}}
+	list.Members[1].Volumes = []*pb.MemberVolume{{Path: "/a", State: "ok"}, {Path: "/b", State: "failed", Reason: "EIO"}}
+	list.Down = []*pb.Member{
+		{Name: "n3", State: "down", Zone: "b", CapacityBytes: 1 << 40, UsedBytes: 1 << 38, Blocks: 70_000, Leases: 2, LeftUnixMs: 60_000, WrittenUnixMs: 50_000, Volumes: []*pb.MemberVolume{{Path: "/c", State: "ok"}, {Path: "/d", State: "ok"}}},
+		{Name: "n4", State: "down", WrittenUnixMs: 50_000, Move: &pb.MoveStatus{Phase: "done"}},
+	}
+	return list
+}
+
+// TestClusterStateDown: a node that is down is a fault, and one that is drained is a note. The number of hot prefixes is that of
+// all nodes. The plan of a restart waits for the node that is down, and counts it among the nodes.
+func TestClusterStateDown(t *testing.T) {
+	s := clusterStateOf(twoDown(), 3)
+	if want := []string{"node n3 is down since 1970-01-01T00:01:00Z: start it, or take it out with penstock cluster remove n3 --force"}; !slices.Equal(s.Faults, want) {
+		t.Errorf("faults %q; want %q", s.Faults, want)
+	}
+	if want := []string{"node n4 is drained and down since a time after 1970-01-01T00:00:50Z: start it, or take it out with penstock cluster remove n4"}; !slices.Equal(s.Notes, want) {
+		t.Errorf("notes %q; want %q", s.Notes, want)
+	}
+	if s.Members != 3 || s.Down != 2 || s.HotPrefixes != 2 || !slices.Equal(s.Hot, []string{"node n1: 2"}) {
+		t.Errorf("%+v", s)
+	}
+	p := restartPlanOf(twoDown(), time.Time{}, 0)
+	if len(p.Blocked) != 1 || !strings.Contains(p.Blocked[0], "n3 is down") || len(p.Steps) != 3 || !strings.HasSuffix(p.Steps[0].Commands[2], " --expect 4") {
+		t.Errorf("%+v", p)
+	}
+}
+
+// TestPrintMembers: the table has the volumes and NICs of each node, and the nodes that are down with the time of the end, with
+// their zone and capacity, and with what they had.
+func TestPrintMembers(t *testing.T) {
+	var b strings.Builder
+	tab := &table{tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)}
+	list := twoDown()
+	printMembers(tab, list)
+	printDetails(tab, append(slices.Clone(list.Members), list.Down...))
+	_ = tab.Flush()
+	got := strings.Join(strings.Fields(b.String()), " ")
+	for _, want := range []string{
+		"n0 serving b 1.0 TiB 256 GiB - - 0", "n1 serving a 1.0 TiB 256 GiB 1 of 2 ok 1 of 2 up, 400 Gbit/s 0",
+		"n3 down b 1.0 TiB 256 GiB 2 ok - 0 1970-01-01T00:01:00Z", "n4 down 0 B 0 B - - 0 after 1970-01-01T00:00:50Z",
+		"n3: it had 70,000 blocks, 256 GiB, and 2 leases and pins on /c, /d", "n4: it had 0 blocks, 0 B, and 0 leases and pins; drained",
+		"n1 /b failed 0 B 0 B 0 EIO", "n1 eth1 10.0.1.1:7421 down 400 Gbit/s",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("without %q:\n%s", want, b.String())
+		}
+	}
+}
+
 // TestRestartPlan: the nodes of a zone follow each other, nodes that have started since the restart
 // began are done, and a fault blocks the next step.
 func TestRestartPlan(t *testing.T) {
@@ -74,7 +133,7 @@ func TestRestartPlan(t *testing.T) {
 		}
 		return strings.Join(names, " ")
 	}
-	p := restartPlanOf(threeMembers(), time.Time{}, 0)
+	p := restartPlanOf(listOf(threeMembers()), time.Time{}, 0)
 	if order(p) != "n1 n2 n0" || len(p.Blocked)+len(p.Done) > 0 || p.Steps[0].Share < 0.33 || p.Steps[0].Share > 0.34 {
 		t.Errorf("%+v", p)
 	}
@@ -82,15 +141,15 @@ func TestRestartPlan(t *testing.T) {
 	if !slices.Equal(p.Steps[0].Commands, want) {
 		t.Errorf("commands %q; want %q", p.Steps[0].Commands, want)
 	}
-	if p := restartPlanOf(threeMembers(), time.UnixMilli(1500), 3); order(p) != "n0" || !slices.Equal(p.Done, []string{"n1", "n2"}) || len(p.Blocked) > 0 {
+	if p := restartPlanOf(listOf(threeMembers()), time.UnixMilli(1500), 3); order(p) != "n0" || !slices.Equal(p.Done, []string{"n1", "n2"}) || len(p.Blocked) > 0 {
 		t.Errorf("after two restarts: %+v", p)
 	}
-	if p := restartPlanOf(threeMembers()[:2], time.Time{}, 3); len(p.Blocked) != 1 || !strings.Contains(p.Blocked[0], "2 nodes serve") {
+	if p := restartPlanOf(listOf(threeMembers()[:2]), time.Time{}, 3); len(p.Blocked) != 1 || !strings.Contains(p.Blocked[0], "2 nodes serve") {
 		t.Errorf("while a node is down: %+v", p)
 	}
 	m := threeMembers()
 	m[0].State = "draining"
-	if p := restartPlanOf(m, time.Time{}, 0); len(p.Blocked) != 1 || !strings.Contains(p.Blocked[0], "penstock cluster undrain n0") {
+	if p := restartPlanOf(listOf(m), time.Time{}, 0); len(p.Blocked) != 1 || !strings.Contains(p.Blocked[0], "penstock cluster undrain n0") {
 		t.Errorf("while a node drains: %+v", p)
 	}
 }
@@ -122,7 +181,16 @@ func TestClusterStatus(t *testing.T) {
 	if err := c.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	awaitTrue(t, "the killed node leaves the list", func() bool { return states(t, a) == "a:serving" })
+	awaitTrue(t, "the killed node leaves the list, and the end of its lease is noted", func() bool {
+		out := a.run("cluster", "members").must(t)
+		return states(t, a) == "a:serving" && regexp.MustCompile(`(?m)^c +down +rack-c +[^-]+ 1 ok +1 up.* 20\d\d-\S+Z +\S+`).MatchString(out) && !strings.Contains(out, "after 20")
+	})
+	if out := a.run("cluster", "members").must(t); !strings.Contains(out, "  c: it had 0 blocks") || !strings.Contains(out, " leases and pins on "+dir+"/c") {
+		t.Errorf("the nodes are\n%s", out)
+	}
+	if r := a.run("cluster", "status"); r.code != exitFailed || !strings.Contains(r.out, "1 of 2 nodes serve") || !strings.Contains(r.out, "fault: node c is down since 20") {
+		t.Errorf("while a node is down: exit %d\n%s%s", r.code, r.out, r.err)
+	}
 	if r := a.run("cluster", "restart-plan", "--since", began.Format(time.RFC3339), "--expect", "2"); r.code != exitFailed || !strings.Contains(r.out, "not now: 1 nodes serve") {
 		t.Errorf("while a node is down: exit %d\n%s%s", r.code, r.out, r.err)
 	}

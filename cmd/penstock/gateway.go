@@ -207,7 +207,7 @@ func runGateway(ctx context.Context, from source[config.Gateway], planner front.
 	}
 	node := server.NewFrontNode(server.FrontOptions{Front: handler, TLS: live.credentials.ServerTLS(), Registry: registry})
 	log.Info("ready", append(addresses("listen", api, web), "engines", len(cfg.Engines))...)
-	live.follow(cfg.Keys(), from.path, func() (reload.Candidate, error) {
+	live.follow(cfg.Keys(), from.path, func(context.Context) (reload.Candidate, error) {
 		next, err := from.read()
 		return reload.Candidate{Keys: next.Keys(), Auth: next.Auth, Apply: func() { live.apply(next.Log, next.DrainWithin) }}, err
 	}, nil, metrics.NewReloads(registry), log)

@@ -274,12 +274,12 @@ func (idle) Cut(string)                                 {}
 func (idle) Recompute(string, traffic.Part)             {}
 
 // startPrefillDecode runs a planner and a leader of each role until the test ends, and returns the
-// arguments of a gateway for a namespace on a node. The engines simulate only HTTP; asked gets the
+// arguments of a gateway for a namespace on a node. settings are further arguments of the planner. The engines simulate only HTTP; asked gets the
 // body of each completion.
-func startPrefillDecode(t *testing.T, node *served, namespace string, asked func(body string)) (planner *served, args []string) {
+func startPrefillDecode(t *testing.T, node *served, namespace string, asked func(body string), settings ...string) (planner *served, args []string) {
 	t.Helper()
 	address := testkit.Port(t)
-	planner, r := tryServed(t, nil, "planner", "--listen", address, "--http", "127.0.0.1:0", "--log-format", "json", "--schedule-block-tokens", "4", "--schedule-min-part", "4")
+	planner, r := tryServed(t, nil, append([]string{"planner", "--listen", address, "--http", "127.0.0.1:0", "--log-format", "json", "--schedule-block-tokens", "4", "--schedule-min-part", "4"}, settings...)...)
 	if planner == nil {
 		t.Fatalf("planner: exit %d\n%s", r.code, r.err)
 	}

@@ -10,16 +10,98 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock-kv/penstock/blockstore"
 	"github.com/penstock-kv/penstock/blockstore/crypt"
 	"github.com/penstock-kv/penstock/server/config"
 )
 
 // keysBytesMax is the maximum size of a text of keys. crypt.MaxKeys keys need less.
 const keysBytesMax = 64 << 10
+
+// volumeKeys are the keys of the volumes that a process serves: the volumes of its own node and of the nodes
+// that it adopted.
+type volumeKeys struct {
+	current atomic.Pointer[keysInUse]
+	// mu is held while current and the keys of the stores change, and while an adopted node is added to the
+	// nodes of the process, so that each store has the current keys.
+	mu sync.Mutex
+}
+
+// keysInUse are keys and the settings that name their source. ring is nil without encryption.
+type keysInUse struct {
+	ring *crypt.Keyring
+	from config.Encryption
+}
+
+// setKeysWithin limits the time in which a store takes new keys. It is longer than the time after which a volume that
+// hangs has failed.
+func setKeysWithin(ctx context.Context, cfg config.Config) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, 3*cfg.Limits.HungAfter.Std())
+}
+
+// openVolumeKeys reads the keys of a process that starts.
+func openVolumeKeys(ctx context.Context, c config.Encryption, log *slog.Logger) (*volumeKeys, error) {
+	ring, err := readVolumeKeys(ctx, c, log)
+	if err != nil {
+		return nil, err
+	}
+	k := &volumeKeys{}
+	k.current.Store(&keysInUse{ring, c})
+	return k, nil
+}
+
+// setKeys replaces the keys of this node and of the nodes that it adopted. If one of them has blocks of a
+// key that is missing, setKeys fails and changes nothing. An adopted node that fails after all checks
+// is given up, so that it can be adopted again with the new keys.
+func (n *node) setKeys(ctx context.Context, next keysInUse) error {
+	n.keys.mu.Lock()
+	defer n.keys.mu.Unlock()
+	if was := n.keys.current.Load().ring; was != nil && next.ring != nil && !next.ring.Equal(was) {
+		guests := n.adopter.serving()
+		for _, g := range guests {
+			if err := g.node.storage.CheckKeys(next.ring); err != nil && !errors.Is(err, blockstore.ErrClosed) {
+				return fmt.Errorf("volumes adopted from node %s: %w", g.node.cfg.Node, err)
+			}
+		}
+		if err := n.storage.SetKeys(ctx, next.ring); err != nil {
+			return err
+		}
+		var all sync.WaitGroup
+		for _, g := range guests {
+			all.Go(func() {
+				if err := g.node.storage.SetKeys(ctx, next.ring); err != nil && !errors.Is(err, blockstore.ErrClosed) {
+					n.log.Error("an adopted node did not take the new encryption keys, and its volumes are given up: adopt them again", "of", g.node.cfg.Node, "err", err)
+					g.giveUp()
+				}
+			})
+		}
+		all.Wait()
+	}
+	n.keys.current.Store(&next)
+	return nil
+}
+
+// addGuest calls add when the store of an adopted node has the current keys, which a reload may have
+// changed since the store was opened.
+func (k *volumeKeys) addGuest(ctx context.Context, guest *node, add func()) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if ring := k.current.Load().ring; ring != nil && !ring.Equal(guest.openKeys) {
+		ctx, cancel := setKeysWithin(ctx, guest.cfg)
+		defer cancel()
+		if err := guest.storage.SetKeys(ctx, ring); err != nil {
+			return fmt.Errorf("encryption keys that a reload has changed: %w", err)
+		}
+	}
+	add()
+	return nil
+}
 
 // readVolumeKeys returns the keys that the settings name, nil if they name none. The text of the keys is
 // neither logged nor part of an error.
@@ -116,15 +198,16 @@ func describeKeys(r *crypt.Keyring) string {
 }
 
 // keyChanges returns the change of the keys if the settings name the same source.
-func keyChanges(was, is config.Encryption, old, next *crypt.Keyring) []config.Change {
-	if old == nil || next == nil || old.Equal(next) {
+func keyChanges(was, next keysInUse) []config.Change {
+	if was.ring == nil || next.ring == nil || was.ring.Equal(next.ring) {
 		return nil
 	}
-	switch {
-	case is.KeysFile != "" && is.KeysFile == was.KeysFile:
-		return []config.Change{{Key: "encryption.keys_file", Old: fmt.Sprintf("%s (%s)", is.KeysFile, describeKeys(old)), New: fmt.Sprintf("%s (%s)", is.KeysFile, describeKeys(next))}}
-	case is.KeysFile == "" && was.KeysFile == "":
-		return []config.Change{{Key: "encryption.keys_command", Old: describeKeys(old), New: describeKeys(next)}}
+	old, is := describeKeys(was.ring), describeKeys(next.ring)
+	switch file := next.from.KeysFile; {
+	case file != "" && file == was.from.KeysFile:
+		return []config.Change{{Key: "encryption.keys_file", Old: fmt.Sprintf("%s (%s)", file, old), New: fmt.Sprintf("%s (%s)", file, is)}}
+	case file == "" && was.from.KeysFile == "":
+		return []config.Change{{Key: "encryption.keys_command", Old: old, New: is}}
 	}
 	return nil
 }

@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"context"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -48,6 +51,7 @@ func findIn(t *testing.T, dir string, wanted []byte) (names []string) {
 	return names
 }
 
+// keyUse returns the keys of a node, as "id blocks newest".
 func keyUse(t *testing.T, s *served) string {
 	t.Helper()
 	var all []string
@@ -246,4 +250,305 @@ func TestAdoptionOfEncryptedVolumes(t *testing.T) {
 			}
 		})
 	}
+}
+
+// encryptedStore runs a node a whose key is k1 until its namespace m has 4 blocks. It returns the shared
+// volume and the files of the prompt.
+func encryptedStore(t *testing.T, e *testetcd.Etcd) (volume, tokensFile, dataFile string) {
+	t.Helper()
+	dir := t.TempDir()
+	volume = dir + "/a"
+	s := startServed(t, "", sharedOf(e, "a", volume, "--encryption-keys-file", writeFile(t, dir, "keys", keysText("k1")))...)
+	awaitTrue(t, "node a serves", serving(t, s))
+	tokensFile, dataFile = prompt(t, s, dir, 4)
+	eventually(t, s, "block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile)
+	s.stop()
+	return volume, tokensFile, dataFile
+}
+
+// reloadRefused fails unless a reload is refused with the text.
+func reloadRefused(t *testing.T, s *served, want string) {
+	t.Helper()
+	if r := s.run("config", "reload"); r.code != exitFailed || !strings.Contains(r.err, "nothing was applied") || !strings.Contains(r.err, want) {
+		t.Errorf("reload: exit %d without %q\n%s%s", r.code, want, r.out, r.err)
+	}
+}
+
+// TestReloadOfAdoptedVolumes: a reload gives new keys to the adopted nodes too. It is refused as a whole, and
+// no node gets other keys, if an adopted node has blocks of a key that is missing. When the blocks' epoch
+// has ended, the key can be removed.
+func TestReloadOfAdoptedVolumes(t *testing.T) {
+	testkit.VerifyNone(t)
+	e, dir := testetcd.Start(t, 1), t.TempDir()
+	volume, tokensFile, dataFile := encryptedStore(t, e)
+	keys := writeFile(t, dir, "keys", keysText("k1"))
+	b := startServed(t, dir+"/b", slowLease(e, "b", "--encryption-keys-file", keys, "--cluster-adopt=false")...)
+	awaitTrue(t, "node b serves", serving(t, b))
+	eventually(t, b, "volume", "adopt", volume)
+	awaitTrue(t, "the adopted node serves", func() bool { return states(t, b) == "a:serving b:serving" })
+	_, addrs := adoptedBy(t, b)
+	guest := &served{t: t, ready: b.ready}
+	guest.ready.Listen = addrs[0]
+	want := func(own, adopted string) {
+		t.Helper()
+		if a, b := keyUse(t, b), keyUse(t, guest); a != own || b != adopted {
+			t.Errorf("keys of b: %s; of the adopted node: %s\nwant %s and %s", a, b, own, adopted)
+		}
+	}
+	want("k1 0 true", "k1 4 true")
+
+	writeFile(t, dir, "keys", keysText("k1", "k2"))
+	if out := guest.run("config", "reload").must(t); !strings.Contains(out, "nothing") {
+		t.Errorf("the adopted node reads keys itself:\n%s", out)
+	}
+	want("k1 0 true", "k1 4 true")
+	b.run("config", "reload").must(t)
+	want("k1 0 false, k2 0 true", "k1 4 false, k2 0 true")
+	writeFile(t, dir, "keys", keysText("k2", "k3"))
+	reloadRefused(t, b, "volumes adopted from node a: ")
+	reloadRefused(t, b, "4 blocks are encrypted with key k1")
+	want("k1 0 false, k2 0 true", "k1 4 false, k2 0 true")
+
+	fetchEventually(t, guest, dir, tokensFile, dataFile)
+	eventually(t, b, "ns", "bump-epoch", "m")
+	awaitTrue(t, "the blocks of the old epoch are dropped", func() bool { return keyUse(t, guest) == "k1 0 false, k2 0 true" })
+	eventually(t, guest, "block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile)
+	want("k1 0 false, k2 0 true", "k1 0 false, k2 4 true")
+	b.run("config", "reload").must(t)
+	want("k2 0 false, k3 0 true", "k2 4 false, k3 0 true")
+	fetchEventually(t, guest, dir, tokensFile, dataFile)
+}
+
+// TestReloadDuringAdoption: a node whose volumes are opened while a reload changes the keys is adopted with the
+// changed keys. If a key that it needs was removed meanwhile, it is not adopted.
+func TestReloadDuringAdoption(t *testing.T) {
+	testkit.VerifyNone(t)
+	e, dir := testetcd.Start(t, 1), t.TempDir()
+	volume, _, _ := encryptedStore(t, e)
+	writeFile(t, dir, "keys", keysText("k1"))
+	b := startServed(t, dir+"/b", slowLease(e, "b", "--encryption-keys-file", dir+"/keys", "--cluster-adopt=false")...)
+	awaitTrue(t, "node b serves", serving(t, b))
+	// adopt runs f when the opening of the volumes waits for the copy of their index.
+	adopt := func(fence int, f func()) result {
+		t.Helper()
+		pipe := fmt.Sprintf("%s/index-%08d/pipe", volume, fence)
+		if err := os.Remove(pipe); err != nil && !errors.Is(err, fs.ErrNotExist) { // a copy of an earlier pipe
+			t.Fatal(err)
+		}
+		if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan result, 1)
+		go func() { ended <- b.run("volume", "adopt", volume, "--timeout", "0") }()
+		var writer *os.File
+		awaitTrue(t, "the index is copied", func() (ok bool) {
+			var err error
+			writer, err = os.OpenFile(pipe, os.O_WRONLY|syscall.O_NONBLOCK, 0)
+			return err == nil
+		})
+		f()
+		if err := writer.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return <-ended
+	}
+	reload := func(ids ...string) {
+		t.Helper()
+		writeFile(t, dir, "keys", keysText(ids...))
+		b.run("config", "reload").must(t)
+	}
+	r := adopt(1, func() {
+		reload("k1", "k2")
+		reload("k2")
+	})
+	if names, _ := adoptedBy(t, b); r.code == exitOK || !strings.Contains(r.err, "key k1 encrypts new blocks") || len(names) > 0 {
+		t.Errorf("without a key of the blocks: exit %d, adopted %q\n%s%s", r.code, names, r.out, r.err)
+	}
+	reload("k1", "k2")
+	adopt(2, func() { reload("k1", "k2", "k3") }).must(t)
+	_, addrs := adoptedBy(t, b)
+	guest := &served{t: t, ready: b.ready}
+	guest.ready.Listen = addrs[0]
+	awaitTrue(t, "the adopted node serves", func() bool { return states(t, b) == "a:serving b:serving" })
+	if got := keyUse(t, guest); got != "k1 4 false, k2 0 false, k3 0 true" {
+		t.Errorf("keys of the adopted node: %s", got)
+	}
+}
+
+// TestGuestWithoutNewKeys: an adopted node whose volumes fail while it gets new keys is given up, and the
+// reload is applied. Its volumes can be adopted again, with the new keys.
+func TestGuestWithoutNewKeys(t *testing.T) {
+	testkit.VerifyNone(t)
+	e, dir := testetcd.Start(t, 1), t.TempDir()
+	keys := writeFile(t, dir, "keys", keysText("k1"))
+	own := memberConfig(e, "a", "")
+	own.Data, own.SharedData, own.Encryption.KeysFile = nil, []string{dir + "/a"}, keys
+	t.Run("node a", func(t *testing.T) { openMember(t, own) })
+	cfg := memberConfig(e, "b", dir+"/b")
+	cfg.Encryption.KeysFile = keys
+	b := openMember(t, cfg)
+	if _, err := b.adopter.Adopt(t.Context(), dir+"/a", false); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.adopter.serving()[0].node.volumes[0].Device.Close(); err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, dir, "keys", keysText("k1", "k2"))
+	if changes, err := b.live.reloader.Reload(t.Context()); err != nil || len(changes) != 1 {
+		t.Fatalf("reload: %v, %v", changes, err)
+	}
+	awaitTrue(t, "the adopted node is given up", func() bool { return len(guests(b)) == 0 })
+	awaitTrue(t, "the volumes are adopted again", func() bool {
+		_, err := b.adopter.Adopt(t.Context(), dir+"/a", false)
+		return err == nil
+	})
+	for _, n := range []*node{b, b.adopter.serving()[0].node} {
+		if use := n.storage.KeyUse(); len(use) != 2 || !use[1].Newest || use[1].ID != "k2" {
+			t.Errorf("keys of node %s: %+v", n.cfg.Node, use)
+		}
+	}
+}
+
+// TestKeysCommandHangsAtReload: while the command of a reload hangs, the node answers config diff and status. When
+// the caller of the reload leaves, the command is ended, nothing changes, and the next reload is applied.
+func TestKeysCommandHangsAtReload(t *testing.T) {
+	dir := t.TempDir()
+	writeFile(t, dir, "keys", keysText("k1"))
+	// The first run after the file armed exists removes it and waits for a writer of the pipe.
+	if err := syscall.Mkfifo(dir+"/pipe", 0o600); err != nil {
+		t.Fatal(err)
+	}
+	script := writeFile(t, dir, "command", fmt.Appendf(nil, "#!/bin/sh\ncd %s\nif rm armed 2>/dev/null; then exec cat pipe; fi\nexec cat keys\n", dir))
+	s := startServed(t, dir+"/volume", "--encryption-keys-command", "sh,"+script, "--encryption-keys-timeout", "1h")
+	writeFile(t, dir, "keys", keysText("k1", "k2"))
+	armed := writeFile(t, dir, "armed", nil)
+	ctx, leave := context.WithCancel(t.Context())
+	ended := make(chan result, 1)
+	go func() {
+		ended <- penstockIn(ctx, "", nil, "config", "reload", "--server", s.ready.Listen, "--timeout", "0")
+	}()
+	awaitTrue(t, "the command runs", func() bool {
+		_, err := os.Stat(armed)
+		return errors.Is(err, fs.ErrNotExist)
+	})
+	if r := s.run("config", "diff"); !strings.Contains(r.out, "the newest is k2") {
+		t.Errorf("diff: %s%s", r.out, r.err)
+	}
+	if got := keyUse(t, s); got != "k1 0 true" {
+		t.Errorf("keys during the reload: %s", got)
+	}
+	leave()
+	if r := <-ended; r.code == exitOK {
+		t.Errorf("the reload that its caller left: %s", r.out)
+	}
+	if out := s.run("config", "reload").must(t); !strings.Contains(out, "the newest is k2") {
+		t.Errorf("reload: %s", out)
+	}
+	if got := keyUse(t, s); got != "k1 0 false, k2 0 true" {
+		t.Errorf("keys after the reload: %s", got)
+	}
+	if strings.Count(s.log.String(), "the configuration was not reloaded") != 1 {
+		t.Errorf("the log does not have one refused reload:\n%s", s.log)
+	}
+}
+
+// TestPlainVolumes: a volume in encryption.plain_volumes has plain blocks, beside an encrypted volume; volume list
+// shows both. An encrypted volume in the list is refused, and a plain volume that is not in the list is
+// encrypted from the next start on.
+func TestPlainVolumes(t *testing.T) {
+	dir := t.TempDir()
+	keys := writeFile(t, dir, "keys", keysText("k1"))
+	args := []string{"--data", dir + "/open", "--encryption-keys-file", keys}
+	s := startServed(t, dir+"/sealed", append(args, "--encryption-plain-volumes", dir+"/open")...)
+	prompt(t, s, dir, 1)
+	// fetch fails the test unless each sequence of one block is returned as it was put.
+	sequences := 0
+	fetch := func() {
+		t.Helper()
+		for i := range sequences {
+			name := fmt.Sprint(dir, "/", i)
+			fetchSame(t, s, dir, name+".tokens", name+".data")
+		}
+	}
+	for used := 0; used < 2; sequences++ {
+		tokensFile := writeFile(t, dir, fmt.Sprint(sequences, ".tokens"), tokens(1000*sequences, 4))
+		dataFile := writeFile(t, dir, fmt.Sprint(sequences, ".data"), bytesOf(byte(sequences), 8192))
+		s.run("block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile).must(t)
+		used = 0
+		for _, v := range decode[struct{ Volumes []*pb.VolumeStatus }](t, s.run("volume", "list", "--format", "json")).Volumes {
+			if v.Blocks > 0 {
+				used++
+			}
+		}
+	}
+	fetch()
+	list := s.run("volume", "list").must(t)
+	for _, want := range []string{"/sealed: new blocks are encrypted with key k1", "/open: new blocks are not encrypted"} {
+		if !strings.Contains(list, dir+want) {
+			t.Errorf("no line %q in\n%s", want, list)
+		}
+	}
+	s.stop()
+	plain := 0
+	for i := range sequences {
+		for _, name := range findIn(t, dir, bytesOf(byte(i), 8192)[:32]) {
+			switch {
+			case strings.HasPrefix(name, dir+"/sealed"):
+				t.Errorf("block %d is in %s in plain", i, name)
+			case strings.HasPrefix(name, dir+"/open"):
+				plain++
+			}
+		}
+	}
+	if plain == 0 || plain == sequences {
+		t.Errorf("%d of %d blocks are plain; want a part of them", plain, sequences)
+	}
+	for _, c := range []struct{ volume, want string }{
+		{dir + "/sealed", "is encrypted, its newest key is k1, and encryption.plain_volumes names it: remove it"},
+		{dir + "/other", "is not in data or shared_data"},
+	} {
+		if r := penstock(t, "", nil, append(small(dir+"/sealed"), append(args, "--encryption-plain-volumes", c.volume)...)...); r.code == exitOK || !strings.Contains(r.err, c.want) {
+			t.Errorf("%s: exit %d without %q\n%s", c.volume, r.code, c.want, r.err)
+		}
+	}
+	s = startServed(t, dir+"/sealed", args...)
+	fetch()
+	if list := s.run("volume", "list").must(t); !strings.Contains(list, "/open: new blocks are encrypted with key k1") {
+		t.Errorf("the volume is not encrypted:\n%s", list)
+	}
+	if got, want := keyUse(t, s), fmt.Sprintf(" %d false, k1 %d true", plain, sequences-plain); got != want {
+		t.Errorf("keys: %s, want %s", got, want)
+	}
+}
+
+// TestAdoptionOfPlainVolumes: an adopted node with keys does not encrypt a volume that its own node leaves plain.
+func TestAdoptionOfPlainVolumes(t *testing.T) {
+	testkit.VerifyNone(t)
+	e, dir := testetcd.Start(t, 1), t.TempDir()
+	own := memberConfig(e, "a", "")
+	own.Data, own.SharedData = nil, []string{dir + "/a", dir + "/b"}
+	own.Encryption.KeysFile, own.Encryption.PlainVolumes = writeFile(t, dir, "keys", keysText("k1")), []string{dir + "/b"}
+	t.Run("node a", func(t *testing.T) { openMember(t, own) })
+	cfg := memberConfig(e, "b", dir+"/own")
+	cfg.Data = append(cfg.Data, dir+"/own2")
+	cfg.Encryption = own.Encryption
+	cfg.Encryption.PlainVolumes = []string{dir + "/own2"}
+	b := openMember(t, cfg)
+	if _, err := b.adopter.Adopt(t.Context(), dir+"/a", false); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []*node{b, b.adopter.serving()[0].node} {
+		var keys []string
+		for _, v := range n.storage.Volumes() {
+			keys = append(keys, v.Key)
+		}
+		if !slices.Equal(keys, []string{"k1", ""}) {
+			t.Errorf("keys of the volumes of node %s: %q", n.cfg.Node, keys)
+		}
+	}
+	t.Run("node a again", func(t *testing.T) {
+		if n := openMember(t, own); n.storage.Volumes()[1].Key != "" {
+			t.Error("the plain volume is encrypted")
+		}
+	})
 }

@@ -47,9 +47,10 @@ type node struct {
 	adopter *adopter
 	// storeID identifies the store on its volumes.
 	storeID string
-	// keys encrypt the volumes, with the settings keysFrom; nil: no encryption. A reload replaces both.
-	keys     *crypt.Keyring
-	keysFrom config.Encryption
+	// keys are those of the process, and openKeys the ones with which this node opened its volumes; nil: no
+	// encryption.
+	keys     *volumeKeys
+	openKeys *crypt.Keyring
 	// present are the directories of data that hold volumes.
 	present []string
 	// fence is the fencing number of shared volumes, otherwise 0.
@@ -128,10 +129,12 @@ func startNodeIn(ctx context.Context, host *node, from source[config.Config], le
 	if err := n.openOwner(); err != nil {
 		return nil, err
 	}
-	if n.keys, err = readVolumeKeys(ctx, cfg.Encryption, log); err != nil {
+	if host != nil {
+		n.keys = host.keys
+	} else if n.keys, err = openVolumeKeys(ctx, cfg.Encryption, log); err != nil {
 		return nil, err
 	}
-	n.keysFrom = cfg.Encryption
+	n.openKeys = n.keys.current.Load().ring
 	store, index, err := n.openStore(ctx, memory)
 	if err != nil {
 		return nil, err
@@ -189,8 +192,9 @@ func (n *node) close(ctx context.Context) error {
 	return errors.Join(err, n.closeParts(rest))
 }
 
-// candidate reads the configuration anew and checks the settings that a reload applies.
-func (n *node) candidate() (reload.Candidate, error) {
+// candidate reads the configuration anew and checks the settings that a reload applies. A command that
+// prints keys is ended when ctx ends.
+func (n *node) candidate(ctx context.Context) (reload.Candidate, error) {
 	cfg, err := n.from.read()
 	if err != nil {
 		return reload.Candidate{}, err
@@ -211,30 +215,25 @@ func (n *node) candidate() (reload.Candidate, error) {
 	if err := n.storage.CheckLimits(limits); err != nil {
 		return reload.Candidate{}, fmt.Errorf("config: limits: %w: %w", err, config.ErrConfig)
 	}
-	ring, err := readVolumeKeys(context.Background(), cfg.Encryption, n.log)
-	if err != nil {
-		return reload.Candidate{}, err
-	}
-	prepare := func() error {
-		if ring == nil || n.keys == nil || ring.Equal(n.keys) {
-			return nil
-		}
-		// The time limit is longer than the time after which a volume that hangs has failed.
-		ctx, cancel := context.WithTimeout(context.Background(), 3*cfg.Limits.HungAfter.Std())
-		defer cancel()
-		if err := n.storage.SetKeys(ctx, ring); err != nil {
-			return err
-		}
-		n.keys = ring
-		return nil
-	}
-	files := keyChanges(n.keysFrom, cfg.Encryption, n.keys, ring)
-	return reload.Candidate{Keys: cfg.Keys(), Auth: cfg.Auth, Files: files, Prepare: prepare, Apply: func() {
-		n.keysFrom = cfg.Encryption
+	candidate := reload.Candidate{Keys: cfg.Keys(), Auth: cfg.Auth, Apply: func() {
 		n.live.apply(cfg.Log, cfg.DrainWithin)
 		n.storage.SetLimits(limits)
 		n.server.SetLandWithin(cfg.Limits.QueueWait.Std())
-	}}, nil
+	}}
+	if n.adoptedBy != "" {
+		return candidate, nil // the adopter's reload gives keys to the nodes that it adopted
+	}
+	ring, err := readVolumeKeys(ctx, cfg.Encryption, n.log)
+	if err != nil {
+		return reload.Candidate{}, err
+	}
+	candidate.Files = keyChanges(*n.keys.current.Load(), keysInUse{ring, cfg.Encryption})
+	candidate.Prepare = func() error {
+		ctx, cancel := setKeysWithin(context.Background(), cfg)
+		defer cancel()
+		return n.setKeys(ctx, keysInUse{ring, cfg.Encryption})
+	}
+	return candidate, nil
 }
 
 // readyAttrs are the log attributes when the node is ready. `penstock demo` and tests read the

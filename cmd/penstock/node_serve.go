@@ -108,7 +108,8 @@ func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *me
 	if err != nil {
 		return err
 	}
-	if n.cluster, err = n.join(); err != nil {
+	links := newLinkRates()
+	if n.cluster, err = n.join(links); err != nil {
 		return err
 	}
 	n.openAdopter(level)
@@ -135,7 +136,7 @@ func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *me
 			LandWithin:  n.cfg.Limits.QueueWait.Std(),
 		},
 		Volumes:       n.volumes,
-		LinkRate:      newLinkRates().of,
+		LinkRate:      links.of,
 		Durability:    n.cfg.Durability,
 		CapacityBytes: n.share.capacityBytes,
 		MemoryBudget:  n.budget.parts,

@@ -61,9 +61,14 @@ func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstor
 		FreeFloorBytes:    int64(n.cfg.FreeFloor),
 		Prewrite:          n.cfg.Prewrite,
 		Health:            health.Options{HungAfter: n.cfg.Limits.HungAfter.Std()},
-		Keys:              n.keys,
+		Keys:              n.openKeys,
 		Alloc:             scratchFrom(memory),
 		Logger:            n.log,
+	}
+	if n.openKeys != nil && n.adoptedBy == "" {
+		for _, dir := range n.cfg.Dirs() {
+			options.Plain = append(options.Plain, slices.Contains(n.cfg.Encryption.PlainVolumes, dir))
+		}
 	}
 	if n.owner != nil {
 		options.Owner, options.SharedOnly = n.owner, n.adoptedBy != ""

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/penstock-kv/penstock/client/leader"
 	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/lab/cluster"
@@ -45,6 +46,12 @@ func runbooks(t *testing.T) (all []runbook) {
 	for section := range strings.SplitSeq(text, "\n## ") {
 		title, body, _ := strings.Cut(section, "\n")
 		r := runbook{title: title}
+		for i, fence := range regexp.MustCompile("(?m)^```.*(\n.*)?").FindAllString(body, -1) {
+			language, first, _ := strings.Cut(fence, "\n")
+			if i%2 == 0 && (language != "```text" || !promptLine.MatchString(first)) {
+				t.Errorf("section %q: the block that begins with %q, %q is not run; a block of commands is text with prompts", title, language, first)
+			}
+		}
 		for _, block := range regexp.MustCompile("(?ms)^```text\n(.*?)^```$").FindAllStringSubmatch(body, -1) {
 			for line := range strings.Lines(block[1]) {
 				line = strings.TrimSuffix(line, "\n")
@@ -70,7 +77,9 @@ type host struct {
 	name, dir          string
 	listen, http, data string
 	node               *cluster.Process
-	toReal, toPage     *strings.Replacer
+	// args are the arguments of the program in the host's unit.
+	args           []string
+	toReal, toPage *strings.Replacer
 	// mounted is the root of a new file system, which belongs to root, or "".
 	mounted string
 }
@@ -91,15 +100,7 @@ var memberOfCluster = [][2]string{{"  etcd", "[etcd.example:2379]"}, {"  lease_t
 // indentation, gets the value.
 func newOperator(t *testing.T, settings [][2]string, etcd ...*testetcd.Etcd) *operator {
 	t.Helper()
-	packaged := string(readAll(t, filepath.Join(testkit.RepositoryRoot(t), "deploy", "penstock.yaml")))
-	o := &operator{t: t, hosts: make(map[string]*host), bin: t.TempDir()}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(o.bin+"/penstock", []byte("#!/bin/sh\nexec env "+childEnv+" "+self+` "$@"`+"\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	o := newHosts(t)
 	var pairs []string
 	for _, name := range []string{"n1", "n2"} {
 		h := &host{name: name, dir: t.TempDir(), listen: testkit.Port(t), http: testkit.Port(t), data: testkit.Port(t)}
@@ -111,41 +112,100 @@ func newOperator(t *testing.T, settings [][2]string, etcd ...*testetcd.Etcd) *op
 		pairs = append(pairs, "new-etcd.example:2379", etcd[len(etcd)-1].Endpoints[0], "etcd.example:2379", etcd[0].Endpoints[0])
 	}
 	for _, h := range o.hosts {
-		own := append([]string{"/etc/penstock", h.dir + "/etc/penstock", "/mnt/", h.dir + "/mnt/"}, pairs...)
-		h.toReal = strings.NewReplacer(own...)
-		var back []string
-		for i := 0; i < len(own); i += 2 {
-			back = append(back, own[i+1], own[i])
-		}
-		h.toPage = strings.NewReplacer(back...)
+		h.replace(append([]string{"/mnt/", h.dir + "/mnt/"}, pairs...))
 		for _, dir := range []string{"/etc/penstock", "/mnt/nvme0", "/mnt/nvme1", "/root"} {
 			if err := os.MkdirAll(h.dir+dir, 0o755); err != nil {
 				t.Fatal(err)
 			}
 		}
-		text := packaged
-		for _, set := range slices.Concat([][2]string{
+		h.args = []string{"serve", "--degraded", "--config", h.dir + "/etc/penstock/penstock.yaml"}
+		text := configured(t, "penstock.yaml", slices.Concat([][2]string{
 			{"data", "[/mnt/nvme0/penstock, /mnt/nvme1/penstock]"}, {"node", h.name}, {"listen", h.listen}, {"data_listen", h.data}, {"http", h.http},
 			{"capacity", "128MiB"}, {"arena", "32MiB"}, {"index_cache", "4MiB"}, {"free_floor", "1MiB"}, {"prewrite", "false"}, {"scrub_rate", "0B"},
 			{"io", "posix"}, {"  format", "json"},
-		}, settings) {
-			line := regexp.MustCompile("(?m)^" + set[0] + ": .*$").FindStringIndex(text)
-			if line == nil {
-				t.Fatalf("deploy/penstock.yaml has no line of %s", set[0])
-			}
-			text = text[:line[0]] + set[0] + ": " + set[1] + text[line[1]:]
-		}
+		}, settings))
 		writeFile(t, h.dir+"/etc/penstock", "penstock.yaml", []byte(h.toReal.Replace(text)))
 		writeFile(t, h.dir+"/root", "agents.jsonl", []byte(`{"id":"a","rounds":[[20000,200],[1000,200]]}`+"\n"))
-		t.Cleanup(func() {
-			if h.node != nil {
-				if err := h.node.Stop(); err != nil {
-					t.Error(err)
-				}
-			}
-		})
+		h.stopAtEnd(t)
 	}
 	return o
+}
+
+// newPlannerHosts makes the hosts p1 and p2, each with a planner that stands for election.
+func newPlannerHosts(t *testing.T, etcd *testetcd.Etcd) *operator {
+	t.Helper()
+	o := newHosts(t)
+	var pairs []string
+	for _, name := range []string{"p1", "p2"} {
+		h := &host{name: name, dir: t.TempDir(), listen: testkit.Port(t), http: testkit.Port(t)}
+		h.args = []string{"planner", "--config", h.dir + "/etc/penstock/planner.yaml"}
+		o.hosts[name] = h
+		pairs = append(pairs, name+".example:7430", h.listen)
+	}
+	for _, h := range o.hosts {
+		h.replace(pairs)
+		for _, dir := range []string{"/etc/penstock", "/root"} {
+			if err := os.MkdirAll(h.dir+dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		writeFile(t, h.dir+"/etc/penstock", "planner.yaml", []byte(configured(t, "planner.yaml", [][2]string{
+			{"listen", h.listen}, {"http", h.http}, {"  etcd", "[" + etcd.Endpoints[0] + "]"}, {"  format", "json"},
+			{"  lease_ttl", "10s"}, // A shorter lease may end on a busy machine, and the other planner would lead.
+		})))
+		h.stopAtEnd(t)
+	}
+	return o
+}
+
+// newHosts returns an operator without hosts, for which the command penstock is the program of the test.
+func newHosts(t *testing.T) *operator {
+	t.Helper()
+	o := &operator{t: t, hosts: make(map[string]*host), bin: t.TempDir()}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(o.bin+"/penstock", []byte("#!/bin/sh\nexec env "+childEnv+" "+self+` "$@"`+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// configured returns a configuration of deploy with other values.
+func configured(t *testing.T, file string, settings [][2]string) string {
+	t.Helper()
+	text := string(readAll(t, filepath.Join(testkit.RepositoryRoot(t), "deploy", file)))
+	for _, set := range settings {
+		line := regexp.MustCompile("(?m)^" + set[0] + ": .*$").FindStringIndex(text)
+		if line == nil {
+			t.Fatalf("deploy/%s has no line of %s", file, set[0])
+		}
+		text = text[:line[0]] + set[0] + ": " + set[1] + text[line[1]:]
+	}
+	return text
+}
+
+// replace sets the host's replacements: each name of the page is followed by its real value.
+func (h *host) replace(pairs []string) {
+	pairs = append([]string{"/etc/penstock", h.dir + "/etc/penstock"}, pairs...)
+	h.toReal = strings.NewReplacer(pairs...)
+	var back []string
+	for i := 0; i < len(pairs); i += 2 {
+		back = append(back, pairs[i+1], pairs[i])
+	}
+	h.toPage = strings.NewReplacer(back...)
+}
+
+// stopAtEnd stops the host's process at the end of the test.
+func (h *host) stopAtEnd(t *testing.T) {
+	t.Cleanup(func() {
+		if h.node != nil {
+			if err := h.node.Stop(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
 }
 
 // run runs the steps of a section, and compares their output with the page.
@@ -258,7 +318,7 @@ func (h *host) systemctl(t *testing.T, verb string) {
 	}
 	if verb == "start" || verb == "restart" {
 		p, err := cluster.StartProcess(t.Context(), cluster.ProcessOptions{
-			Name: h.name, Args: []string{"serve", "--degraded", "--config", h.dir + "/etc/penstock/penstock.yaml"}, Env: append(os.Environ(), childEnv),
+			Name: h.name, Args: h.args, Env: append(os.Environ(), childEnv),
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -417,7 +477,7 @@ func TestRunbooks(t *testing.T) {
 			o.hosts["n2"].systemctl(t, "kill")
 			awaitTrue(t, "the lease of the killed node has ended", func() bool {
 				out, _ := o.do("n1", "penstock cluster members")
-				return !strings.Contains(out, "n2")
+				return regexp.MustCompile(`(?m)^n2 +down .* 20\d\d-\S+Z +n2`).MatchString(out) && !strings.Contains(out, " after ")
 			})
 			// The page has no bump, because a reader would lose the blocks of the model. One happens while the
 			// node is down.
@@ -427,6 +487,31 @@ func TestRunbooks(t *testing.T) {
 				t.Fatal(out)
 			}
 			o.run(steps[back:])
+		},
+		"Lose a planner": func(t *testing.T, steps []step) {
+			o := newPlannerHosts(t, testetcd.Start(t, 1))
+			const planners = "--planner p1.example:7430,p2.example:7430"
+			// p2 leads, because it is alone at first, and is lost.
+			o.hosts["p2"].systemctl(t, "start")
+			awaitTrue(t, "p2 leads", func() bool {
+				out, _ := o.do("p1", "penstock plan status "+planners)
+				return strings.Contains(out, "leader")
+			})
+			o.hosts["p1"].systemctl(t, "start")
+			c := &electorate{T: t}
+			c.lead("e0", leader.Prefill, o.hosts["p1"].listen+","+o.hosts["p2"].listen)
+			o.hosts["p2"].systemctl(t, "kill")
+			awaitTrue(t, "p1 leads, and has the group", func() bool {
+				out, _ := o.do("p1", "penstock plan top "+planners)
+				return strings.Contains(out, "e0")
+			})
+			start := slices.IndexFunc(steps, func(s step) bool { return s.host == "p2" })
+			o.run(steps[:start+1])
+			awaitTrue(t, "p2 is a standby", func() bool {
+				out, _ := o.do("p1", "penstock plan status "+planners)
+				return strings.Contains(out, "standby")
+			})
+			o.run(steps[start+1:])
 		},
 		"Add a node": func(t *testing.T, steps []step) {
 			o := newOperator(t, memberOfCluster, testetcd.Start(t, 1))

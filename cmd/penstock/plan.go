@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"time"
 
@@ -65,15 +67,20 @@ func newPlanTop(w world) *cobra.Command {
 		Short: "Show the groups, engines, storage and compute NICs and waiting requests of the planner",
 		Long: `Print the work of every engine and the reads of every storage NIC: the last report of the
 leader, plus later assignments. Then print the bytes of every compute NIC since the start of
-its engine, and their rates between the last two reports. Then print the requests that wait, by tenant and priority,
+its engine, and their rates between the last two reports: those with the highest rates
+first, at most --limit. Then print the requests that wait, by tenant and priority,
 with their work in tokens; at most 32 lines. With --every the output is repeated until
 interrupted.`,
 		Example: `  penstock plan top --every 1s`,
 		Args:    args(cobra.NoArgs),
 	}
 	c := addPlannerFlags(cmd, w)
+	limit := cmd.Flags().Int("limit", topNICs, "print at most this many compute NICs, those with the highest rates; 0: all")
 	every := cmd.Flags().Duration("every", 0, "interval of repeated output; 0: print once")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if *limit < 0 {
+			return usagef("--limit %d: give the number of compute NICs, or 0 for all", *limit)
+		}
 		if *every > 0 {
 			c.waitForever(cmd)
 		}
@@ -85,12 +92,12 @@ interrupted.`,
 					return err
 				}
 				if *every <= 0 {
-					return out.emit(r, func(t *table) { printTop(t, r) })
+					return out.emit(r, func(t *table) { printTop(t, r, *limit) })
 				}
 				if out.json {
 					err = out.emitLine(r)
 				} else {
-					err = out.emit(r, func(t *table) { printTop(t, r) })
+					err = out.emit(r, func(t *table) { printTop(t, r, *limit) })
 				}
 				if err != nil {
 					return err
@@ -106,8 +113,11 @@ interrupted.`,
 	return cmd
 }
 
-// printTop prints the planner's view of groups and engines as a table.
-func printTop(t *table, r *pb.TopResponse) {
+// topNICs is the number of compute NICs that plan top prints by default.
+const topNICs = 32
+
+// printTop prints the planner's view of groups and engines as a table, with at most limit compute NICs; 0: all.
+func printTop(t *table, r *pb.TopResponse, limit int) {
 	t.row("group", "role", "engine", "node", "tokens", "requests", "hbm free", "read queue", "read tokens/s")
 	for _, g := range r.Groups {
 		nodes := make(map[string]*pb.TopResponse_Node)
@@ -127,7 +137,7 @@ func printTop(t *table, r *pb.TopResponse) {
 			t.row(g.Group, role, e.Engine, e.Node, count(e.Tokens), count(e.Requests), free, count(n.GetReadQueueTokens()), count(int64(n.GetReadTokensPerSecond())))
 		}
 	}
-	printComputeNICs(t, r)
+	printComputeNICs(t, r, limit)
 	if len(r.Tenants) > 0 {
 		t.row()
 		t.row("tenant", "priority", "weight", "waiting", "tokens")
@@ -146,9 +156,9 @@ func printTop(t *table, r *pb.TopResponse) {
 	t.row("cuts", count(r.Cuts), "hedges", count(r.Hedges), "recomputed", count(r.Recomputes))
 }
 
-// printComputeNICs prints the compute NICs, if the leaders report any, the sums of their bytes and the
-// highest rates over the mean.
-func printComputeNICs(t *table, r *pb.TopResponse) {
+// printComputeNICs prints the compute NICs, if the leaders report any: those with the highest rates first, at most limit (0:
+// all), the sums of the bytes of all, and the highest rates over the mean.
+func printComputeNICs(t *table, r *pb.TopResponse, limit int) {
 	rate := func(v *float64) string {
 		if v == nil {
 			return "unknown"
@@ -161,26 +171,41 @@ func printComputeNICs(t *table, r *pb.TopResponse) {
 		}
 		return fmt.Sprintf("%.1f", v)
 	}
+	type nic struct {
+		engine *pb.TopResponse_Engine
+		*pb.TopResponse_NIC
+	}
+	var all []nic
 	var sent, received uint64
-	none := true
 	for _, g := range r.Groups {
 		for _, e := range g.Engines {
 			for _, n := range e.ComputeNics {
-				if none {
-					none = false
-					t.row()
-					t.row("engine", "node", "compute nic", "sent bytes/s", "received bytes/s", "sent", "received")
-				}
-				c := n.Counters
-				t.row(e.Engine, e.Node, c.GetNic(), rate(n.OutBytesPerSecond), rate(n.InBytesPerSecond), count(c.GetBytesOut()), count(c.GetBytesIn()))
-				sent, received = sent+c.GetBytesOut(), received+c.GetBytesIn()
+				all = append(all, nic{e, n})
+				sent, received = sent+n.Counters.GetBytesOut(), received+n.Counters.GetBytesIn()
 			}
 		}
 	}
-	if !none {
-		t.row("all", "", "", "", "", count(sent), count(received))
-		t.row("highest over mean", "", "", over(r.ComputeOutMostOverMean), over(r.ComputeInMostOverMean))
+	if len(all) == 0 {
+		return
 	}
+	slices.SortStableFunc(all, func(a, b nic) int {
+		return cmp.Compare(b.GetOutBytesPerSecond()+b.GetInBytesPerSecond(), a.GetOutBytesPerSecond()+a.GetInBytesPerSecond())
+	})
+	shown := all
+	if limit > 0 {
+		shown = all[:min(limit, len(all))]
+	}
+	t.row()
+	t.row("engine", "node", "compute nic", "sent bytes/s", "received bytes/s", "sent", "received")
+	for _, n := range shown {
+		c := n.Counters
+		t.row(n.engine.Engine, n.engine.Node, c.GetNic(), rate(n.OutBytesPerSecond), rate(n.InBytesPerSecond), count(c.GetBytesOut()), count(c.GetBytesIn()))
+	}
+	if more := len(all) - len(shown); more > 0 {
+		t.row(count(int64(more)) + " more")
+	}
+	t.row("all", "", "", "", "", count(sent), count(received))
+	t.row("highest over mean", "", "", over(r.ComputeOutMostOverMean), over(r.ComputeInMostOverMean))
 }
 
 // planAnalysis is the output of `penstock plan analyze`.

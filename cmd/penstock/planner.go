@@ -144,7 +144,7 @@ func runPlanner(ctx context.Context, from source[config.Planner], record string,
 	}
 	node := server.NewPlannerNode(server.PlannerOptions{Service: service, Name: "planner " + control.Addr().String(), Tokens: live.credentials.Tokens, Roles: live.credentials.Roles, TLS: live.credentials.ServerTLS(), Registry: registry, Logger: log})
 	log.Info("ready", append(addresses("grpc", control, web), "read_policy", schedule.Policy.String(), "alpha", schedule.Alpha, "beta", schedule.Beta)...)
-	live.follow(cfg.Keys(), from.path, func() (reload.Candidate, error) {
+	live.follow(cfg.Keys(), from.path, func(context.Context) (reload.Candidate, error) {
 		next, err := from.read()
 		return reload.Candidate{Keys: next.Keys(), Auth: next.Auth, Apply: func() { live.apply(next.Log, next.DrainWithin) }}, err
 	}, nil, metrics.NewReloads(registry), log)

@@ -2,9 +2,11 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"text/tabwriter"
@@ -117,11 +119,30 @@ func TestPrintTop(t *testing.T) {
 			{Engine: "P/0", Node: "m0", ComputeNics: []*pb.TopResponse_NIC{{Counters: &pb.ComputeNIC{Nic: "eth0", BytesOut: 1000, BytesIn: 2}, OutBytesPerSecond: proto.Float64(2500.7), InBytesPerSecond: proto.Float64(0)}}},
 			{Engine: "D/0", Node: "m1", ComputeNics: []*pb.TopResponse_NIC{{Counters: &pb.ComputeNIC{Nic: "eth1", BytesOut: 1, BytesIn: 2000}}}},
 		}}},
-	})
+	}, topNICs)
 	_ = tab.Flush()
 	for _, want := range []string{`"team a"`, "-2", "0.5", "70,000", "4 more", "first token late", "1,234", "2,500", "unknown", "1,001", "2,002", "1.2", "idle"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("without %q:\n%s", want, b.String())
+		}
+	}
+}
+
+// TestPrintTopLimit: the table has the compute NICs with the highest rates, up to the limit, and the number of the others. The
+// sums are those of all.
+func TestPrintTopLimit(t *testing.T) {
+	e := &pb.TopResponse_Engine{Engine: "P/0", Node: "m0"}
+	for i, rate := range []float64{10, 30, 20} {
+		e.ComputeNics = append(e.ComputeNics, &pb.TopResponse_NIC{Counters: &pb.ComputeNIC{Nic: fmt.Sprint("eth", i), BytesOut: 1000, BytesIn: 1}, OutBytesPerSecond: proto.Float64(rate), InBytesPerSecond: proto.Float64(0)})
+	}
+	e.ComputeNics = append(e.ComputeNics, &pb.TopResponse_NIC{Counters: &pb.ComputeNIC{Nic: "eth3", BytesOut: 1000, BytesIn: 1}})
+	for limit, want := range map[int]string{2: "eth1 eth2 2 more all", 4: "eth1 eth2 eth0 eth3 all", 5: "eth1 eth2 eth0 eth3 all", 0: "eth1 eth2 eth0 eth3 all"} {
+		var b strings.Builder
+		tab := &table{tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)}
+		printComputeNICs(tab, &pb.TopResponse{Groups: []*pb.TopResponse_Group{{Engines: []*pb.TopResponse_Engine{e}}}}, limit)
+		_ = tab.Flush()
+		if got := strings.Join(regexp.MustCompile(`eth\d|\d more|(?m)^all `).FindAllString(b.String(), -1), " "); strings.TrimSpace(got) != want || !strings.Contains(b.String(), "4,000") {
+			t.Errorf("limit %d: %q; want %q:\n%s", limit, got, want, b.String())
 		}
 	}
 }

@@ -49,7 +49,7 @@ func (l *live) drain() time.Duration { return time.Duration(l.drainWithin.Load()
 // follow makes the reloader of a process. keys is the configuration with which the process runs,
 // and read returns the configuration to change to. changed, if not nil, is called after the
 // credentials have changed.
-func (l *live) follow(keys []config.Key, path string, read func() (reload.Candidate, error), changed func(), counters *metrics.Reloads, log *slog.Logger) {
+func (l *live) follow(keys []config.Key, path string, read func(context.Context) (reload.Candidate, error), changed func(), counters *metrics.Reloads, log *slog.Logger) {
 	l.reloader = reload.New(keys, reload.Options{
 		Read: read, Path: path, Credentials: l.credentials, Changed: changed, Metrics: counters, Logger: log,
 		Began: l.manager.reloading, Ended: l.manager.reloaded,

@@ -27,7 +27,7 @@ func (l *live) followRoles(auth config.Auth, c config.Cluster, log *slog.Logger)
 	roles, err := openRoles(auth, c, log)
 	if roles != nil {
 		l.roles = func(ctx context.Context) {
-			roles.Follow(ctx, func(d membership.RolesDocument) { l.reloader.TakeRoles(d.Text, d.Revision) }, l.reloader.RolesFailed)
+			roles.Follow(ctx, func(d membership.RolesDocument) { l.reloader.TakeRoles(d.Text, d.Revision, d.Until) }, l.reloader.RolesFailed)
 			_ = roles.Close() // it closes only connections
 		}
 	}

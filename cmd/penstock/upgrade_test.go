@@ -1,15 +1,23 @@
 package main
 
 import (
+	"archive/zip"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/penstock-kv/penstock/client/leader"
+	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/lab/cluster"
 )
 
@@ -36,7 +44,13 @@ func versions(t *testing.T) (old, present version) {
 // serve starts a node of the version. The end of the test kills it, if it was not stopped before.
 func (v version) serve(t *testing.T, data string) *cluster.Process {
 	t.Helper()
-	p, err := cluster.StartProcess(t.Context(), cluster.ProcessOptions{Name: "a node of " + v.name, Args: small(data), Env: v.environ, Start: func(cmd *exec.Cmd) error {
+	return v.start(t, "a node", small(data)...)
+}
+
+// start is serve for a process with other arguments.
+func (v version) start(t *testing.T, what string, args ...string) *cluster.Process {
+	t.Helper()
+	p, err := cluster.StartProcess(t.Context(), cluster.ProcessOptions{Name: what + " of " + v.name, Args: args, Env: v.environ, Start: func(cmd *exec.Cmd) error {
 		cmd.Path = v.path
 		return cmd.Start()
 	}})
@@ -203,4 +217,129 @@ func TestUpgrade(t *testing.T) {
 		live(present, p)
 		stop(t, p)
 	})
+}
+
+// TestUpgradeWheels: the Python package of the previous release, with its libpenstock, works with a node of this
+// version, and the package of this version with a node of the previous release. Each package reads and
+// deletes the blocks that the other has stored, and sees the epochs that the other has begun.
+func TestUpgradeWheels(t *testing.T) {
+	old, present := versions(t)
+	oldWheel, wheel := installed(t, "TEST_PREVIOUS_WHEEL"), installed(t, "TEST_WHEEL")
+	script, err := filepath.Abs("testdata/upgrade.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range []version{old, present} {
+		t.Run("a node of "+node.name, func(t *testing.T) {
+			p := node.serve(t, t.TempDir()+"/volume")
+			for _, step := range []struct{ wheel, step string }{
+				{oldWheel, "put-1"}, {wheel, "check-1"}, {oldWheel, "check-1"},
+				{wheel, "put-2"}, {oldWheel, "check-2"}, {wheel, "check-2"},
+				{oldWheel, "delete-2"}, {wheel, "delete-1"},
+				{oldWheel, "bump-1"}, {wheel, "gone-1"}, {wheel, "gone-2"}, {oldWheel, "gone-2"},
+				{wheel, "put-3"}, {oldWheel, "check-3"}, {wheel, "bump-3"}, {oldWheel, "gone-3"}, {oldWheel, "put-4"}, {wheel, "check-4"},
+			} {
+				cmd := exec.CommandContext(t.Context(), "python3", script, p.Ready.Listen, step.step)
+				cmd.Env = append(os.Environ(), "PYTHONPATH="+step.wheel, "PYTHONDONTWRITEBYTECODE=1")
+				if out, err := cmd.CombinedOutput(); err != nil {
+					t.Fatalf("%s by the wheel of %s: %v\n%s\n%s", step.step, map[string]string{oldWheel: old.name, wheel: present.name}[step.wheel], err, out, p.Log())
+				}
+			}
+		})
+	}
+}
+
+// installed unpacks the wheel whose path is the environment variable's value, and returns the directory of its packages.
+func installed(t *testing.T, variable string) string {
+	t.Helper()
+	wheel := os.Getenv(variable)
+	if wheel == "" {
+		t.Fatalf("%s, a wheel, is not set: make test-upgrade builds it", variable)
+	}
+	dir := t.TempDir()
+	r, err := zip.OpenReader(wheel)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.CopyFS(dir, r), r.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// TestUpgradePlanner: leaders of engine groups, traffic managers and the gateway package of this version serve requests
+// with a planner and a node of the previous release. penstock gateway refuses that planner by name, and answers
+// requests when the planner has been replaced by this version. The previous release returns in the place of this
+// version, too.
+func TestUpgradePlanner(t *testing.T) {
+	old, present := versions(t)
+	testkit.VerifyNone(t)
+	node := old.serve(t, t.TempDir()+"/volume")
+	old.do(t, node, strings.Fields("ns create m --layers 2 --block-tokens 4 --token-bytes 1024")...)
+	addr, web := testkit.Port(t), testkit.Port(t)
+	plan := func(v version) *cluster.Process {
+		return v.start(t, "a planner", "planner", "--listen", addr, "--http", web, "--log-format", "json", "--schedule-block-tokens", "4", "--schedule-min-part", "4")
+	}
+	p := plan(old)
+	example := filepath.Join(t.TempDir(), "dualpath")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", example, "github.com/penstock-kv/penstock/examples/dualpath").CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	// The second request of the program reads all blocks that the first has stored.
+	reads := regexp.MustCompile(`(?m)^second: prefill-0 reads (\d+) tokens, decode-0 reads (\d+)$`)
+	out, err := exec.CommandContext(t.Context(), example, "-storage", node.Ready.Listen, "-planner", addr).CombinedOutput()
+	if err != nil {
+		t.Fatalf("engines with a planner of %s: %v\n%s\n%s", old.name, err, out, p.Log())
+	}
+	sides := reads.FindSubmatch(out)
+	if sides == nil || !bytes.HasSuffix(out, []byte("second: done\n")) {
+		t.Fatalf("engines with a planner of %s print\n%s", old.name, out)
+	}
+	prefill, _ := strconv.Atoi(string(sides[1]))
+	decode, _ := strconv.Atoi(string(sides[2]))
+	if prefill+decode != 320 {
+		t.Errorf("engines with a planner of %s: %d and %d tokens are read, of 320\n%s", old.name, prefill, decode, out)
+	}
+
+	c := &electorate{T: t}
+	args := append(gatewayArgs(), "--planner", addr, "--namespace", "m", "--servers", node.Ready.Listen)
+	for i, role := range []leader.Role{leader.Prefill, leader.Decode} {
+		args = append(args, "--engine", c.lead(fmt.Sprintf("e%d", i), role, addr))
+	}
+	s := startGateway(t, args...)
+	client := gatewayClient(t, nil)
+	answers := func(by version, status int, want string) {
+		t.Helper()
+		within(t, "the groups register with a planner of "+by.name, func() bool {
+			out, err := present.run(t, node, "plan", "top", "--planner", addr)
+			return err == nil && strings.Contains(out, "e0") && strings.Contains(out, "e1")
+		})
+		for _, v := range []version{old, present} {
+			if out := v.do(t, node, "plan", "top", "--planner", addr); !strings.Contains(out, "e0") || !strings.Contains(out, "e1") {
+				t.Errorf("plan top of %s does not have the engines of the planner of %s\n%s", v.name, by.name, out)
+			}
+		}
+		for range 5 {
+			resp, err := client.Post("http://"+s.ready.Listen+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"x"}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			text, err := io.ReadAll(resp.Body)
+			if err = errors.Join(err, resp.Body.Close()); err != nil || resp.StatusCode != status || !bytes.Contains(text, []byte(want)) {
+				t.Errorf("the gateway with a planner of %s: %s, %s, %v", by.name, resp.Status, text, err)
+			}
+		}
+	}
+	answers(old, http.StatusBadGateway, "planner_version")
+	for _, v := range []version{present, old} {
+		if err := p.Stop(); err != nil {
+			t.Fatal(err)
+		}
+		p = plan(v)
+		if v.name == old.name {
+			answers(v, http.StatusBadGateway, "planner_version")
+		} else {
+			answers(v, http.StatusOK, "e1")
+		}
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -69,7 +70,14 @@ func printVolumes(t *table, volumes []*pb.VolumeStatus) {
 		t.row(v.GetIndex(), v.GetState(), size(v.GetCapacityBytes()), size(v.GetUsedBytes()), count(v.GetBlocks()), left, rate, eta, v.GetPath())
 	}
 	// A line without columns ends the table, so these lines do not widen the table's columns.
+	encrypts := slices.ContainsFunc(volumes, func(v *pb.VolumeStatus) bool { return v.GetKey() != "" })
 	for _, v := range volumes {
+		switch key := v.GetKey(); {
+		case key != "":
+			t.row(fmt.Sprintf("  %s: new blocks are encrypted with key %s", v.GetPath(), key))
+		case encrypts:
+			t.row("  " + v.GetPath() + ": new blocks are not encrypted")
+		}
 		if f := v.GetFence(); f != 0 {
 			t.row(fmt.Sprintf("  %s: shared, fence %d", v.GetPath(), f))
 		}

@@ -44,16 +44,24 @@ var token = rdma.Token("the compute network of an example")
 
 func main() {
 	storage := flag.String("storage", "127.0.0.1:7420", "gRPC address of the storage node")
+	address := flag.String("planner", "", "gRPC address of the planner; empty: the program starts one")
 	flag.Parse()
-	if err := run(context.Background(), *storage); err != nil {
+	if err := run(context.Background(), *storage, *address); err != nil {
 		log.Fatal(err)
 	}
 }
 
-// run serves two requests.
-func run(ctx context.Context, storage string) (err error) {
-	conn, stop, err := startPlanner()
+// run serves two requests. If address is not empty, it is the address of the planner.
+func run(ctx context.Context, storage, address string) (err error) {
+	stop := func() {}
+	if address == "" {
+		if address, stop, err = startPlanner(); err != nil {
+			return err
+		}
+	}
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
+		stop()
 		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -65,6 +73,7 @@ func run(ctx context.Context, storage string) (err error) {
 		for _, e := range engines {
 			err = errors.Join(err, e.close())
 		}
+		err = errors.Join(err, conn.Close())
 		stop()
 	}()
 	for _, role := range []leader.Role{leader.Prefill, leader.Decode} {
@@ -108,32 +117,26 @@ func run(ctx context.Context, storage string) (err error) {
 	return nil
 }
 
-// startPlanner starts a planner as penstock planner does, and connects to it.
-func startPlanner() (conn *grpc.ClientConn, stop func(), err error) {
+// startPlanner starts a planner as penstock planner does, and returns its address.
+func startPlanner() (address string, stop func(), err error) {
 	service, err := planner.New(planner.Options{Planner: dualpath.Options{BlockTokens: geometry.BlockTokens, MinPart: geometry.BlockTokens}})
 	if err != nil {
-		return nil, nil, err
+		return "", nil, err
 	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		service.Close()
-		return nil, nil, err
+		return "", nil, err
 	}
 	server := grpc.NewServer()
 	pb.RegisterPlannerServer(server, service)
 	var served sync.WaitGroup
 	served.Go(func() { _ = server.Serve(listener) }) // it ends with Stop
-	end := func() {
+	return listener.Addr().String(), func() {
 		service.Close()
 		server.Stop()
 		served.Wait()
-	}
-	conn, err = grpc.NewClient(listener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		end()
-		return nil, nil, err
-	}
-	return conn, func() { _ = conn.Close(); end() }, nil
+	}, nil
 }
 
 // engine is an engine with a storage NIC, a compute NIC and "device memory".

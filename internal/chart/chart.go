@@ -12,6 +12,7 @@ import (
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/text"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 
@@ -52,6 +53,12 @@ type Series struct {
 	Points bool `json:"points,omitempty"`
 }
 
+// Mark is a named place on the X axis of Lines or Steps: a vertical line with the name beside it.
+type Mark struct {
+	X    float64 `json:"x"`
+	Name string  `json:"name"`
+}
+
 // Chart is one figure.
 type Chart struct {
 	Title string `json:"title"`
@@ -62,6 +69,7 @@ type Chart struct {
 	// Categories are the names of the groups of Bars.
 	Categories []string `json:"categories,omitempty"`
 	Series     []Series `json:"series"`
+	Marks      []Mark   `json:"marks,omitempty"`
 	// LogX and LogY select a logarithmic axis; every value must be above 0.
 	LogX bool `json:"log_x,omitempty"`
 	LogY bool `json:"log_y,omitempty"`
@@ -80,6 +88,14 @@ func (c Chart) Validate() error {
 	}
 	if c.Width < 0 || c.Height < 0 || math.IsNaN(c.Width+c.Height) || c.Width > sideMax || c.Height > sideMax {
 		return fmt.Errorf("chart: %q: %v by %v inches; each side is from 0 (the default) to %v", c.Title, c.Width, c.Height, sideMax)
+	}
+	if c.Kind == Bars && len(c.Marks) > 0 {
+		return fmt.Errorf("chart: %q: bars have no marks", c.Title)
+	}
+	for _, m := range c.Marks {
+		if math.IsNaN(m.X) || math.IsInf(m.X, 0) || c.LogX && m.X <= 0 {
+			return fmt.Errorf("chart: %q: the x of the mark %q is %v, which this axis cannot show", c.Title, m.Name, m.X)
+		}
 	}
 	drawn := 0
 	for _, s := range c.Series {
@@ -226,7 +242,31 @@ func (c Chart) plot() (*plot.Plot, error) {
 	} else {
 		p.Y.Max += (p.Y.Max - p.Y.Min) * room
 	}
+	if err := c.addMarks(p); err != nil {
+		return nil, fmt.Errorf("chart: %q: %w", c.Title, err)
+	}
 	return p, nil
+}
+
+// addMarks draws the marks over the height of the plot.
+func (c Chart) addMarks(p *plot.Plot) error {
+	for _, m := range c.Marks {
+		l, err := plotter.NewLine(plotter.XYs{{X: m.X, Y: p.Y.Min}, {X: m.X, Y: p.Y.Max}})
+		if err != nil {
+			return err
+		}
+		l.Color, l.Dashes = color.Gray{110}, []vg.Length{vg.Points(2), vg.Points(2)}
+		name, err := plotter.NewLabels(plotter.XYLabels{XYs: plotter.XYs{{X: m.X, Y: p.Y.Min}}, Labels: []string{m.Name}})
+		if err != nil {
+			return err
+		}
+		// The text runs upwards, to the right of the line.
+		style := &name.TextStyle[0]
+		style.Font.Size, style.Rotation, style.YAlign = vg.Points(8), math.Pi/2, text.YTop
+		name.Offset = vg.Point{X: vg.Points(2), Y: vg.Points(4)}
+		p.Add(l, name)
+	}
+	return nil
 }
 
 func (c Chart) addLines(p *plot.Plot) error {

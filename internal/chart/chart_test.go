@@ -40,6 +40,7 @@ func TestFormats(t *testing.T) {
 	steps := Chart{Title: "NICs", XLabel: "time, s", YLabel: "GB/s", Kind: Steps, Series: []Series{
 		{Name: "snic0", X: []float64{0, 0.1, 0.2}, Y: []float64{0, 1, 2}}, {Name: "snic1", X: []float64{0, 0.1, 0.2}, Y: []float64{2, 1, 0}},
 	}}
+	steps.Marks = []Mark{{X: 0.05, Name: "begin"}, {X: 0.15, Name: "end"}}
 	for name, c := range map[string]Chart{"lines": lines(), "bars": bars(), "logarithmic": logs, "logarithmic bars": logBars, "steps": steps} {
 		t.Run(name, func(t *testing.T) {
 			c.Width, c.Height = 4, 3
@@ -74,6 +75,11 @@ func TestFormats(t *testing.T) {
 			for _, word := range []string{c.Title, c.YLabel, c.Series[0].Name, c.Series[1].Name} {
 				if !strings.Contains(svg.String(), word) {
 					t.Errorf("the SVG does not contain %q", word)
+				}
+			}
+			for _, m := range c.Marks {
+				if !strings.Contains(svg.String(), m.Name) {
+					t.Errorf("the SVG does not contain the mark %q", m.Name)
 				}
 			}
 			for _, word := range c.Categories {

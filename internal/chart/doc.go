@@ -11,7 +11,7 @@
 //	Lines  y over x, points joined          Steps  y holds until the next x (a rate over time)
 //	Bars   one group a category, one bar a series side by side
 //
-// A NaN is a gap: it interrupts a line, and leaves out a bar. The colours are those of Okabe and
+// Marks are vertical lines with names, for events in time. A NaN is a gap: it interrupts a line, and leaves out a bar. The colours are those of Okabe and
 // Ito, which people with any colour vision can distinguish. From the seventh series on, the colours
 // repeat with another dash pattern.
 //

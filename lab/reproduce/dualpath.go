@@ -437,6 +437,7 @@ func dpAssumptions() []dpCase {
 		base.assuming("the rest of the context's last block is computed again", func(o *agentic.Options) { o.RecomputeTail = true }),
 		base.assuming("the quota of 300 ms is one layer's", func(o *agentic.Options) { o.Quota = 61 * 300 * time.Millisecond }),
 		base.assuming("groups fetch every 100 ms", func(o *agentic.Options) { o.FetchEvery = 100 * time.Millisecond }),
+		base.assuming("engines share buffers of 80 GB a node", func(o *agentic.Options) { o.BufferBytes = 80e9 }), // section A.4
 		base.assuming("all KV in 8 bits, 43 KB a token", func(o *agentic.Options) { o.Model.KVBytes = 61 * 704 }),
 	}
 }

@@ -3,13 +3,8 @@ package rounds
 import (
 	"context"
 	"errors"
-	"fmt"
-	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -21,32 +16,21 @@ import (
 // leaseTTL is the nodes' lease in etcd, the shortest that a node takes.
 const leaseTTL = 2 * time.Second
 
-// A node is a member of the cluster, in several lives of its process.
+// A node is a member of the cluster.
 type node struct {
-	t    *testing.T
-	name string
-	dir  string
+	process
+	dir string
 	// advertised is the address for clients, which is that of a wire, and direct the address at which
 	// the node listens.
 	advertised, direct string
 	toClients, toEtcd  []*wire
-	args               []string
-
-	// stopped is set between SIGSTOP and SIGCONT. cluster.mu guards it.
-	stopped bool
-	// down is set from a kill or stop by the test to the next start.
-	down bool
-	cmd  *exec.Cmd
-	// ended is closed when the process has ended with the error err.
-	ended chan struct{}
-	err   error
 }
 
 // newNode makes a node with an empty directory, whose name is that of the node, and starts it.
 func newNode(t *testing.T, binary, dir string, etcd []string) *node {
 	t.Helper()
 	name := filepath.Base(dir)
-	n := &node{t: t, name: name, dir: dir}
+	n := &node{process: process{t: t, name: name, logFile: dir + ".log"}, dir: dir}
 	wired := func(listen, to string) *wire {
 		w, err := newWire(listen, to)
 		if err != nil {
@@ -76,70 +60,6 @@ func newNode(t *testing.T, binary, dir string, etcd []string) *node {
 	t.Cleanup(n.kill)
 	n.start()
 	return n
-}
-
-func (n *node) logFile() string { return n.dir + ".log" }
-
-// start starts the process over the directory. It does not wait until the node serves.
-func (n *node) start() {
-	n.t.Helper()
-	log, err := os.OpenFile(n.logFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	defer log.Close()
-	cmd := exec.Command(n.args[0], n.args[1:]...)
-	cmd.Stderr = log
-	// A node rejects environment variables with the prefix PENSTOCK_ that are not settings.
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "PENSTOCK_") })
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		n.t.Fatal(err)
-	}
-	n.down, n.cmd, n.ended = false, cmd, make(chan struct{})
-	go func(ended chan struct{}) {
-		n.err = cmd.Wait()
-		close(ended)
-	}(n.ended)
-}
-
-// running reports whether the process has not ended.
-func (n *node) running() bool {
-	select {
-	case <-n.ended:
-		return false
-	default:
-		return true
-	}
-}
-
-func (n *node) signal(s syscall.Signal) {
-	n.t.Helper()
-	if err := n.cmd.Process.Signal(s); err != nil {
-		n.t.Errorf("%v to node %s: %v", s, n.name, err)
-	}
-}
-
-// kill ends the process with SIGKILL, if it runs.
-func (n *node) kill() {
-	n.down = true
-	_ = n.cmd.Process.Kill() // it may have ended
-	<-n.ended
-}
-
-// stop ends the process with SIGTERM.
-func (n *node) stop() error {
-	n.down = true
-	n.signal(syscall.SIGTERM)
-	select {
-	case <-n.ended:
-		if n.err != nil {
-			return fmt.Errorf("node %s ended with %w", n.name, n.err)
-		}
-		return nil
-	case <-time.After(limit):
-		return fmt.Errorf("node %s has not ended within %v of SIGTERM", n.name, limit)
-	}
 }
 
 // admin calls f with a client of the node that goes past the wires, as an operator on the node's host

@@ -68,12 +68,12 @@ func (r *report) add(name, detail string, began, ended time.Duration, before []t
 }
 
 // table returns a line for each round: how long it took, its calls by outcome, and for each namespace
-// the lowest hit rate of an interval and that of the last one.
+// the lowest hit rate of an interval, that of the last one, and the seconds after which it is full.
 func (r *report) table() string {
 	var b strings.Builder
 	b.WriteString("round\tfault\tvictim\tseconds\t" + strings.Join(outcomeNames[:], "\t"))
 	for _, s := range r.load.spaces {
-		fmt.Fprintf(&b, "\tlowest hit rate of %s\tlast", s.name)
+		fmt.Fprintf(&b, "\tlowest hit rate of %s\tlast\tseconds until %d", s.name, full)
 	}
 	b.WriteByte('\n')
 	for i, one := range r.rows {
@@ -98,14 +98,14 @@ func (r *report) table() string {
 					last = y
 				}
 			}
-			fmt.Fprintf(&b, "\t%.0f\t%.0f", lowest, last)
+			fmt.Fprintf(&b, "\t%.0f\t%.0f\t%.2f", lowest, last, s.recovered(one).Seconds())
 		}
 		b.WriteByte('\n')
 	}
 	return b.String()
 }
 
-// write writes rounds.tsv, the events, and a figure for each round.
+// write writes rounds.tsv, the events, hit-rate.svg, and a figure for each round.
 func (r *report) write(seed uint64, events []string) error {
 	if r.dir == "" {
 		return nil
@@ -116,24 +116,75 @@ func (r *report) write(seed uint64, events []string) error {
 	if err := os.WriteFile(filepath.Join(r.dir, "rounds.tsv"), []byte(r.table()), 0o644); err != nil {
 		return err
 	}
+	if err := r.draw(seed); err != nil {
+		return err
+	}
 	if err := os.WriteFile(filepath.Join(r.dir, "events.txt"), []byte(strings.Join(events, "\n")+"\n"), 0o644); err != nil {
 		return err
 	}
 	for i, one := range r.rows {
-		figure := chart.Chart{Title: fmt.Sprintf("Seed %d, round %d: %s (%s)", seed, i+1, one.name, one.detail), XLabel: "time (s)", YLabel: "hit rate (%)", Kind: chart.Steps}
-		for _, s := range r.load.spaces {
-			x, y := s.hitRate(one.began, one.ended)
-			if len(x) > 0 {
-				figure.Series = append(figure.Series, chart.Series{Name: fmt.Sprintf("%s, replicas %d", s.name, s.replicas), X: x, Y: y})
-			}
-		}
-		var svg bytes.Buffer
-		if err := figure.Write(&svg, chart.SVG); err != nil {
-			return err
-		}
-		if err := os.WriteFile(filepath.Join(r.dir, fmt.Sprintf("round-%03d.svg", i+1)), svg.Bytes(), 0o644); err != nil {
+		figure := r.figure(fmt.Sprintf("Seed %d, round %d: %s (%s)", seed, i+1, one.name, one.detail), one.began, one.ended)
+		if err := save(figure, filepath.Join(r.dir, fmt.Sprintf("round-%03d.svg", i+1))); err != nil {
 			return err
 		}
 	}
 	return nil
 }
+
+// draw writes hit-rate.svg, the hit rates of the namespaces without bumps over the first rounds.
+func (r *report) draw(seed uint64) error {
+	rows := r.rows[:min(len(r.rows), drawnRounds)]
+	if len(rows) == 0 {
+		return nil
+	}
+	first, last := rows[0].began, rows[len(rows)-1].ended
+	figure := r.figure(fmt.Sprintf("Hit rate under faults, one after the other (seed %d)", seed), first, last)
+	figure.Series = figure.Series[:min(len(figure.Series), 2)]
+	figure.Width, figure.Height = 14, 4.5
+	for _, one := range rows {
+		name := one.name
+		if one.name == restarts {
+			name += " " + one.detail
+		}
+		figure.Marks = append(figure.Marks, chart.Mark{X: (one.began - first).Seconds(), Name: name})
+	}
+	return save(figure, filepath.Join(r.dir, "hit-rate.svg"))
+}
+
+// drawnRounds is the number of rounds in hit-rate.svg.
+const drawnRounds = 12
+
+// figure returns the hit rates of all namespaces in a span of time.
+func (r *report) figure(title string, from, to time.Duration) chart.Chart {
+	figure := chart.Chart{Title: title, XLabel: "time (s)", YLabel: "hit rate (%)", Kind: chart.Steps}
+	for _, s := range r.load.spaces {
+		x, y := s.hitRate(from, to)
+		if len(x) > 0 {
+			figure.Series = append(figure.Series, chart.Series{Name: fmt.Sprintf("%s, replicas %d", s.name, s.replicas), X: x, Y: y})
+		}
+	}
+	return figure
+}
+
+func save(figure chart.Chart, path string) error {
+	var svg bytes.Buffer
+	if err := figure.Write(&svg, chart.SVG); err != nil {
+		return err
+	}
+	return os.WriteFile(path, svg.Bytes(), 0o644)
+}
+
+// recovered returns the time from the beginning of a round to the last of its intervals with a hit rate
+// below full percent.
+func (s *space) recovered(one row) time.Duration {
+	x, y := s.hitRate(one.began, one.ended)
+	for i := len(y) - 1; i >= 0; i-- {
+		if y[i] < full { // false for NaN
+			return time.Duration((x[i] + interval.Seconds()) * float64(time.Second))
+		}
+	}
+	return 0
+}
+
+// full is the hit rate, in percent, from which on a namespace counts as recovered.
+const full = 90

@@ -26,7 +26,8 @@ var (
 	roundsSeed   = flag.Uint64("rounds.seed", 1, "seed of TestRounds")
 	roundsCount  = flag.Int("rounds.count", 6, "number of rounds of TestRounds")
 	roundsFaults = flag.String("rounds.faults", "", "regular expression of the faults that TestRounds makes; empty: all")
-	roundsOut    = flag.String("rounds.out", "", "directory for the hit rates of TestRounds; empty: they are not written")
+	roundsSettle = flag.Int("rounds.settle", proof, "number of hits in each namespace that TestRounds awaits at the start and after each fault")
+	roundsOut    = flag.String("rounds.out", "", "directory for the table and the pictures of TestRounds; empty: they are not written")
 	roundsBinary = flag.String("rounds.binary", "", "the program penstock that TestRounds runs; empty: it is built")
 )
 
@@ -52,6 +53,9 @@ type cluster struct {
 	made   int // nodes
 	began  time.Time
 	events []string
+
+	planners []*planner
+	requests *requests
 
 	// mu guards the changes of nodes, and turn, the number of calls of next. The test's goroutine reads
 	// nodes without it.
@@ -97,7 +101,15 @@ func TestRounds(t *testing.T) {
 	}
 	c.load.start(ctx, *roundsSeed, seeds, c.await)
 	c.began = c.load.began
-	c.served("at the start", c.load.spaces...)
+	var addrs []string
+	for i := range 2 {
+		p := newPlanner(t, binary, c.dir, fmt.Sprintf("p%d", i+1), c.etcd.Endpoints)
+		c.planners, addrs = append(c.planners, p), append(addrs, p.addr)
+	}
+	c.requests = c.load.startRequests(*roundsSeed, seeds, strings.Join(addrs, ","))
+	c.leads(0)
+	c.planned("at the start")
+	c.grow("hits at the start", hit, int64(*roundsSettle), c.load.spaces...)
 	r := &report{dir: *roundsOut, load: c.load}
 	for i, f := range c.faults(*roundsCount) {
 		c.round(i, f, r)
@@ -105,13 +117,13 @@ func TestRounds(t *testing.T) {
 	end()
 	c.load.close()
 	c.load.closers = nil
-	for _, n := range c.nodes {
-		if err := n.stop(); err != nil {
+	for _, p := range c.processes() {
+		if err := p.stop(); err != nil {
 			t.Error(err)
 		}
 	}
-	t.Logf("seed %d, %d rounds in %v: %d blocks compared, %d wrong; %d epochs, %d requests of old or newest epochs, %d answers of an old epoch\n%s",
-		*roundsSeed, *roundsCount, time.Since(c.began).Round(time.Second), c.load.blocks.Load(), c.load.wrong.Load(), c.load.bumps.Load(), c.load.tooOld.Load(), c.load.old.Load(), r.table())
+	t.Logf("seed %d, %d rounds in %v: %d blocks compared, %d wrong; %d epochs, %d requests of old or newest epochs, %d answers of an old epoch\n%v\n%s",
+		*roundsSeed, *roundsCount, time.Since(c.began).Round(time.Second), c.load.blocks.Load(), c.load.wrong.Load(), c.load.bumps.Load(), c.load.tooOld.Load(), c.load.old.Load(), c.requests, r.table())
 	if err := r.write(*roundsSeed, c.events); err != nil {
 		t.Error(err)
 	}
@@ -127,13 +139,24 @@ func (c *cluster) explain() {
 	if c.load != nil {
 		c.t.Logf("violations:\n%s", strings.Join(c.load.violations(), "\n"))
 	}
-	for _, n := range c.nodes {
-		log, err := os.ReadFile(n.logFile())
+	for _, p := range c.processes() {
+		log, err := os.ReadFile(p.logFile)
 		if err != nil {
 			c.t.Log(err)
 		}
-		c.t.Logf("log of node %s, its end:\n%s", n.name, log[max(0, len(log)-4096):])
+		c.t.Logf("log of %s, its end:\n%s", p.name, log[max(0, len(log)-4096):])
 	}
+}
+
+// processes returns the nodes and the planners.
+func (c *cluster) processes() (all []*process) {
+	for _, n := range c.nodes {
+		all = append(all, &n.process)
+	}
+	for _, p := range c.planners {
+		all = append(all, &p.process)
+	}
+	return all
 }
 
 // event records a step of a round.
@@ -158,9 +181,9 @@ func (c *cluster) await(what string, ok func() bool) {
 			}
 			c.t.Fatalf("not reached: %s\n%s", what, &stacks)
 		}
-		for _, n := range c.nodes {
-			if !n.down && !n.running() {
-				c.t.Fatalf("node %s has ended: %v", n.name, n.err)
+		for _, p := range c.processes() {
+			if !p.down && !p.running() {
+				c.t.Fatalf("%s has ended: %v", p.name, p.err)
 			}
 		}
 		c.sound()
@@ -172,7 +195,7 @@ func (c *cluster) await(what string, ok func() bool) {
 func (c *cluster) sound() {
 	c.t.Helper()
 	if c.load != nil && len(c.load.violations()) > 0 {
-		c.t.Fatalf("%d wrong blocks, %d answers of an old epoch, or unexpected errors", c.load.wrong.Load(), c.load.old.Load())
+		c.t.Fatalf("%d wrong blocks, %d answers of an old epoch, or lost requests or unexpected errors", c.load.wrong.Load(), c.load.old.Load())
 	}
 }
 
@@ -298,6 +321,8 @@ func (c *cluster) round(i int, f fault, r *report) {
 	detail := f.do(c)
 	c.awaitMembers()
 	c.bumped("after the fault")
-	c.served("after the fault", c.load.spaces...)
+	c.leads(0)
+	c.planned("after the fault")
+	c.grow("hits after the fault", hit, int64(*roundsSettle), c.load.spaces...)
 	r.add(f.name, detail, began, time.Since(c.load.began), before)
 }

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from harness.faults import damage, namespaces
-from harness.model import FIRST_TOKEN, VOCABULARY, make_lfm2, make_llama, make_llama4, make_mamba
+from harness.faults import damage, namespaces, node_of_another_version
+from harness.model import FIRST_TOKEN, VOCABULARY, make_deepseek, make_lfm2, make_llama, make_llama4, make_mamba
 from harness.process import EngineError
 from harness.sessions import Session, turn
 from harness.vllm import BLOCK, OUTPUT, RANKS, Answer, Snapshots, Stored, Vllm, connector, tokens_of, until
@@ -381,6 +381,54 @@ def test_sliding_windows(vllm: Vllm, agents: list[Session], tmp_path: Path) -> N
         vllm.stop("again")
 
 
+LATENT = 16
+"""Tokens of a block of latent KV, whatever block_size is: vLLM's kernel for CPUs has no other length."""
+
+
+def test_latent_kv(vllm: Vllm, agents: list[Session], node: testing.Node, tmp_path: Path) -> None:
+    """All heads of a DeepSeek model read one latent vector of each token. The engine has no prefix cache of its own on a CPU."""
+    model = make_deepseek(tmp_path)
+    firsts, longer = (turn(agents[:8], k) for k in (0, 1))
+    vllm.start("plain latent", None, model=model)
+    plain = [tokens_of(vllm.generate("plain latent", prompts)) for prompts in (firsts, longer)]
+    vllm.stop("plain latent")
+    assert len({tuple(tokens) for one in plain for tokens in one}) > len(firsts)
+
+    stored = Stored(LATENT)
+    vllm.start("first", connector(node), model=model)
+    answers = vllm.generate("first", firsts)
+    assert tokens_of(answers) == plain[0]
+    for prompt, answer in zip(firsts, answers, strict=True):
+        stored.add(prompt, answer["tokens"])
+    assert [a["cached"] for a in vllm.generate("first", firsts)] == [stored.cached(p) for p in firsts]
+    vllm.stop("first")
+
+    vllm.start("second", connector(node, load_timeout=60, retry_interval=1), model=model)
+    answers = vllm.generate("second", longer)
+    assert tokens_of(answers) == plain[1]
+    assert [a["cached"] for a in answers] == [stored.cached(p) for p in longer]
+    seen = vllm.call("second", "counters")
+    assert seen["hit_tokens"] == sum(stored.cached(p) for p in longer) > 0
+    assert seen["loaded_bytes"] == seen["hit_tokens"] * 4 * (512 + 64) * 4  # layers, latent and rotary part, bytes of a float
+    assert seen["load_failures"] == seen["save_failures"] == seen["dropped_blocks"] == 0
+
+    # Damaged blocks are computed again.
+    node.stop()
+    damage(node)
+    node.start()
+
+    def run() -> dict[str, int]:
+        before = vllm.call("second", "counters")["failed_blocks"]
+        assert tokens_of(vllm.generate("second", longer)) == plain[1]
+        return {"failed_blocks": vllm.call("second", "counters")["failed_blocks"] - before}
+
+    until(run, "failed_blocks")
+    assert vllm.call("second", "reset", connector=True)
+    answers = vllm.generate("second", longer)
+    assert (tokens_of(answers), [a["cached"] for a in answers]) == (plain[1], [0] * len(longer))
+    vllm.stop("second")
+
+
 CHUNK = 3 * BLOCK
 
 
@@ -520,26 +568,37 @@ def test_no_thread_of_the_engine_waits_for_a_node(vllm: Vllm, agents: list[Sessi
 
 
 def test_a_node_that_refuses(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]]) -> None:
-    """A wrong token and a namespace of another geometry: the engine serves without the cache, and logs and counts it."""
+    """A wrong token, a namespace of another geometry or dtype, a node of another version, and a store that is closed while the engine
+    serves: the engine serves without the cache, logs it once on each side, and counts it."""
     prompts, tokens = turn(agents, 0)[:4], plain[0][:4]
     secret = "a token of the test"
-    with testing.node(token=secret) as node:
-        cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-            ("none", {}, {"token": "another " + secret, "namespace": "shared"}),
-            ("right", {}, {"token": secret, "namespace": "shared"}),
-            ("larger", {"block_size": 64}, {"token": secret, "namespace": "shared"}),
+    with testing.node(token=secret) as node, node_of_another_version() as other:
+        right = connector(node, token=secret, namespace="shared")
+        cases: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+            ("none", {}, connector(node, token="another " + secret, namespace="shared"), "bearer token"),
+            ("right", {}, right, ""),
+            ("larger", {"block_size": 64}, right, "namespace differs"),
+            ("narrow", {"dtype": "bfloat16"}, right, "namespace differs"),
+            ("older", {}, connector(other, namespace="shared"), "run the same release"),
         ]
-        for name, options, extra in cases:
-            vllm.start(name, connector(node, **extra), **options)
-            assert tokens_of(vllm.generate(name, prompts)) == tokens
-            seen = vllm.call(name, "counters")
-            assert seen["unavailable"] == (0 if name == "right" else len(prompts))
-            assert (seen["lookups"], seen["loads"]) == (len(prompts) if name == "right" else 0, 0)
+        for name, options, configuration, why in cases:
+            before = len(vllm.host.log.read_text())
+            vllm.start(name, configuration, **options)
+            answers = vllm.generate(name, prompts)
+            assert tokens_of(answers) == tokens or "dtype" in options
+            seen = vllm.call(name, "metrics")
+            assert seen.get("unavailable", 0) == (len(prompts) if why else 0)
+            assert (seen.get("lookups", 0), seen.get("loads", 0)) == (0 if why else len(prompts), 0)
+            if not why:
+                why = "closed"
+                vllm.call(name, "close_stores")
+                assert vllm.call(name, "reset")
+                for number in (1, 2):
+                    assert tokens_of(vllm.generate(name, prompts)) == tokens
+                    assert vllm.call(name, "metrics")["unavailable"] == number * len(prompts)
             vllm.stop(name)
-    log = vllm.host.log.read_text()
-    for why in ("bearer token", "namespace differs"):
-        lines = [line for line in log.splitlines() if "serves without the cache" in line and why in line]
-        assert len(lines) == 2, lines  # the worker's side and the scheduler's
+            lines = [line for line in vllm.host.log.read_text()[before:].splitlines() if "serves without the cache" in line]
+            assert [why in line for line in lines] == [True] * (1 if why == "closed" else 2), lines
 
 
 @both_loads

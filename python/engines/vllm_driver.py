@@ -253,6 +253,13 @@ class Driver:
         side._submit, side._wait, connector.save_kv_layer = submit, wait, computed
         return {"events": events, "tokens": answer["tokens"]}
 
+    def close_stores(self) -> None:
+        """Close the stores of the connector, or of the tiers of vLLM's offloading, whose methods vLLM continues to call."""
+        offloading = getattr(self.scheduler, "connector_scheduler", None)
+        sides = offloading.manager.secondary_tiers if offloading is not None else [self.scheduler._scheduler, self.worker._worker]
+        for side in sides:
+            side._link.value.store.close()
+
     def skip_waits(self) -> None:
         """Stop the engine's calls of wait_for_layer_load, as within a CUDA graph of the whole model."""
         self.worker.wait_for_layer_load = lambda layer_name: None

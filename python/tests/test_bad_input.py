@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import mmap
-import socket
-import socketserver
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import MakeNamespace, value
+from harness.faults import node_of_another_version
 
 import penstock
 from penstock import (
@@ -238,44 +236,15 @@ def test_the_wrong_token(tmp_path: Path) -> None:
             store.namespace("a", block_tokens=4, layers=2, token_bytes=64)
 
 
-class OtherVersion(socketserver.BaseRequestHandler):
-    """A proxy of a node's data plane. With the proxy the node looks like one whose protocol has the next version.
-
-    The fourth byte in each direction is the version. The node sends the next version. For a node of the next version the
-    client is one version behind.
-    """
-
-    plane: tuple[str, int]
-
-    def handle(self) -> None:
-        with socket.create_connection(self.plane) as node:
-            hello = bytearray(self.request.recv(88, socket.MSG_WAITALL))
-            hello[3] -= 1
-            node.sendall(hello)
-            challenge = bytearray(node.recv(56, socket.MSG_WAITALL))
-            challenge[3] += 1
-            self.request.sendall(challenge)
-            self.request.recv(1)  # until the client closes the connection
-
-
 def test_a_node_of_another_version(node: testing.Node) -> None:
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), OtherVersion) as proxy:
-        OtherVersion.plane = ("127.0.0.2", proxy.server_address[1])
-        thread = threading.Thread(target=proxy.serve_forever)
-        thread.start()
-        try:
-            listen = ["--data-listen", "{}:{}".format(*OtherVersion.plane), "--advertise", "127.0.0.1"]
-            with testing.node(args=listen) as other:
-                with pytest.raises(VersionError, match=r"speaks version 4 .* this side version 3: .* run the same release"):
-                    Store(other.address)
-                with Store([node.address, other.address]) as store:
-                    ns = store.namespace("versions", block_tokens=4, layers=2, token_bytes=64, flat=True)
-                    keys = [str(i) for i in range(32)]
-                    put = ns.put(keys, [value(ns, i) for i in range(32)])
-                    assert {penstock.KeyResult.OK, penstock.KeyResult.DOWN} == {*map(penstock.KeyResult, put.codes)}, put.codes
-        finally:
-            proxy.shutdown()
-            thread.join()
+    with node_of_another_version() as other:
+        with pytest.raises(VersionError, match=r"speaks version 4 .* this side version 3: .* run the same release"):
+            Store(other.address)
+        with Store([node.address, other.address]) as store:
+            ns = store.namespace("versions", block_tokens=4, layers=2, token_bytes=64, flat=True)
+            keys = [str(i) for i in range(32)]
+            put = ns.put(keys, [value(ns, i) for i in range(32)])
+            assert {penstock.KeyResult.OK, penstock.KeyResult.DOWN} == {*map(penstock.KeyResult, put.codes)}, put.codes
 
 
 def test_a_node_that_is_down() -> None:

@@ -83,7 +83,19 @@ type Policy struct {
 	subjects []subject
 	all      map[Credential]*Principal
 	digest   [sha256.Size]byte
+	outdated bool
 }
+
+// Outdate returns a copy of the policy that is outdated.
+func (p *Policy) Outdate() *Policy {
+	q := *p
+	q.outdated = true
+	return &q
+}
+
+// Outdated reports whether principals of the policy may have been removed since etcd has last answered. By an outdated
+// policy only calls that show the state of the process are admitted.
+func (p *Policy) Outdated() bool { return p.outdated }
 
 // subject is a certificate subject and its identity.
 type subject struct {

@@ -58,12 +58,22 @@ type Encryption struct {
 	KeysFile    string   `yaml:"keys_file" doc:"file with the keys that encrypt the volumes (AES-256-GCM), one a line: an id, a space, 32 random bytes in base64. The last key encrypts new blocks; the others are needed as long as penstock status shows blocks of them. Without it, volumes that are encrypted are refused (docs/encryption.md)" reload:"live" toggle:"volumes are encrypted from a start on"`
 	KeysCommand []string `yaml:"keys_command" doc:"command and arguments that print these keys, in place of encryption.keys_file; it runs at the start and at each reload, without a shell" reload:"live" toggle:"volumes are encrypted from a start on"`
 	KeysTimeout Duration `yaml:"keys_timeout" doc:"longest run of encryption.keys_command" reload:"live"`
+	// PlainVolumes is empty without keys.
+	PlainVolumes []string `yaml:"plain_volumes" doc:"directories of data and shared_data whose blocks are not encrypted; their catalogues are. A volume may be removed from the list later; a volume that is encrypted cannot be added" restart:"a volume encrypts its blocks, or not, from a start on"`
 }
 
 // Enabled reports whether keys are configured.
 func (e Encryption) Enabled() bool { return e.KeysFile != "" || len(e.KeysCommand) > 0 }
 
-func (e Encryption) check(bad complaint) {
+func (e Encryption) check(bad complaint, dirs []string) {
+	if len(e.PlainVolumes) > 0 && !e.Enabled() {
+		bad("encryption.plain_volumes", "needs encryption.keys_file or encryption.keys_command: without keys no volume is encrypted")
+	}
+	for i, dir := range e.PlainVolumes {
+		if !slices.Contains(dirs, dir) || slices.Contains(e.PlainVolumes[:i], dir) {
+			bad("encryption.plain_volumes", "%q is not in data or shared_data, or is named twice", dir)
+		}
+	}
 	if e.KeysFile != "" && len(e.KeysCommand) > 0 {
 		bad("encryption.keys_file, encryption.keys_command", "give only one of them")
 	}
@@ -94,7 +104,7 @@ func (c *Config) Encrypted() bool { return c.Auth.TLSCert != "" && c.DataPlane.T
 type Auth struct {
 	TokenFile string `yaml:"token_file" doc:"file with the bearer tokens, one a line, one of which every call must carry; every caller may do everything" reload:"live"`
 	RolesFile string `yaml:"roles_file" doc:"file with the principals, by the SHA-256 of their bearer tokens or the subjects of their certificates, and their roles on namespaces (docs/access.md); replaces auth.token_file" reload:"live"`
-	RolesEtcd string `yaml:"roles_etcd" doc:"key in etcd (cluster.etcd) that has the content of a roles file, e.g. /penstock/roles: all nodes and planners with the same key follow it (penstock cluster roles); it replaces auth.roles_file. Without a valid document every call is refused" restart:"the process follows the key from its start"`
+	RolesEtcd string `yaml:"roles_etcd" doc:"key in etcd (cluster.etcd) that has the content of a roles file, e.g. /penstock/roles: all nodes and planners with the same key follow it (penstock cluster roles); it replaces auth.roles_file. Without a valid document every call is refused, and when etcd has not answered for cluster.lease_ttl, every call but those that show the state of the process" restart:"the process follows the key from its start"`
 	TLSCert   string `yaml:"tls_cert" doc:"certificate (PEM) of the listener and, unless data_plane.tls is off, of the data plane" reload:"live" toggle:"a listener that is open cannot change between plain text and TLS"`
 	TLSKey    string `yaml:"tls_key" doc:"private key (PEM) of auth.tls_cert" reload:"live" toggle:"a listener that is open cannot change between plain text and TLS"`
 	ClientCA  string `yaml:"client_ca" doc:"CA (PEM) that client certificates must be signed by: mutual TLS" reload:"live"`
@@ -358,7 +368,7 @@ func (c *Config) Validate() error {
 	}
 	within("cluster.adopt_arena", c.Cluster.AdoptArena, 8<<20, 1<<40)
 	c.Auth.check(bad)
-	c.Encryption.check(bad)
+	c.Encryption.check(bad, c.Dirs())
 	c.Auth.checkRolesEtcd(bad, c.Cluster)
 	if !c.Insecure {
 		c.Auth.checkExposure(bad, c.exposed())

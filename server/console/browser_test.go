@@ -181,7 +181,7 @@ func TestBrowser(t *testing.T) {
 		s.overview = sample()
 		s.overview.NICs[1].Up, s.overview.NICs[1].Reason = true, ""
 	})
-	b.await(`document.getElementById("summary").textContent === "Node n1 is serving. 2 faults. 2 members."`)
+	b.await(`document.getElementById("summary").textContent === "Node n1 is serving. 4 faults. 2 members. Down: 1 node."`)
 	b.await(`!document.getElementById("live").innerText.includes("no carrier")`)
 
 	for _, page := range []string{"prefixes", "pins", "actions"} {

@@ -139,8 +139,13 @@ func (c *Console) plannerPages() []*page {
 	}
 }
 
+// Mux is the multiplexer to which Register adds handlers. *http.ServeMux implements it.
+type Mux interface {
+	HandleFunc(pattern string, h func(http.ResponseWriter, *http.Request))
+}
+
 // Register adds the pages, their streams and the static files to mux.
-func (c *Console) Register(mux *http.ServeMux) {
+func (c *Console) Register(mux Mux) {
 	for _, p := range c.pages {
 		pattern := p.path
 		if pattern == "/" {
@@ -345,9 +350,16 @@ func (f *feed[T]) get(ctx context.Context, now time.Time, interval time.Duration
 type overviewView struct {
 	Overview
 	Faults []Fault
+	// RemoteVolumes are rows of the volumes of other nodes, and RemoteVolumesAll is the number of all.
+	RemoteVolumes    []remoteVolume
+	RemoteVolumesAll int
 }
 
 func (c *Console) viewOverview(ctx context.Context, _ url.Values) (any, string) {
 	o := c.overview.get(ctx, c.opts.Now(), c.opts.Interval)
-	return overviewView{o, o.Faults()}, o.summary()
+	v := overviewView{Overview: o, Faults: o.Faults()}
+	if o.Cluster != nil {
+		v.RemoteVolumes, v.RemoteVolumesAll = o.Cluster.remoteVolumes(remoteVolumesShown)
+	}
+	return v, o.summary()
 }

@@ -173,7 +173,7 @@ func sample() console.Overview {
 			RunningReads: top.Known(9), ReadsMax: top.Known(64), WaitingReads: top.Known(0), BusyCalls: top.Known(0),
 		},
 		Volumes: []console.Volume{
-			{VolumeRow: top.VolumeRow{Path: "/v0", State: "ok", CapacityBytes: 2 << 30, UsedBytes: 3 << 29, Fill: top.Known(0.75), ReadBytes: top.Known(5 << 30), WrittenBytes: top.Known(300 << 20), InFlightBytes: 4 << 20, InFlightLimitBytes: 32 << 20}, Duty: "ok", IO: "uring", Blocks: 600},
+			{VolumeRow: top.VolumeRow{Path: "/v0", State: "ok", CapacityBytes: 2 << 30, UsedBytes: 3 << 29, Fill: top.Known(0.75), ReadBytes: top.Known(5 << 30), WrittenBytes: top.Known(300 << 20), InFlightBytes: 4 << 20, InFlightLimitBytes: 32 << 20}, Duty: "ok", IO: "uring", Blocks: 600, Key: "2026-11"},
 			{VolumeRow: top.VolumeRow{Path: "/v1", State: "failed", Reason: "read: input/output error", CapacityBytes: 2 << 30, UsedBytes: 3 << 29, Fill: top.Known(0.75), ReadBytes: top.Known(0), WrittenBytes: top.Known(0), InFlightLimitBytes: 32 << 20}, Since: start.Add(-time.Minute), Duty: "ok", IO: "uring", Blocks: 600, FailedRequests: 4},
 		},
 		NICs: []top.NICRow{
@@ -181,8 +181,14 @@ func sample() console.Overview {
 			{Name: "eth1", Address: "10.1.0.1:7420", Reason: "no carrier", Sent: top.Known(0), Received: top.Known(0)},
 		},
 		Cluster: &console.Cluster{Members: []console.Member{
-			{Name: "n1", Addr: "10.0.0.1:7421", Zone: "a", State: "serving", Version: "v1", CapacityBytes: 4 << 30, UsedBytes: 3 << 30, Fill: top.Known(0.75), Since: start, Applied: 17, Self: true},
-			{Name: "n2", Addr: "10.0.0.2:7421", Zone: "b", State: "draining", Version: "v1", CapacityBytes: 4 << 30, UsedBytes: 2 << 30, Fill: top.Known(0.5), Since: start, Applied: 16},
+			{Name: "n1", Addr: "10.0.0.1:7421", Zone: "a", State: "serving", Version: "v1", CapacityBytes: 4 << 30, UsedBytes: 3 << 30, Fill: top.Known(0.75), Since: start, Applied: 17, Self: true, Blocks: 1200, HotPrefixes: 1, Volumes: []console.MemberVolume{{Path: "/v0", State: "ok"}, {Path: "/v1", State: "failed"}}, NICs: []console.MemberNIC{{Name: "eth0", Up: true, LinkBits: 400e9}, {Name: "eth1"}}},
+			{Name: "n2", Addr: "10.0.0.2:7421", Zone: "b", State: "draining", Version: "v1", CapacityBytes: 4 << 30, UsedBytes: 2 << 30, Fill: top.Known(0.5), Since: start, Applied: 16, Blocks: 800, Volumes: []console.MemberVolume{
+				{Path: "/v0", State: "ok", CapacityBytes: 2 << 30, UsedBytes: 1 << 30, Fill: top.Known(0.5), Blocks: 400}, {Path: "/v1", State: "suspect", Reason: "write: no space left on device", CapacityBytes: 2 << 30, UsedBytes: 1 << 30, Fill: top.Known(0.5), Blocks: 400},
+			}, NICs: []console.MemberNIC{{Name: "eth0", Up: true, LinkBits: 400e9}, {Name: "eth1", Up: true, LinkBits: 400e9}}},
+		}, Down: []console.Member{
+			{Name: "n3", Addr: "10.0.0.3:7421", Zone: "b", State: "down", Version: "v1", CapacityBytes: 4 << 30, UsedBytes: 1 << 30, Fill: top.Known(0.25), Since: start, Left: start.Add(-2 * time.Minute), Applied: 12, Blocks: 300, Volumes: []console.MemberVolume{
+				{Path: "/v0", State: "ok", CapacityBytes: 4 << 30, UsedBytes: 1 << 30, Fill: top.Known(0.25), Blocks: 300},
+			}, NICs: []console.MemberNIC{{Name: "eth0", Up: true}}},
 		}},
 	}
 }
@@ -210,7 +216,9 @@ func TestOverview(t *testing.T) {
 	src := &source{overview: sample()}
 	_, url := serve(t, console.Options{Source: src, Node: "n1"})
 	resp, page := get(t, url+"/")
-	wants(t, text(page), "Node n1 is serving. 3 faults. 2 members.",
+	wants(t, text(page), "Node n1 is serving. 5 faults. 2 members. Down: 1 node.", "node n3 down its lease in etcd has ended 2026-11-26 19:58:00 UTC",
+		"volume /v1 of node n2 suspect write: no space left on device", "n3 b down 2026-11-26 19:58:00 UTC 4.0 GiB 1.0 GiB 25.0 % 300 1 of 1 ok 1 of 1 up 0", "1,200 1 of 2 ok 1 of 2 up, 400 Gbit/s 1 17",
+		"1 of 2 ok 2 of 2 up, 800 Gbit/s", "n3 /v0 down ok at the last record 4.0 GiB 1.0 GiB 25.0 % 300 n2 /v1 suspect write: no space left on device 2.0 GiB 1.0 GiB 50.0 % 400 n2 /v0 ok none",
 		"volume /v1 failed read: input/output error 2026-11-26 19:59:00 UTC", "blocks corrupt 1 block failed a checksum", "NIC eth1 down no carrier",
 		"n1 (this node) a serving", "n2 b draining", "50.0 %", "3.0 GiB of 4.0 GiB, 75.0 %", "/v0 ok none", "Lease of this node: valid")
 	for header, want := range map[string]string{
@@ -231,7 +239,7 @@ func TestOverview(t *testing.T) {
 	})
 	_, url = serve(t, console.Options{Source: src, Node: "n1"})
 	_, page = get(t, url+"/")
-	wants(t, text(page), "Node n1 is read_only. 7 faults.", "node n1 read_only the index failed", "lease in etcd not valid the lease ended",
+	wants(t, text(page), "Node n1 is read_only. 9 faults.", "node n1 read_only the index failed", "lease in etcd not valid the lease ended",
 		"list of members not read etcd does not answer", "namespaces refused the node could not apply the last change of 2 namespaces",
 		"The list of members was not read: etcd does not answer")
 }

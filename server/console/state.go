@@ -1,8 +1,10 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/penstock-kv/penstock/internal/top"
@@ -54,6 +56,8 @@ type Volume struct {
 	FailedRequests uint64
 	// MoveStalled is the reason why blocks stay on a draining volume.
 	MoveStalled string
+	// Key is the id of the key that encrypts new blocks, "" if they are not encrypted.
+	Key string
 }
 
 // Cluster is the state of the cluster as the node finds it in etcd.
@@ -61,6 +65,8 @@ type Cluster struct {
 	// Failure is the reason why Members is empty.
 	Failure string
 	Members []Member
+	// Down are the nodes that have joined, were not removed, and have no lease.
+	Down []Member
 	// LeaseFailure is the reason why the node may not serve; "" if its lease lets it serve.
 	LeaseFailure string
 	// RefusedNamespaces counts the namespaces that the node refuses because it could not apply the
@@ -68,8 +74,8 @@ type Cluster struct {
 	RefusedNamespaces int
 }
 
-// Member is a node in the list of members. Its lease in etcd is valid, because etcd removes the record
-// with the lease.
+// Member is a node of the cluster, as of its last record in etcd. The lease of a node in Cluster.Members is valid, because etcd
+// removes the record of a member with its lease.
 type Member struct {
 	Name, Addr, Zone, State, Version string
 	CapacityBytes, UsedBytes         int64
@@ -80,6 +86,105 @@ type Member struct {
 	Applied int64
 	// Self is set for the node itself.
 	Self bool
+	// Blocks and Leases are those of the record, and HotPrefixes the number of prefixes that have copies on further nodes.
+	Blocks, Leases, HotPrefixes int64
+	Volumes                     []MemberVolume
+	NICs                        []MemberNIC
+	// Left is the time at which the lease of a node that is down ended; zero: no other node saw the end. Written is the time of
+	// the record of such a node; zero: it is not known.
+	Left, Written time.Time
+	// Drained is set if the node is down and the other nodes have all of its blocks.
+	Drained bool
+}
+
+// MemberVolume is a volume of another node, and MemberNIC a NIC of its data plane.
+type MemberVolume struct {
+	Path, State, Reason              string
+	CapacityBytes, UsedBytes, Blocks int64
+	Fill                             top.Value
+}
+
+// MemberNIC is a NIC of the data plane of another node.
+type MemberNIC struct {
+	Name, Address string
+	Up            bool
+	// LinkBits is the rate of the link in bits per second; 0: unknown.
+	LinkBits int64
+}
+
+// SoundVolumes returns the number of volumes that are ok.
+func (m Member) SoundVolumes() (n int) {
+	for _, v := range m.Volumes {
+		if v.State == "ok" {
+			n++
+		}
+	}
+	return n
+}
+
+// UpNICs returns the number of NICs that are up.
+func (m Member) UpNICs() (n int) {
+	for _, nic := range m.NICs {
+		if nic.Up {
+			n++
+		}
+	}
+	return n
+}
+
+// LinkRate returns the sum of the rates of the links that are up, as text; "" if none is known.
+func (m Member) LinkRate() string {
+	bits := int64(0)
+	for _, nic := range m.NICs {
+		if nic.Up {
+			bits += nic.LinkBits
+		}
+	}
+	if bits == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.4g Gbit/s", float64(bits)/1e9)
+}
+
+// remoteVolume is a row of the volumes of other nodes.
+type remoteVolume struct {
+	Node string
+	Down bool
+	MemberVolume
+}
+
+// remoteVolumesShown is the number of rows in the table of the volumes of other nodes.
+const remoteVolumesShown = 256
+
+// remoteVolumes returns the volumes of the other nodes, at most limit: first those of nodes that are down, then those that are not
+// ok, then the fullest. It also returns the number of all.
+func (c *Cluster) remoteVolumes(limit int) (rows []remoteVolume, all int) {
+	add := func(nodes []Member, down bool) {
+		for _, m := range nodes {
+			if m.Self {
+				continue
+			}
+			for _, v := range m.Volumes {
+				rows = append(rows, remoteVolume{Node: m.Name, Down: down, MemberVolume: v})
+			}
+		}
+	}
+	add(c.Down, true)
+	add(c.Members, false)
+	first := func(v remoteVolume) int {
+		switch {
+		case v.Down:
+			return 0
+		case v.State != "ok":
+			return 1
+		}
+		return 2
+	}
+	slices.SortStableFunc(rows, func(a, b remoteVolume) int {
+		return cmp.Or(cmp.Compare(first(a), first(b)), cmp.Compare(b.Fill.Of, a.Fill.Of))
+	})
+	all = len(rows)
+	return rows[:min(all, limit)], all
 }
 
 // Namespace is the state of one namespace on the node.
@@ -197,6 +302,9 @@ func (o Overview) Faults() []Fault {
 			faults = append(faults, Fault{Subject: "namespaces", State: "refused", Reason: fmt.Sprintf("the node could not apply the last change of %s", plural(int64(c.RefusedNamespaces), "namespace"))})
 		}
 	}
+	if c := o.Cluster; c != nil {
+		faults = append(faults, c.faults()...)
+	}
 	for _, v := range o.Volumes {
 		switch {
 		case v.State != "ok":
@@ -219,12 +327,35 @@ func (o Overview) Faults() []Fault {
 	return faults
 }
 
+// faults returns the faults of the other nodes: nodes that are down and not drained, and volumes that are not ok.
+func (c *Cluster) faults() (faults []Fault) {
+	for _, m := range c.Down {
+		if !m.Drained {
+			faults = append(faults, Fault{Subject: "node " + m.Name, State: "down", Reason: "its lease in etcd has ended", Since: m.Left})
+		}
+	}
+	for _, m := range c.Members {
+		if m.Self {
+			continue
+		}
+		for _, v := range m.Volumes {
+			if v.State != "ok" {
+				faults = append(faults, Fault{Subject: "volume " + v.Path + " of node " + m.Name, State: v.State, Reason: v.Reason})
+			}
+		}
+	}
+	return faults
+}
+
 // summary returns the line that screen readers announce when it changes. It has no figure that
 // changes while the node works normally.
 func (o Overview) summary() string {
 	text := fmt.Sprintf("Node %s is %s. %s.", o.Node.Name, o.Node.State, plural(int64(len(o.Faults())), "fault"))
 	if c := o.Cluster; c != nil && c.Failure == "" {
 		text += fmt.Sprintf(" %s.", plural(int64(len(c.Members)), "member"))
+		if n := int64(len(c.Down)); n > 0 {
+			text += fmt.Sprintf(" Down: %s.", plural(n, "node"))
+		}
 	}
 	return text
 }

@@ -23,9 +23,13 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/semaphore"
+	"google.golang.org/grpc/codes"
 
 	"github.com/penstock-kv/penstock/internal/bearer"
 	"github.com/penstock-kv/penstock/internal/options"
+	"github.com/penstock-kv/penstock/internal/prefixset"
+	"github.com/penstock-kv/penstock/internal/ratelog"
+	"github.com/penstock-kv/penstock/internal/webmux"
 )
 
 // Engine is the address of an inference engine.
@@ -126,7 +130,9 @@ type Front struct {
 	pooled  *pooled
 	planned *planned // nil without a planner
 	metrics *metrics
-	mux     *http.ServeMux
+	mux     *webmux.Mux
+	// refused logs the calls without the gateway's token. The kind is the message.
+	refused *ratelog.Log[string]
 	bodies  *semaphore.Weighted
 	client  *http.Transport
 
@@ -144,7 +150,7 @@ func New(opts Options) (*Front, error) {
 	}
 	m := newMetrics(opts.Registry, engines)
 	f := &Front{
-		opts: opts, metrics: m, bodies: semaphore.NewWeighted(opts.BodyMemoryBytes),
+		opts: opts, metrics: m, refused: ratelog.New[string](opts.Logger), bodies: semaphore.NewWeighted(opts.BodyMemoryBytes),
 		pool: &pool{
 			engines: engines, maxLoad: opts.MaxInFlight, maxWaiting: opts.MaxQueue, maxWait: opts.QueueWait,
 			loadFactor: opts.LoadFactor, interval: opts.HealthInterval, log: opts.Logger, metrics: m,
@@ -203,7 +209,7 @@ func newEngines(opts Options) ([]*engine, error) {
 		if base.Path == "" {
 			base.Path = "/" // JoinPath would otherwise return a relative path
 		}
-		engines = append(engines, &engine{name: name, planned: planned, base: base, suspect: make(chan struct{}, 1), index: newPrefixIndex(opts.PrefixBlocks)})
+		engines = append(engines, &engine{name: name, planned: planned, base: base, suspect: make(chan struct{}, 1), index: prefixset.New(opts.PrefixBlocks)})
 	}
 	return engines, nil
 }
@@ -245,8 +251,11 @@ func (f *Front) EngineHealth() map[string]bool {
 // ServeHTTP serves a request. It may be called concurrently.
 func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) { f.mux.ServeHTTP(w, r) }
 
-func (f *Front) routes() *http.ServeMux {
-	mux := http.NewServeMux()
+// Patterns returns the patterns of the paths that ServeHTTP serves.
+func (f *Front) Patterns() []string { return f.mux.Patterns() }
+
+func (f *Front) routes() *webmux.Mux {
+	mux := new(webmux.Mux)
 	for path, method := range map[string]string{"/v1/completions": http.MethodPost, "/v1/chat/completions": http.MethodPost, "/v1/models": http.MethodGet, "/v1/models/": http.MethodGet} {
 		mux.HandleFunc(method+" "+path, f.serve)
 		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
@@ -278,14 +287,18 @@ const (
 	noMemory = "the requests in the gateway have taken all memory for bodies"
 	// bodyTimeout is the longest time for the body of a request to arrive.
 	bodyTimeout = time.Minute
+	// callRefused is the message of a line of the audit log, as on storage nodes and planners.
+	callRefused = "call refused"
 )
 
 // serve sends a request to an engine.
 func (f *Front) serve(w http.ResponseWriter, r *http.Request) {
 	start := time.Now()
 	if !f.authorized(r) {
+		const why = "the bearer token is missing or is not the gateway's"
+		f.refused.Warn(callRefused, callRefused, "call", r.Pattern, "peer", r.RemoteAddr, "result", codes.Unauthenticated.String(), "refused", why)
 		w.Header().Set("WWW-Authenticate", "Bearer")
-		f.reject(w, rejectAuth, http.StatusUnauthorized, "invalid_api_key", "the bearer token is missing or is not the gateway's")
+		f.reject(w, rejectAuth, http.StatusUnauthorized, "invalid_api_key", why)
 		return
 	}
 	size := f.opts.MaxBodyBytes

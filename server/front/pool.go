@@ -9,6 +9,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/penstock-kv/penstock/internal/prefixset"
 )
 
 // The reasons why no engine serves a request.
@@ -39,7 +41,7 @@ type engine struct {
 	suspect chan struct{}
 
 	// Guarded by pool.mu.
-	index        *prefixIndex
+	index        *prefixset.Set
 	load         int // running requests
 	healthy      bool
 	badPolls     int // since the last successful poll
@@ -180,16 +182,16 @@ func (p *pool) takeLocked(t *ticket, e *engine) {
 	p.metrics.queriedBlocks.Add(float64(t.prompt.blocks))
 	p.metrics.hitBlocks.Add(float64(e.hits(t.prompt)))
 	for _, chain := range t.prompt.chains {
-		e.index.touch(chain)
+		e.index.Touch(chain)
 	}
-	p.metrics.indexBlocks.WithLabelValues(e.name).Set(float64(e.index.len()))
+	p.metrics.indexBlocks.WithLabelValues(e.name).Set(float64(e.index.Len()))
 	p.turn++
 }
 
 // hits returns the number of blocks of the prompt that are in the engine's index.
 func (e *engine) hits(prompt prompt) (n int) {
 	for _, chain := range prompt.chains {
-		n += e.index.match(chain)
+		n += e.index.Match(chain)
 	}
 	return n
 }
@@ -215,7 +217,7 @@ func (p *pool) chooseLocked(t *ticket) *engine {
 		if !p.roomLocked(e) || slices.Contains(t.tried, e) {
 			continue
 		}
-		if idlest == nil || e.load < idlest.load || e.load == idlest.load && e.index.len() < idlest.index.len() {
+		if idlest == nil || e.load < idlest.load || e.load == idlest.load && e.index.Len() < idlest.index.Len() {
 			idlest = e
 		}
 		if float64(e.load) >= bound {
@@ -265,7 +267,7 @@ func (p *pool) failed(e *engine, err error, lost bool) {
 	defer p.mu.Unlock()
 	e.badRequests++
 	if lost {
-		e.index.clear()
+		e.index.Clear()
 		p.metrics.indexBlocks.WithLabelValues(e.name).Set(0)
 	}
 	if e.healthy {

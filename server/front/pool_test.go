@@ -12,6 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/penstock-kv/penstock/internal/prefixset"
 	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
@@ -21,7 +22,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 func newPool(n, maxLoad, maxWaiting int) *pool {
 	p := &pool{maxLoad: maxLoad, maxWaiting: maxWaiting, maxWait: 10 * time.Second, loadFactor: 1.25, interval: time.Second, log: slog.New(slog.DiscardHandler)}
 	for i := range n {
-		p.engines = append(p.engines, &engine{name: fmt.Sprint(i), base: &url.URL{}, suspect: make(chan struct{}, 1), index: newPrefixIndex(1000), healthy: true})
+		p.engines = append(p.engines, &engine{name: fmt.Sprint(i), base: &url.URL{}, suspect: make(chan struct{}, 1), index: prefixset.New(1000), healthy: true})
 	}
 	p.metrics = newMetrics(prometheus.NewRegistry(), p.engines)
 	return p
@@ -109,8 +110,8 @@ func TestLostEngineHasNoBlocks(t *testing.T) {
 	}
 	p.failed(e, errors.New("connection refused"), true)
 	other := p.must(t, conversation(1, 20))
-	if other == e || e.index.len() != 0 {
-		t.Errorf("engine %s serves after its connection failed, and has %d blocks", other.name, e.index.len())
+	if other == e || e.index.Len() != 0 {
+		t.Errorf("engine %s serves after its connection failed, and has %d blocks", other.name, e.index.Len())
 	}
 	p.polled(e, nil)
 	if again := p.must(t, conversation(1, 20)); again != other {

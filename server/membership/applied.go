@@ -50,7 +50,7 @@ func (c *Cluster) enterApplied(rev int64) (*appliedWatch, *waiter) {
 	c.applied = a
 	go func() {
 		defer close(a.ended)
-		a.run(c.etcd.Load().Watch(ctx, c.membersPrefix(), clientv3.WithPrefix(), clientv3.WithRev(rev+1)))
+		a.run(c.etcd.opened().Watch(ctx, c.membersPrefix(), clientv3.WithPrefix(), clientv3.WithRev(rev+1)))
 	}()
 	return a, w
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -14,7 +15,6 @@ import (
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -39,6 +39,8 @@ type Options struct {
 	Member Member
 	// Usage returns the use of the store. Nil: it is zero.
 	Usage func() Usage
+	// Details returns the NICs, volumes and hot prefixes of the node. Nil: it has none.
+	Details func() Details
 	// Held, if not nil, returns an error while the process may not own the node's shared volumes
 	// (Owner.Held). Admit then refuses: another process may serve the volumes under the node's name.
 	Held func() error
@@ -68,6 +70,9 @@ func (o *Options) EnsureDefaults() {
 	}
 	if o.Copies == nil {
 		o.Copies = func() Copies { return Copies{} }
+	}
+	if o.Details == nil {
+		o.Details = func() Details { return Details{} }
 	}
 	if o.Usage == nil {
 		o.Usage = func() Usage { return Usage{} }
@@ -121,9 +126,7 @@ type Cluster struct {
 	// removed is the error of Admit while the node is removed from the cluster; nil if it is not.
 	removed atomic.Pointer[refusal]
 
-	// etcd is the client of etcd. It is nil until the client is open. With a user name, opening the
-	// client needs an answer of etcd.
-	etcd   atomic.Pointer[clientv3.Client]
+	etcd   *etcdClient
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 	// wake makes the session write the member's record.
@@ -155,38 +158,10 @@ func Join(o Options) (*Cluster, error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	c := &Cluster{opts: o, node: o.Node, log: o.Logger, began: time.Now(), cancel: cancel, wake: make(chan struct{}, 1), joined: make(chan struct{}), drainChanged: make(chan struct{}), fillChanged: make(chan struct{})}
+	c := &Cluster{opts: o, etcd: newEtcdClient(o.Endpoints, o.TLS, o.Username, o.Password, o.TTL), node: o.Node, log: o.Logger, began: time.Now(), cancel: cancel, wake: make(chan struct{}, 1), joined: make(chan struct{}), drainChanged: make(chan struct{}), fillChanged: make(chan struct{})}
 	c.until.Store(-1)
 	c.wg.Go(func() { c.run(ctx) })
 	return c, nil
-}
-
-// open opens the client of etcd, if it is not open.
-func (c *Cluster) open() (*clientv3.Client, error) {
-	if etcd := c.etcd.Load(); etcd != nil {
-		return etcd, nil
-	}
-	o := c.opts
-	etcd, err := openEtcd(o.Endpoints, o.TLS, o.Username, o.Password, o.TTL)
-	if err != nil {
-		return nil, err
-	}
-	c.etcd.Store(etcd)
-	return etcd, nil
-}
-
-// openEtcd opens a client of etcd. ttl is the time to live of the client's leases.
-func openEtcd(endpoints []string, secure *tls.Config, username, password string, ttl time.Duration) (*clientv3.Client, error) {
-	etcd, err := clientv3.New(clientv3.Config{
-		Endpoints: endpoints, TLS: secure, Username: username, Password: password,
-		DialTimeout: ttl / 4, DialKeepAliveTime: ttl / 4, DialKeepAliveTimeout: ttl / 4,
-		PermitWithoutStream: true,
-		Logger:              zap.NewNop(), // this package logs what an operator can act on
-	})
-	if err != nil {
-		return nil, fmt.Errorf("connect to etcd: %w", err)
-	}
-	return etcd, nil
 }
 
 // Joined is closed when the node has become a member for the first time.
@@ -304,15 +279,11 @@ func (c *Cluster) Close(ctx context.Context) error {
 	c.mu.Lock()
 	s := c.session
 	c.mu.Unlock()
-	etcd := c.etcd.Load()
-	if etcd == nil {
-		return nil
-	}
 	var err error
 	if s != nil {
-		_, err = etcd.Revoke(ctx, s.lease)
+		_, err = s.etcd.Revoke(ctx, s.lease)
 	}
-	return errors.Join(err, etcd.Close())
+	return errors.Join(err, c.etcd.close())
 }
 
 // Members returns the records of all members, sorted by name. A member with an order to drain is
@@ -331,17 +302,34 @@ type Listing struct {
 	Removed []string
 	// LastFill is the end of the last order to fill members that has ended; nil: none has.
 	LastFill *FillEnd
+	// Details are those of the members, by name, as of their last records. Down are the records of the nodes that
+	// have joined and are neither members nor removed, sorted by name. Both are nil in the result of List.
+	Details map[string]Details
+	Down    []NodeRecord
 }
 
 // List returns the state of the members, as of one revision of etcd.
-func (c *Cluster) List(ctx context.Context) (list Listing, err error) {
-	resp, err := c.do(ctx, clientv3.OpTxn(nil, []clientv3.Op{
+func (c *Cluster) List(ctx context.Context) (Listing, error) {
+	return c.list(ctx, false)
+}
+
+// ListNodes is List with the details of the members, and with the nodes that are down.
+func (c *Cluster) ListNodes(ctx context.Context) (Listing, error) {
+	return c.list(ctx, true)
+}
+
+func (c *Cluster) list(ctx context.Context, nodes bool) (list Listing, err error) {
+	reads := []clientv3.Op{
 		clientv3.OpGet(c.drainsPrefix(), clientv3.WithPrefix()),
 		clientv3.OpGet(c.membersPrefix(), clientv3.WithPrefix()),
 		clientv3.OpGet(c.removedPrefix(), clientv3.WithPrefix()),
 		clientv3.OpGet(c.fillsPrefix(), clientv3.WithPrefix()),
 		clientv3.OpGet(c.fillEndKey()),
-	}, nil))
+	}
+	if nodes {
+		reads = append(reads, clientv3.OpGet(c.nodesPrefix(), clientv3.WithPrefix()))
+	}
+	resp, err := c.do(ctx, clientv3.OpTxn(nil, reads, nil))
 	if err != nil {
 		return Listing{}, err
 	}
@@ -379,13 +367,28 @@ func (c *Cluster) List(ctx context.Context) (list Listing, err error) {
 			m.State = Draining
 		}
 		m.Filling = filling[m.Name]
-		if d == nil {
-			d = fill
-		}
-		if d == nil || m.Move.Order != d.ID() {
-			m.Move = Move{} // the copies of an earlier order
-		}
+		m.Move = m.Move.of(d, fill)
 		list.Members = append(list.Members, m)
+	}
+	if nodes {
+		records, err := newest(read(5))
+		if err != nil {
+			return Listing{}, err
+		}
+		list.Details = make(map[string]Details, len(list.Members))
+		for _, m := range list.Members {
+			if r := records[m.Name]; r.Store == m.Store {
+				list.Details[m.Name] = r.Details
+			}
+			delete(records, m.Name)
+		}
+		for name, r := range records {
+			if !removals[r.Store] {
+				r.Move = r.Move.of(draining[name], nil)
+				list.Down = append(list.Down, r.NodeRecord)
+			}
+		}
+		slices.SortFunc(list.Down, func(a, b NodeRecord) int { return strings.Compare(a.Name, b.Name) })
 	}
 	for _, kv := range read(4) {
 		if list.LastFill, err = decodeFillEnd(kv); err != nil {
@@ -417,7 +420,7 @@ func (c *Cluster) members(ctx context.Context) ([]Member, int64, error) {
 
 // get reads from etcd for an admin call, for at most the TTL.
 func (c *Cluster) get(ctx context.Context, key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
-	etcd := c.etcd.Load()
+	etcd := c.etcd.opened()
 	if etcd == nil {
 		return nil, c.failed(errors.New("not connected yet"))
 	}

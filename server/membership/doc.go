@@ -13,7 +13,7 @@
 //	PREFIX/drains/NAME       a Drain, while a member is to be drained; admin calls on any node write it
 //	PREFIX/fills/NAME        a fillRecord, while a member that has joined gets its sequences; admin calls write it
 //	PREFIX/fill-end          a fillEndRecord, written at the end of an order of PREFIX/fills
-//	PREFIX/nodes/STORE       the last Member of a node, under no lease, by Member.Store
+//	PREFIX/nodes/STORE       the NodeRecord of a node, under no lease, by Member.Store; the node writes it with its Member
 //	PREFIX/removed/STORE     the volumes were removed from the cluster; admin calls on any node write it
 //	auth.roles_etcd          the roles document, the text of a roles file; it need not be under PREFIX
 //
@@ -46,6 +46,13 @@
 //     crashed has ended. With shared volumes it owns them by a lease (Owner), and the earlier process
 //     is not admitted after the end of that lease (Options.Held). Another node gets the name when the
 //     lease has ended.
+//
+// # Nodes that are down
+//
+// A node that is down has no Member, and its NodeRecord stays. The members watch the ends of leases, and one of them writes the
+// time into the record (NodeRecord.Left). The node that joins again replaces the record. ListNodes has these records;
+// List, from which clients choose the nodes of blocks, has not. The member that notes a leave deletes the records of nodes that
+// were removed a day ago or earlier, and of volumes whose node has other volumes.
 //
 // # Removed nodes
 //

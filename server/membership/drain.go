@@ -52,6 +52,18 @@ type Move struct {
 	Reason string `json:"reason,omitempty"`
 }
 
+// of returns the state if it is that of the order to drain the member or, without one, of the order to fill members. Otherwise
+// the state is that of an earlier order, and of returns none.
+func (m Move) of(drain, fill *Drain) Move {
+	if drain == nil {
+		drain = fill
+	}
+	if drain == nil || m.Order != drain.ID() {
+		return Move{}
+	}
+	return m
+}
+
 // Copies are the counters of the copies of this process.
 type Copies struct {
 	// Blocks and Bytes were copied. Failures counts the blocks that could not be copied, once in each pass.
@@ -160,7 +172,7 @@ func unknownMember(name string) error {
 
 // do makes one change in etcd for an admin call.
 func (c *Cluster) do(ctx context.Context, op clientv3.Op) (clientv3.OpResponse, error) {
-	etcd := c.etcd.Load()
+	etcd := c.etcd.opened()
 	if etcd == nil {
 		return clientv3.OpResponse{}, c.failed(errors.New("not connected yet"))
 	}

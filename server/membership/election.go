@@ -49,9 +49,10 @@ type Election struct {
 	opts ElectionOptions
 	log  *slog.Logger
 
+	etcd *etcdClient
+
 	mu     sync.Mutex
-	etcd   *clientv3.Client // nil: not open yet
-	leader LeaderRecord     // zero: none is known
+	leader LeaderRecord // zero: none is known
 	// floor is the highest term that a client has seen, or that this candidate has read from etcd. etcd
 	// may have lost its data since.
 	floor uint64
@@ -69,7 +70,7 @@ func NewElection(o ElectionOptions) (*Election, error) {
 	if len(o.Endpoints) == 0 || o.Address == "" || o.TTL < 2*time.Second || o.TTL%time.Second != 0 {
 		return nil, errors.New("membership: an election needs Endpoints, Address, and a TTL of whole seconds, at least 2")
 	}
-	return &Election{opts: o, log: o.Logger}, nil
+	return &Election{opts: o, log: o.Logger, etcd: newEtcdClient(o.Endpoints, o.TLS, o.Username, o.Password, o.TTL)}, nil
 }
 
 // The keys of an election: the leader's record under the leader's lease, and the highest term.
@@ -102,25 +103,6 @@ func (e *Election) Surpass(term uint64) {
 	if t != nil && t.number < term {
 		t.lose(fmt.Errorf("a client has seen term %d", term))
 	}
-}
-
-// open returns the client of etcd.
-func (e *Election) open() (*clientv3.Client, error) {
-	e.mu.Lock()
-	etcd := e.etcd
-	e.mu.Unlock()
-	if etcd != nil {
-		return etcd, nil
-	}
-	o := &e.opts
-	etcd, err := openEtcd(o.Endpoints, o.TLS, o.Username, o.Password, o.TTL)
-	if err != nil {
-		return nil, err
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.etcd = etcd
-	return etcd, nil
 }
 
 // Campaign waits until this candidate is the leader, and returns its term. It returns an error only
@@ -159,7 +141,7 @@ func (e *Election) Campaign(ctx context.Context) (*Term, error) {
 // attempt tries once to become the leader. If another candidate leads, attempt waits until that
 // candidate's key has changed, or for a quarter of the TTL, and returns nil.
 func (e *Election) attempt(ctx context.Context) (*Term, error) {
-	etcd, err := e.open()
+	etcd, err := e.etcd.open()
 	if err != nil {
 		return nil, err
 	}
@@ -240,14 +222,7 @@ func (e *Election) await(ctx context.Context, etcd *clientv3.Client, rev int64) 
 }
 
 // Close closes the connection to etcd. The caller has ended Campaign and the last term.
-func (e *Election) Close() error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.etcd == nil {
-		return nil
-	}
-	return e.etcd.Close()
-}
+func (e *Election) Close() error { return e.etcd.close() }
 
 // Term is the time for which one candidate leads. All methods may be called concurrently.
 type Term struct {

@@ -3,6 +3,7 @@ package membership
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -21,7 +22,7 @@ const (
 	Stopping State = "stopping"
 )
 
-// Member is the record of one node in etcd. A node that is down has none.
+// Member is the record of one node in etcd, under the node's lease. A node that is down has none, but it has a NodeRecord.
 type Member struct {
 	// Name is unique in the cluster.
 	Name string `json:"name"`
@@ -50,6 +51,58 @@ type Member struct {
 	Move Move `json:"move,omitzero"`
 	// Filling is set by Members if there is an order to fill the member (FillMembers).
 	Filling bool `json:"-"`
+}
+
+// NodeRecord is the record of a node that stays in etcd while the node is down.
+type NodeRecord struct {
+	// Member is the last record of the member.
+	Member
+	Details
+	// Written is the time at which the node wrote the record, by its own clock. Zero: a node of an older version wrote it.
+	Written time.Time `json:"written,omitzero"`
+	// Left is the time at which another member saw the end of the node's lease, by the clock of that member. It is zero
+	// while the node is up, and if no member with this field was up at the end of the lease.
+	Left time.Time `json:"left,omitzero"`
+}
+
+// Details is the state of a node that clients do not need to choose nodes, so that a Member does not have it.
+type Details struct {
+	NICs    []NIC    `json:"nics,omitempty"`
+	Volumes []Volume `json:"volumes,omitempty"`
+	// HotPrefixes is the number of the node's hot prefixes that have copies on other nodes.
+	HotPrefixes int64 `json:"hot_prefixes,omitempty"`
+}
+
+// NIC is one NIC of the data plane.
+type NIC struct {
+	Name string `json:"name"`
+	Addr string `json:"addr"`
+	Up   bool   `json:"up"`
+	// BitsPerSecond is the rate of the link; 0: unknown.
+	BitsPerSecond int64 `json:"bits_per_second,omitempty"`
+}
+
+// Volume is one volume.
+type Volume struct {
+	Path string `json:"path"`
+	// State is ok, suspect, failed, draining or removed.
+	State string `json:"state"`
+	// Reason is the cause of a state that is not ok, as of the last record.
+	Reason        string `json:"reason,omitempty"`
+	CapacityBytes int64  `json:"capacity_bytes"`
+	// UsedBytes and Blocks are those at the last record.
+	UsedBytes int64 `json:"used_bytes"`
+	Blocks    int64 `json:"blocks,omitempty"`
+}
+
+// sameButUse reports whether two Details differ only by what changes while the node works normally: less than a hundredth of
+// the use of each volume, and the texts of reasons.
+func (d Details) sameButUse(e Details) bool {
+	return d.HotPrefixes == e.HotPrefixes && slices.Equal(d.NICs, e.NICs) && slices.EqualFunc(d.Volumes, e.Volumes, func(a, b Volume) bool {
+		small := max(a.UsedBytes-b.UsedBytes, b.UsedBytes-a.UsedBytes) <= a.CapacityBytes/100
+		a.UsedBytes, a.Blocks, a.Reason = b.UsedBytes, b.Blocks, b.Reason
+		return small && a == b
+	})
 }
 
 // serves reports whether the member may serve a namespace as of revision Applied.

@@ -111,6 +111,12 @@ func (r *rig) beginUsing(name, addr string, store *storage.Node, writing func())
 			return membership.Move{}
 		},
 		Member: membership.Member{Name: name, Addr: addr, Store: fmt.Sprintf("%p", store), Zone: "rack-" + name, Version: "v0"},
+		Details: func() membership.Details {
+			return membership.Details{
+				NICs:    []membership.NIC{{Name: "eth0", Addr: name + ".example:7421", Up: true, BitsPerSecond: 400e9}},
+				Volumes: []membership.Volume{{Path: "/" + name, State: "ok", CapacityBytes: 64 << 20, UsedBytes: 1 << 20, Blocks: 5}},
+			}
+		},
 		Usage: func() membership.Usage {
 			writing()
 			return membership.Usage{CapacityBytes: 64 << 20, UsedBytes: 1 << 20, Blocks: 5, Leases: 2}

@@ -183,7 +183,7 @@ func (c *Cluster) change(ctx context.Context, name string, f func(*record) (reco
 			return record{}, fmt.Errorf("membership: %w", err)
 		}
 		limited, cancel := context.WithTimeout(ctx, c.opts.TTL)
-		done, err := c.etcd.Load().Txn(limited).If(clientv3.Compare(clientv3.ModRevision(key), "=", rev)).Then(clientv3.OpPut(key, string(value))).Commit()
+		done, err := c.etcd.opened().Txn(limited).If(clientv3.Compare(clientv3.ModRevision(key), "=", rev)).Then(clientv3.OpPut(key, string(value))).Commit()
 		cancel()
 		if err != nil {
 			return record{}, c.failed(err)

@@ -127,7 +127,7 @@ func NewOwner(o OwnerOptions) (*Owner, error) {
 	if len(o.Endpoints) == 0 || o.Node == "" || o.By == "" || o.TTL < 2*time.Second || o.TTL%time.Second != 0 {
 		return nil, errors.New("membership: an owner needs Endpoints, Node, By, and a TTL of whole seconds, at least 2")
 	}
-	etcd, err := openEtcd(o.Endpoints, o.TLS, o.Username, o.Password, o.TTL)
+	etcd, err := newEtcdClient(o.Endpoints, o.TLS, o.Username, o.Password, o.TTL).open()
 	if err != nil {
 		return nil, fmt.Errorf("membership: %w", err)
 	}
@@ -456,7 +456,7 @@ func (c *Cluster) StoreOf(ctx context.Context, id string) (StoreState, error) {
 				return s, err
 			}
 			if len(resp.Kvs) > 0 {
-				ttl, err := c.etcd.Load().TimeToLive(ctx, clientv3.LeaseID(resp.Kvs[0].Lease))
+				ttl, err := c.etcd.opened().TimeToLive(ctx, clientv3.LeaseID(resp.Kvs[0].Lease))
 				if err != nil {
 					return s, c.failed(err)
 				}
@@ -523,7 +523,7 @@ func (c *Cluster) FollowStores(ctx context.Context, f func([]StoreState)) {
 func (c *Cluster) awaitStores(ctx context.Context, rev int64) {
 	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), c.opts.TTL)
 	defer cancel()
-	for resp := range c.etcd.Load().Watch(ctx, storesPrefix(c.opts.Prefix), clientv3.WithPrefix(), clientv3.WithRev(rev+1)) {
+	for resp := range c.etcd.opened().Watch(ctx, storesPrefix(c.opts.Prefix), clientv3.WithPrefix(), clientv3.WithRev(rev+1)) {
 		if resp.Err() != nil || len(resp.Events) > 0 {
 			return
 		}

@@ -29,7 +29,7 @@ type removal struct {
 	Since   time.Time `json:"since"`
 }
 
-// nodesPrefix begins the keys of the last record of each node, by Member.Store. They are under no lease, so
+// nodesPrefix begins the keys of the NodeRecord of each node, by Member.Store. They are under no lease, so
 // they also have the nodes that are down. removedPrefix begins the keys of removals, by Member.Store.
 func (c *Cluster) nodesPrefix() string   { return c.opts.Prefix + "/nodes/" }
 func (c *Cluster) removedPrefix() string { return c.opts.Prefix + "/removed/" }
@@ -56,9 +56,10 @@ func (c *Cluster) noteRemoved(err error) {
 
 // lastRecord returns the record that stays in etcd when the node is down. Move is the last state that the
 // copies had, because they end before the node does.
-func (s *session) lastRecord(m Member) Member {
+func (s *session) lastRecord(m NodeRecord) NodeRecord {
 	s.Cluster.mu.Lock()
 	defer s.Cluster.mu.Unlock()
+	m.Written = time.Now().UTC()
 	if m.Move.Phase != "" {
 		s.lastMove = m.Move
 	}
@@ -112,7 +113,6 @@ type node struct {
 	// up is set if the node is in the list of members. removed is set if the volumes of the record are
 	// removed.
 	up, removed bool
-	rev         int64 // of the record
 }
 
 // nodes returns the last record of each name: that of the member, if there is one, and otherwise the record
@@ -134,15 +134,13 @@ func (c *Cluster) nodes(ctx context.Context) (map[string]node, error) {
 	for _, kv := range removals.Kvs {
 		removed[string(kv.Key[len(c.removedPrefix()):])] = true
 	}
-	out := make(map[string]node)
-	for _, kv := range records.Kvs {
-		m, err := decodeMember(kv.Key, kv.Value)
-		if err != nil {
-			return nil, err
-		}
-		if old, ok := out[m.Name]; !ok || old.rev < kv.ModRevision {
-			out[m.Name] = node{Member: m, removed: removed[m.Store], rev: kv.ModRevision}
-		}
+	all, err := newest(records.Kvs)
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[string]node, len(all))
+	for name, r := range all {
+		out[name] = node{Member: r.Member, removed: removed[r.Store]}
 	}
 	for _, m := range members {
 		n := node{Member: m, up: true, removed: removed[m.Store]}

@@ -136,3 +136,102 @@ func TestRemoveServing(t *testing.T) {
 		t.Errorf("the removed node has epoch %d", e)
 	}
 }
+
+// down returns the nodes that are down, as a node lists them.
+func (r *rig) down(n *node) []membership.NodeRecord {
+	r.Helper()
+	list, err := n.ListNodes(r.ctx)
+	r.must(err)
+	return list.Down
+}
+
+// TestDown: a node that leaves, or whose lease ends, is down with its last record and the time of the end. It is no
+// member, and not in the list from which clients choose nodes. When it has joined again, or is removed, it is not down.
+func TestDown(t *testing.T) {
+	r := newRig(t, 1)
+	a, b, c := r.join("a"), r.join("b"), r.join("c")
+	if list, err := a.ListNodes(r.ctx); err != nil || len(list.Down) > 0 || len(list.Details) != 3 || len(list.Details["b"].Volumes) != 1 || list.Details["b"].NICs[0].BitsPerSecond != 400e9 {
+		t.Fatalf("all are up: %+v, %v", list, err)
+	}
+	before := time.Now()
+	b.leave()
+	c.cut() // the lease ends by itself
+	r.await("the ends of both leases are noted", func() bool {
+		all := r.down(a)
+		return len(all) == 2 && !all[0].Left.IsZero() && !all[1].Left.IsZero()
+	})
+	for i, name := range []string{"b", "c"} {
+		d := r.down(a)[i]
+		if d.Name != name || d.Zone != "rack-"+name || d.CapacityBytes != 64<<20 || d.Blocks != 5 || d.Leases != 2 || len(d.Volumes) != 1 || d.Volumes[0].Path != "/"+name || d.Left.Before(before) || d.Written.IsZero() || d.Written.After(d.Left) {
+			t.Errorf("down is %+v", d)
+		}
+	}
+	if got := r.names(a); got != "[a] []" {
+		t.Errorf("the members are %s", got)
+	}
+	if list, err := a.List(r.ctx); err != nil || list.Down != nil || list.Details != nil {
+		t.Errorf("the list of the clients has %+v, %v", list, err)
+	}
+	c.mend()
+	r.await("the node that was cut off is back", func() bool { return r.names(a) == "[a c] []" })
+	if all := r.down(a); len(all) != 1 || all[0].Name != "b" {
+		t.Errorf("after the return of c down are %+v", all)
+	}
+	_, err := a.RemoveMember(r.ctx, "b", true, false)
+	r.must(err)
+	if all := r.down(a); len(all) > 0 {
+		t.Errorf("after the removal of b down are %+v", all)
+	}
+	r.must(a.ReadmitMember(r.ctx, "b"))
+	if all := r.down(a); len(all) != 1 || all[0].Name != "b" {
+		t.Errorf("after the readmission of b down are %+v", all)
+	}
+}
+
+// TestRecordsEnd: the record of a node that was removed long ago, and that of the volumes of a node that has others, are
+// deleted when another node leaves. A record of a recent removal stays, and so does that of a node that is down.
+func TestRecordsEnd(t *testing.T) {
+	r := newRig(t, 1)
+	a := r.join("a")
+	var gone []*node
+	for _, name := range []string{"old", "recent", "down", "other"} {
+		n := r.join(name)
+		n.leave()
+		gone = append(gone, n)
+	}
+	key := func(n *node) string { return fmt.Sprintf("/penstock/nodes/%p", n.store) }
+	for _, name := range []string{"old", "recent"} {
+		_, err := a.RemoveMember(r.ctx, name, true, false)
+		r.must(err)
+	}
+	etcd := r.client()
+	_, err := etcd.Put(r.ctx, fmt.Sprintf("/penstock/removed/%p", gone[0].store), fmt.Sprintf(`{"version":1,"name":"old","since":%q}`, time.Now().Add(-25*time.Hour).Format(time.RFC3339)))
+	r.must(err)
+	other := r.join("other") // with other volumes
+	// The record of older volumes of the last node has the highest key, so it is deleted after all others.
+	const end = "/penstock/nodes/~"
+	_, err = etcd.Put(r.ctx, end, `{"name":"last","store":"~","state":"serving"}`)
+	r.must(err)
+	last := r.join("last")
+	last.leave()
+	has := func(n *node) bool {
+		resp, err := etcd.Get(r.ctx, key(n))
+		r.must(err)
+		return len(resp.Kvs) == 1
+	}
+	r.await("the records are deleted", func() bool {
+		resp, err := etcd.Get(r.ctx, end)
+		r.must(err)
+		return len(resp.Kvs) == 0 && !has(gone[0]) && !has(gone[3])
+	})
+	for _, n := range []*node{a, gone[1], gone[2], other, last} {
+		if !has(n) {
+			t.Errorf("the record %s is deleted", key(n))
+		}
+	}
+	again := r.begin("old", "old.example:7420", gone[0].store)
+	r.await("the volumes are refused", func() bool {
+		err := again.Admit("")
+		return err != nil && strings.Contains(err.Error(), "readmit")
+	})
+}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -23,8 +22,8 @@ type RolesOptions struct {
 	Username, Password string
 	// Key is the key of the document.
 	Key string
-	// Timeout is the longest wait for an answer of etcd, and the time between two reads of a document that
-	// is followed. Default 10 s.
+	// Timeout is the longest wait for an answer of etcd, and the time for which a document may be used after
+	// a read of it began. A document that is followed is read readsPerTimeout times in it. Default 10 s.
 	Timeout time.Duration
 }
 
@@ -33,7 +32,15 @@ type RolesDocument struct {
 	Text []byte
 	// Revision is that of the last change of the key; 0: the key does not exist.
 	Revision int64
+	// Until ends the use of the document: Timeout after the read of it began. So a document that another one has
+	// replaced is used for at most Timeout after that, also if etcd does not answer. A document that a watch has
+	// returned has the zero time: the time of the read before it goes on to apply.
+	Until time.Time
 }
+
+// readsPerTimeout is the number of reads of a followed document within RolesOptions.Timeout. A read that takes long, or
+// one that fails, does not end the use of the document.
+const readsPerTimeout = 3
 
 // ErrRolesChanged: the document has another revision than the caller has read. Read it again.
 var ErrRolesChanged = errors.New("the roles document was changed meanwhile")
@@ -42,9 +49,7 @@ var ErrRolesChanged = errors.New("the roles document was changed meanwhile")
 // methods may be called concurrently.
 type Roles struct {
 	opts RolesOptions
-
-	mu   sync.Mutex
-	etcd *clientv3.Client // nil: not open yet
+	etcd *etcdClient
 }
 
 // NewRoles returns the document. It does not connect to etcd.
@@ -53,33 +58,11 @@ func NewRoles(o RolesOptions) (*Roles, error) {
 	if len(o.Endpoints) == 0 || o.Key == "" {
 		return nil, errors.New("membership: the roles document needs Endpoints and a Key")
 	}
-	return &Roles{opts: o}, nil
+	return &Roles{opts: o, etcd: newEtcdClient(o.Endpoints, o.TLS, o.Username, o.Password, o.Timeout)}, nil
 }
 
 // Key returns the key of the document.
 func (r *Roles) Key() string { return r.opts.Key }
-
-// open returns the client of etcd.
-func (r *Roles) open() (*clientv3.Client, error) {
-	r.mu.Lock()
-	etcd := r.etcd
-	r.mu.Unlock()
-	if etcd != nil {
-		return etcd, nil
-	}
-	o := &r.opts
-	etcd, err := openEtcd(o.Endpoints, o.TLS, o.Username, o.Password, o.Timeout)
-	if err != nil {
-		return nil, err
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.etcd != nil { // of a concurrent call
-		return r.etcd, etcd.Close()
-	}
-	r.etcd = etcd
-	return etcd, nil
-}
 
 // Get returns the document.
 func (r *Roles) Get(ctx context.Context) (RolesDocument, error) {
@@ -103,7 +86,7 @@ func (r *Roles) Set(ctx context.Context, text []byte, revision int64) (int64, er
 }
 
 func (r *Roles) do(ctx context.Context, op clientv3.Op) (clientv3.OpResponse, error) {
-	etcd, err := r.open()
+	etcd, err := r.etcd.open()
 	if err != nil {
 		return clientv3.OpResponse{}, r.failed(err)
 	}
@@ -143,24 +126,26 @@ func (r *Roles) Follow(ctx context.Context, take func(RolesDocument), failed fun
 
 // read returns the document, and the revision of etcd at which it was read.
 func (r *Roles) read(ctx context.Context) (d RolesDocument, rev int64, err error) {
+	until := time.Now().Add(r.opts.Timeout)
 	resp, err := r.do(ctx, clientv3.OpGet(r.opts.Key))
 	if err != nil {
 		return d, 0, err
 	}
+	d.Until = until
 	for _, kv := range resp.Get().Kvs {
-		d = RolesDocument{Text: kv.Value, Revision: kv.ModRevision}
+		d.Text, d.Revision = kv.Value, kv.ModRevision
 	}
 	return d, resp.Get().Header.Revision, nil
 }
 
-// watch calls take after each change, for Timeout: a watch reports no error while etcd does not answer, so
+// watch calls take after each change, for a part of Timeout: a watch reports no error while etcd does not answer, so
 // Follow reads the document between two watches.
 func (r *Roles) watch(ctx context.Context, rev int64, take func(RolesDocument)) {
-	etcd, err := r.open()
+	etcd, err := r.etcd.open()
 	if err != nil {
 		return
 	}
-	ctx, end := context.WithTimeout(clientv3.WithRequireLeader(ctx), r.opts.Timeout)
+	ctx, end := context.WithTimeout(clientv3.WithRequireLeader(ctx), r.opts.Timeout/readsPerTimeout)
 	defer end()
 	for resp := range etcd.Watch(ctx, r.opts.Key, clientv3.WithRev(rev)) {
 		if resp.Err() != nil {
@@ -177,11 +162,4 @@ func (r *Roles) watch(ctx context.Context, rev int64, take func(RolesDocument)) 
 }
 
 // Close closes the connection to etcd. No other method runs, or is called afterwards.
-func (r *Roles) Close() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.etcd == nil {
-		return nil
-	}
-	return r.etcd.Close()
-}
+func (r *Roles) Close() error { return r.etcd.close() }

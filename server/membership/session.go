@@ -30,7 +30,9 @@ type session struct {
 	renewed time.Time
 	state   State
 	applied int64 // revision
-	written Member
+	written NodeRecord
+	// leftAfter is the revision up to which followLeaves has seen the ends of leases. Only followLeaves uses it.
+	leftAfter int64
 	// serving is set when etcd has the member's record with the state serving or draining.
 	serving bool
 
@@ -41,7 +43,7 @@ type session struct {
 
 // runSession gets a lease, joins, and follows the namespaces until the lease is lost or ctx ends.
 func (c *Cluster) runSession(ctx context.Context) error {
-	etcd, err := c.open()
+	etcd, err := c.etcd.open()
 	if err != nil {
 		return err
 	}
@@ -52,13 +54,14 @@ func (c *Cluster) runSession(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("grant a lease: %w", err)
 	}
-	s := &session{Cluster: c, etcd: etcd, lease: grant.ID, key: c.membersPrefix() + c.opts.Member.Name, since: sent.UTC(), renewed: sent, state: Joining, tried: make(map[string]int64)}
+	s := &session{Cluster: c, etcd: etcd, lease: grant.ID, key: c.membersPrefix() + c.opts.Member.Name, since: sent.UTC(), renewed: sent, state: Joining, leftAfter: grant.Revision, tried: make(map[string]int64)}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.renew(ctx) })
 	g.Go(func() error { return s.follow(ctx) })
 	g.Go(func() error { return s.followDrain(ctx) })
 	g.Go(func() error { return s.followFills(ctx) })
 	g.Go(func() error { return s.followRemoval(ctx) })
+	g.Go(func() error { return s.followLeaves(ctx) })
 	err = g.Wait()
 	c.until.Store(-1)
 	if errors.Is(err, errRemoved) {
@@ -190,8 +193,9 @@ func (s *session) claim(ctx context.Context) error {
 	return err
 }
 
-// record returns the member's record as it is now.
-func (s *session) record() Member {
+// record returns the node's record as it is now.
+func (s *session) record() NodeRecord {
+	details := s.opts.Details()
 	use := s.opts.Usage()
 	move := s.opts.Move()
 	s.Cluster.mu.Lock()
@@ -205,17 +209,17 @@ func (s *session) record() Member {
 	if stopping && m.State == Serving {
 		m.State = Stopping
 	}
-	return m
+	return NodeRecord{Member: m, Details: details}
 }
 
 // put writes the member's record if all conditions hold.
 func (s *session) put(ctx context.Context, conditions ...clientv3.Cmp) (bool, error) {
-	m := s.record()
-	value, err := json.Marshal(m)
+	now := s.record()
+	value, err := json.Marshal(now.Member)
 	if err != nil {
 		return false, fmt.Errorf("membership: %w", err)
 	}
-	last, err := json.Marshal(s.lastRecord(m))
+	last, err := json.Marshal(s.lastRecord(now))
 	if err != nil {
 		return false, fmt.Errorf("membership: %w", err)
 	}
@@ -229,7 +233,7 @@ func (s *session) put(ctx context.Context, conditions ...clientv3.Cmp) (bool, er
 	}
 	if resp.Succeeded {
 		s.mu.Lock()
-		s.written = m
+		s.written = now
 		s.mu.Unlock()
 	}
 	return resp.Succeeded, nil
@@ -244,7 +248,7 @@ func (s *session) mine() clientv3.Cmp {
 func (s *session) write(ctx context.Context) error {
 	now := s.record()
 	s.mu.Lock()
-	same := sameButUse(now, s.written)
+	same := sameButUse(now.Member, s.written.Member) && now.Details.sameButUse(s.written.Details)
 	s.mu.Unlock()
 	if same {
 		return nil

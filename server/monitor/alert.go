@@ -64,7 +64,7 @@ func Alerts() []Alert {
 			Meaning:     "A process does not use the roles document that etcd has.",
 			Expr:        "penstock_config_roles_valid == 0",
 			Summary:     at + " does not use the roles document that etcd has.",
-			Description: "The document is missing, invalid, or etcd does not answer. The document that the process has read before stays in use, so removed principals may still have access; a process that has read none refuses every call (`penstock_config_roles_revision` is 0). `penstock status` and the log have the reason. Correct the document with `penstock cluster roles`.",
+			Description: "The document is missing, invalid, or etcd does not answer. The document that the process has read before stays in use: for `cluster.lease_ttl` if etcd does not answer, and as long as the document in etcd is invalid, in which time removed principals still have access. A process that has read none refuses every call (`penstock_config_roles_revision` is 0). `penstock status` and the log have the reason. Correct the document with `penstock cluster roles`.",
 		},
 		{
 			Group: "node", Name: "PenstockNoLease", For: "1m", Severity: Critical,

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"math"
+	"math/rand/v2"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -118,7 +119,7 @@ func (s *Service) register(ctx context.Context, r *pb.RegisterGroup) (*leader, e
 		if _, twice := places[dualpath.EngineID(id)]; twice {
 			return nil, status.Errorf(codes.InvalidArgument, "group %q: engine %q is listed twice", r.Group, e.Engine)
 		}
-		places[dualpath.EngineID(id)] = place{up.Group, e.Address}
+		places[dualpath.EngineID(id)] = place{up.Group, e.Address, s.cacheLocked(dualpath.EngineID(id), e.PrefixCacheTokens, r.Planner != 0)}
 		up.Engines = append(up.Engines, dualpath.EngineSpec{
 			Engine: dualpath.EngineID(id), Node: dualpath.NodeID(node), HBMTokens: tokens(e.HbmTokens), PromptTokens: tokens(e.PromptTokens), Buffer: bufferOf(e.Buffer),
 		})
@@ -203,6 +204,19 @@ func (s *Service) heldLocked(r *pb.RegisterGroup, places map[dualpath.EngineID]p
 		held = append(held, as)
 	}
 	return held, over, nil
+}
+
+// cacheLocked returns the prefix cache of an engine that registers. returns is set if the engine's
+// leader has registered before: then the cache is the same as before.
+func (s *Service) cacheLocked(e dualpath.EngineID, size uint64, returns bool) *pb.PrefixCache {
+	if size == 0 {
+		return nil
+	}
+	c := &pb.PrefixCache{Tokens: size, Number: rand.Uint64()}
+	if old := s.at[e].cache; returns && old != nil {
+		c.Number = old.Number
+	}
+	return c
 }
 
 // partOf converts a part.

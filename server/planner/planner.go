@@ -114,6 +114,8 @@ type Service struct {
 type place struct {
 	group   dualpath.GroupID
 	address []byte
+	// cache is the engine's prefix cache for gateways, or nil.
+	cache *pb.PrefixCache
 }
 
 // job is a request in progress.
@@ -382,6 +384,7 @@ func (s *Service) startLocked(j *job, a *dualpath.Action) {
 	}
 	s.updateLocked(j, &pb.RequestUpdate{
 		Kind: pb.RequestUpdate_KIND_STARTED, PrefillEngine: pe, DecodeEngine: de, Parts: parts, Attempt: a.Seq, Epoch: a.Epoch,
+		DecodeCache: s.at[a.DE].cache,
 	})
 }
 

@@ -631,3 +631,44 @@ func TestFirstTokenLate(t *testing.T) {
 		t.Errorf("%v; want a retry after the estimate, %.0f ms, less 1 ms", u, estimate)
 	}
 }
+
+// TestPrefixCache: the gateway gets size and number of the decode engine's prefix cache. The number stays
+// when the engine's leader registers again, and changes when the engine was started again.
+func TestPrefixCache(t *testing.T) {
+	h := newHost(t, Options{})
+	pe := h.leadEngines(&pb.RegisterGroup{Group: "P", Role: pb.Side_SIDE_PREFILL}, "P/0")
+	requests := 0
+	register := func(planner, tokens uint64) *pb.PrefixCache {
+		t.Helper()
+		requests++
+		id := fmt.Sprint("r", requests)
+		de := h.leadEngines(&pb.RegisterGroup{
+			Group: "D", Role: pb.Side_SIDE_DECODE, Planner: planner,
+			Engines: []*pb.EngineSpec{{Engine: "D/0", Node: "node-D", HbmTokens: 100_000, PrefixCacheTokens: tokens}},
+		})
+		gw := h.submit(id)
+		de.fetch(0)
+		pe.fetch(0)
+		pe.want(pb.LeaderAction_KIND_ASSIGN, id, "P/0")
+		pe.want(pb.LeaderAction_KIND_START, id, "P/0")
+		cache := gw.want(pb.RequestUpdate_KIND_STARTED).DecodeCache
+		pe.send(finished(id, pb.Side_SIDE_PREFILL))
+		gw.want(pb.RequestUpdate_KIND_PREFILLED)
+		de.send(finished(id, pb.Side_SIDE_DECODE))
+		gw.want(pb.RequestUpdate_KIND_FINISHED)
+		return cache
+	}
+	first := register(0, 640)
+	if first.GetTokens() != 640 {
+		t.Fatalf("cache %v; want one of 640 tokens", first)
+	}
+	if again := register(h.service.number, 640); again.GetNumber() != first.Number {
+		t.Errorf("cache %v of an engine whose leader registers again; want %v", again, first)
+	}
+	if started := register(0, 640); started.GetNumber() == first.Number {
+		t.Errorf("cache %v of an engine that was started again; want another number", started)
+	}
+	if none := register(0, 0); none != nil {
+		t.Errorf("cache %v of an engine that has none", none)
+	}
+}

@@ -52,12 +52,17 @@ func OpenCredentials(auth config.Auth) (*Credentials, error) {
 // required.
 func (c *Credentials) Tokens() []string { return c.current.Load().tokens }
 
-// Roles returns the policy of the roles file or of the roles document in etcd, nil if auth has neither.
+// Roles returns the policy of the roles file or of the roles document in etcd, nil if auth has neither. After
+// RolesState.Until the policy is outdated (access.Policy.Outdated).
 func (c *Credentials) Roles() *access.Policy {
 	if current := c.current.Load(); current.auth.RolesEtcd == "" {
 		return current.roles
 	}
-	return c.document.Load().Policy
+	d := c.document.Load()
+	if d.outdated != nil && time.Now().After(d.Until) {
+		return d.outdated
+	}
+	return d.Policy
 }
 
 // ServerTLS returns the configuration of listeners, or nil if they serve plain text. Each handshake

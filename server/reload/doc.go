@@ -60,10 +60,14 @@
 //
 // The roles document in etcd (auth.roles_etcd) reaches the process by TakeRoles. Until then, Roles returns a policy that
 // refuses every call. A document that is invalid, a key that was deleted and an etcd that does not answer leave the
-// document in use; RolesState and a metric have the problem.
+// document in use; RolesState and a metric have the problem. If etcd does not answer for longer than cluster.lease_ttl, the
+// document is outdated, and only calls that show the state of the process are decided by it.
 //
 // Secrets: a Change and a log line have paths, the number of tokens, and the fingerprints of
 // certificates and of roles files. They never have a token or a key.
 //
-// Lock: Reloader.mu, which is held while files are read. Nothing that serves calls takes it.
+// Locks: Reloads take turns (Reloader.turn), and may take as long as encryption.keys_command runs. Reloader.mu is
+// held while files of tokens and certificates are read and exchanged, and for the exchange of the settings. So
+// changed files, the roles document and Diff do not wait for a reload. Nothing that serves calls takes
+// either.
 package reload

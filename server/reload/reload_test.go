@@ -41,6 +41,8 @@ type process struct {
 	dir      string
 	next     config.Config // what the next Read returns
 	readErr  error
+	reading  func(context.Context) error // called by Read, nil: Read takes no time
+	prepare  func() error
 	applied  atomic.Int32
 	changed  atomic.Int32
 	creds    *reload.Credentials
@@ -73,9 +75,14 @@ func (p *process) start() {
 	p.secure = p.creds.ServerTLS()
 	p.registry = prometheus.NewRegistry()
 	p.reloader = reload.New(running.Keys(), reload.Options{
-		Read: func() (reload.Candidate, error) {
+		Read: func(ctx context.Context) (reload.Candidate, error) {
+			if p.reading != nil {
+				if err := p.reading(ctx); err != nil {
+					return reload.Candidate{}, err
+				}
+			}
 			next := p.next
-			return reload.Candidate{Keys: next.Keys(), Auth: next.Auth, Apply: func() { p.applied.Add(1) }}, p.readErr
+			return reload.Candidate{Keys: next.Keys(), Auth: next.Auth, Prepare: p.prepare, Apply: func() { p.applied.Add(1) }}, p.readErr
 		},
 		Path: "the file", Credentials: p.creds, Changed: func() { p.changed.Add(1) }, Metrics: metrics.NewReloads(p.registry), Settle: time.Millisecond,
 		Logger: slog.New(slog.NewTextHandler(logTo(p.log), &slog.HandlerOptions{Level: slog.LevelInfo})),
@@ -207,11 +214,11 @@ func TestReloadApplies(t *testing.T) {
 	p.write("token", newToken+"\n"+oldToken+"\n")
 	p.writePair(2)
 	p.next.Limits.Writes = 7
-	diff, err := p.reloader.Diff()
+	diff, err := p.reloader.Diff(t.Context())
 	if err != nil || p.applied.Load() != 0 || len(p.creds.Tokens()) != 1 || p.serial() != 1 {
 		t.Fatalf("Diff changed something: %v, %d tokens, certificate %d", err, len(p.creds.Tokens()), p.serial())
 	}
-	got, err := p.reloader.Reload()
+	got, err := p.reloader.Reload(t.Context())
 	if err != nil || !slices.Equal(got, diff) || p.applied.Load() != 1 {
 		t.Fatalf("applied %v (%d times), %v; Diff returned %v", got, p.applied.Load(), err, diff)
 	}
@@ -231,7 +238,7 @@ func TestReloadApplies(t *testing.T) {
 	if tokens := p.creds.Tokens(); !slices.Equal(tokens, []string{newToken, oldToken}) || p.serial() != 2 {
 		t.Errorf("it accepts %q with certificate %d", tokens, p.serial())
 	}
-	if again, err := p.reloader.Reload(); err != nil || len(again) != 0 {
+	if again, err := p.reloader.Reload(t.Context()); err != nil || len(again) != 0 {
 		t.Errorf("the second reload applied %v, %v", again, err)
 	}
 	p.counted(1, map[string]int{"applied": 1, "unchanged": 1})
@@ -263,7 +270,7 @@ func TestRefusedReloadAppliesNothing(t *testing.T) {
 			p.next.Limits.Writes = 7 // a reload would apply this
 			p.write("token", secret+"\n")
 			c.set(p)
-			changes, err := p.reloader.Reload()
+			changes, err := p.reloader.Reload(t.Context())
 			if err == nil || len(changes) != 0 || errors.Is(err, reload.ErrRestart) != c.restart {
 				t.Fatalf("applied %v, %v", changes, err)
 			}
@@ -310,7 +317,7 @@ func TestRoles(t *testing.T) {
 	}
 	p.write("roles", roles("a"))
 	p.next.Auth.RolesFile, p.next.Auth.TokenFile = p.path("roles"), ""
-	changes, err := p.reloader.Reload()
+	changes, err := p.reloader.Reload(t.Context())
 	if err != nil || len(changes) != 2 || p.changed.Load() != 1 || !slices.Equal(names(), []string{"a"}) || len(p.creds.Tokens()) != 0 {
 		t.Fatalf("%v, %v; Changed was called %d times; principals %q", changes, err, p.changed.Load(), names())
 	}
@@ -319,7 +326,7 @@ func TestRoles(t *testing.T) {
 		"principals: []\n": "the file has no principal",
 	} {
 		p.write("roles", damage)
-		if _, err := p.reloader.Reload(); err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), "auth.roles_file") || strings.Contains(err.Error(), oldToken) {
+		if _, err := p.reloader.Reload(t.Context()); err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), "auth.roles_file") || strings.Contains(err.Error(), oldToken) {
 			t.Errorf("a damaged file: %v", err)
 		}
 		if p.changed.Load() != 1 || !slices.Equal(names(), []string{"a"}) {
@@ -327,7 +334,7 @@ func TestRoles(t *testing.T) {
 		}
 	}
 	p.write("roles", roles("a", "b"))
-	changes, err = p.reloader.Reload()
+	changes, err = p.reloader.Reload(t.Context())
 	if err != nil || len(changes) != 1 || changes[0].Key != "auth.roles_file" || !strings.Contains(changes[0].String(), "1 principal, SHA-256") || !strings.Contains(changes[0].New, "2 principals") {
 		t.Errorf("%v, %v", changes, err)
 	}
@@ -354,7 +361,7 @@ func TestConnectionsOutliveTheirCertificate(t *testing.T) {
 	oldPair := old.Issue(nil)
 	p.write("ca", string(old.PEM))
 	p.next.Auth.ClientCA = p.path("ca")
-	if _, err := p.reloader.Reload(); err != nil {
+	if _, err := p.reloader.Reload(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if _, _, err := p.connect(); err == nil {
@@ -376,7 +383,7 @@ func TestConnectionsOutliveTheirCertificate(t *testing.T) {
 	}
 	p.write("ca", string(next.PEM))
 	p.writePair(2)
-	if _, err := p.reloader.Reload(); err != nil {
+	if _, err := p.reloader.Reload(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	go func() { _, _ = client.Write([]byte("still")) }() // the read reports a failure
@@ -559,8 +566,8 @@ func TestHalfWrittenPair(t *testing.T) {
 	p.counted(1, map[string]int{"failed": 2, "applied": 1, "unchanged": 1})
 }
 
-// TestWatchFollowsTheSettings: after a reload that changes the path of the tokens, the file at the new
-// path is watched.
+// TestWatchFollowsTheSettings: after a reload that changes the path of the tokens, at a signal or by a call, the
+// file at the new path is watched.
 func TestWatchFollowsTheSettings(t *testing.T) {
 	p := newProcess(t)
 	hangups := make(chan os.Signal)
@@ -576,6 +583,108 @@ func TestWatchFollowsTheSettings(t *testing.T) {
 	p.logged("configuration reloaded")
 	if got := p.creds.Tokens(); !slices.Equal(got, []string{tokenOf(6)}) {
 		t.Errorf("it accepts %q", got)
+	}
+	other := t.TempDir() // not below a watched directory
+	generation(t, other, 7)
+	p.next.Auth.TokenFile = other + "/token"
+	if _, err := p.reloader.Reload(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	generation(t, other, 8)
+	p.logged("token (1 token, 1 added, 1 removed)")
+	if got := p.creds.Tokens(); !slices.Equal(got, []string{tokenOf(8)}) {
+		t.Errorf("after a reload by a call it accepts %q", got)
+	}
+}
+
+// TestSlowReload: while a reload reads the configuration, and while it prepares the change, changed files
+// are used, Diff and TakeRoles return, and a second reload waits until its context ends. The reload
+// does not bring back files that were replaced meanwhile.
+func TestSlowReload(t *testing.T) {
+	for _, phase := range []string{"read", "prepare"} {
+		t.Run(phase, func(t *testing.T) {
+			p := newProcess(t)
+			p.run(nil)
+			began, goOn := make(chan struct{}), make(chan struct{})
+			first := atomic.Bool{}
+			wait := func() error {
+				if first.CompareAndSwap(false, true) {
+					close(began)
+					<-goOn
+				}
+				return nil
+			}
+			if phase == "read" {
+				p.reading = func(context.Context) error { return wait() }
+			} else {
+				p.prepare = wait
+			}
+			p.next.Limits.Writes = 7
+			ended := make(chan error, 1)
+			go func() {
+				_, err := p.reloader.Reload(context.Background())
+				ended <- err
+			}()
+			<-began
+			p.write("token", newToken)
+			p.logged("configuration reloaded")
+			if changes, err := p.reloader.Diff(t.Context()); err != nil || len(changes) != 1 || changes[0].Key != "limits.writes" {
+				t.Errorf("Diff: %v, %v", changes, err)
+			}
+			p.reloader.TakeRoles([]byte("principals: []"), 1)
+			if state := p.creds.RolesState(); state.Problem == "etcd was not read yet" {
+				t.Errorf("the roles document has no effect: %+v", state)
+			}
+			ctx, leave := context.WithCancel(t.Context())
+			leave()
+			if _, err := p.reloader.Reload(ctx); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "an earlier reload has not ended") {
+				t.Errorf("a second reload: %v", err)
+			}
+			close(goOn)
+			if err := <-ended; err != nil {
+				t.Fatal(err)
+			}
+			if got := p.creds.Tokens(); p.applied.Load() != 1 || !slices.Equal(got, []string{newToken}) {
+				t.Errorf("applied %d times, tokens %q", p.applied.Load(), got)
+			}
+		})
+	}
+}
+
+// TestReloadEndsWithItsContext: Run returns although a reload at a signal reads a configuration that never
+// comes, and a reload of a caller ends when the caller no longer waits. Both change nothing.
+func TestReloadEndsWithItsContext(t *testing.T) {
+	p := newProcess(t)
+	began := make(chan struct{})
+	p.reading = func(ctx context.Context) error {
+		began <- struct{}{}
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
+	for name, do := range map[string]func(ctx context.Context){
+		"signal": func(ctx context.Context) {
+			hangups := make(chan os.Signal, 1)
+			hangups <- os.Interrupt
+			p.reloader.Run(ctx, hangups)
+		},
+		"call": func(ctx context.Context) {
+			if _, err := p.reloader.Reload(ctx); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "nothing was applied") {
+				t.Error(err)
+			}
+		},
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			do(ctx)
+		}()
+		<-began
+		cancel()
+		<-ended
+		if p.logged("not reloaded"); p.applied.Load() != 0 {
+			t.Errorf("%s: applied %d times", name, p.applied.Load())
+		}
 	}
 }
 

@@ -28,7 +28,7 @@ type Candidate struct {
 	// commands.
 	Files []config.Change
 	// Prepare, if not nil, makes the changes that can fail. It is called before any other change. If it
-	// fails, it has changed nothing.
+	// fails, it has changed nothing. It may take long.
 	Prepare func() error
 	// Apply makes the process use the settings except Auth. It cannot fail.
 	Apply func()
@@ -36,8 +36,9 @@ type Candidate struct {
 
 // Options are the options of a Reloader. Read, Credentials and Metrics are required.
 type Options struct {
-	// Read reads and validates the configuration anew. Its error names the bad settings.
-	Read func() (Candidate, error)
+	// Read reads and validates the configuration anew. Its error names the bad settings. Read may take
+	// long, for example if it runs a command, and returns early when ctx ends. Calls may be concurrent.
+	Read func(ctx context.Context) (Candidate, error)
 	// Path is the configuration file, "" if there is none.
 	Path string
 	// Credentials are the ones that the process uses. The Reloader replaces their content.
@@ -61,7 +62,13 @@ type Options struct {
 type Reloader struct {
 	opts Options
 
-	// mu is held while files are read, so that two reloads do not interleave.
+	// turn holds a value during a Reload, so that two of them do not interleave. A Reload waits for its turn.
+	turn chan struct{}
+	// reloaded has a value after a Reload that Run has not seen.
+	reloaded chan struct{}
+
+	// mu is held while files of credentials are read and while credentials or keys change. It is not held
+	// during Options.Read and Candidate.Prepare.
 	mu   sync.Mutex
 	keys []config.Key
 }
@@ -78,28 +85,40 @@ func New(keys []config.Key, opts Options) *Reloader {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Reloader{opts: opts, keys: keys}
+	return &Reloader{opts: opts, keys: keys, turn: make(chan struct{}, 1), reloaded: make(chan struct{}, 1)}
 }
 
 // Path returns the path of the configuration file, "" if there is none.
 func (r *Reloader) Path() string { return r.opts.Path }
 
-// Diff returns the differences between the process and its configuration. It changes nothing.
-func (r *Reloader) Diff() ([]config.Change, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	_, _, changes, err := r.readLocked()
+// Diff returns the differences between the process and its configuration. It changes nothing, and does
+// not wait for a Reload.
+func (r *Reloader) Diff(ctx context.Context) ([]config.Change, error) {
+	candidate, err := r.opts.Read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	_, _, changes, err := r.compare(candidate)
 	return changes, err
 }
 
 // Reload applies the differences that Diff returns, and returns them. If it fails, nothing has
-// changed; the error is ErrRestart if settings differ that need a restart.
-func (r *Reloader) Reload() (changes []config.Change, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+// changed; the error is ErrRestart if settings differ that need a restart. When ctx ends before the
+// configuration was read, Reload fails.
+func (r *Reloader) Reload(ctx context.Context) (changes []config.Change, err error) {
+	select {
+	case r.turn <- struct{}{}:
+	case <-ctx.Done():
+		return nil, r.failed(fmt.Errorf("nothing was applied: an earlier reload has not ended: %w", context.Cause(ctx)))
+	}
+	defer func() { <-r.turn }()
 	r.opts.Began()
 	defer func() { r.opts.Ended(err) }()
-	candidate, files, changes, err := r.readLocked()
+	candidate, err := r.opts.Read(ctx)
+	if err != nil {
+		return nil, r.failed(fmt.Errorf("nothing was applied: %w", err))
+	}
+	was, files, changes, err := r.compare(candidate)
 	if err != nil {
 		return nil, r.failed(fmt.Errorf("nothing was applied: %w", err))
 	}
@@ -111,26 +130,33 @@ func (r *Reloader) Reload() (changes []config.Change, err error) {
 			return nil, r.failed(fmt.Errorf("nothing was applied: %w", err))
 		}
 	}
-	r.opts.Credentials.current.Store(files)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	// Changed files that adopt has used since compare are newer than files.
+	if now := r.opts.Credentials.current.Load(); now == was || now.auth != files.auth {
+		r.opts.Credentials.current.Store(files)
+	}
 	candidate.Apply()
 	r.keys = candidate.Keys
 	r.changed()
 	r.done(changes)
+	select {
+	case r.reloaded <- struct{}{}:
+	default:
+	}
 	return changes, nil
 }
 
-// readLocked reads settings and files, and compares them with those in use.
-func (r *Reloader) readLocked() (Candidate, *contents, []config.Change, error) {
-	candidate, err := r.opts.Read()
-	if err != nil {
-		return Candidate{}, nil, nil, err
+// compare reads the files of a candidate's credentials, and compares candidate and files with the settings and the
+// credentials in use, which are was.
+func (r *Reloader) compare(candidate Candidate) (was, files *contents, changes []config.Change, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if files, err = readContents(candidate.Auth); err != nil {
+		return nil, nil, nil, err
 	}
-	files, err := readContents(candidate.Auth)
-	if err != nil {
-		return Candidate{}, nil, nil, err
-	}
-	changes := slices.Concat(config.Changes(r.keys, candidate.Keys), r.opts.Credentials.current.Load().changes(files), candidate.Files)
-	return candidate, files, changes, nil
+	was = r.opts.Credentials.current.Load()
+	return was, files, slices.Concat(config.Changes(r.keys, candidate.Keys), was.changes(files), candidate.Files), nil
 }
 
 // refusal returns an error that names each change that needs a restart, or nil.
@@ -206,6 +232,9 @@ func (r *Reloader) changed() {
 func (r *Reloader) Run(ctx context.Context, hangups <-chan os.Signal) {
 	w := newWatch(r.opts.Logger)
 	defer w.close()
+	var signals sync.WaitGroup
+	defer signals.Wait()
+	signals.Go(func() { r.reloadAt(ctx, hangups) })
 	var s settling
 	for {
 		if w.follow(paths(r.opts.Credentials.current.Load().auth)) {
@@ -214,8 +243,7 @@ func (r *Reloader) Run(ctx context.Context, hangups <-chan os.Signal) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-hangups:
-			_, _ = r.Reload() // Reload logs its error
+		case <-r.reloaded: // the paths may have changed
 		case <-w.changed():
 			s.begin(r.opts.Settle)
 		case <-s.due:
@@ -229,6 +257,18 @@ func (r *Reloader) Run(ctx context.Context, hangups <-chan os.Signal) {
 				r.adopt(files, s.reported != "")
 				s.reported = ""
 			}
+		}
+	}
+}
+
+// reloadAt reloads at each signal from hangups until ctx ends.
+func (r *Reloader) reloadAt(ctx context.Context, hangups <-chan os.Signal) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-hangups:
+			_, _ = r.Reload(ctx) // Reload logs its error
 		}
 	}
 }

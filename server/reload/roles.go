@@ -2,6 +2,7 @@ package reload
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/penstock-kv/penstock/server/access"
 	"github.com/penstock-kv/penstock/server/config"
@@ -15,20 +16,30 @@ type RolesState struct {
 	Policy *access.Policy
 	// Revision is the revision of the document in use; 0: none is in use.
 	Revision int64
+	// Until is the time after which calls are decided by outdated and not by Policy: etcd has not answered for longer than cluster.lease_ttl.
+	Until time.Time
 	// Problem is the reason why the content of etcd is not in use; "": it is in use.
 	Problem string
+	// outdated is Policy.Outdate().
+	outdated *access.Policy
 }
 
 // RolesState returns the state of the roles document in etcd.
 func (c *Credentials) RolesState() RolesState { return *c.document.Load() }
 
-// TakeRoles uses a roles document that was read from etcd. A document that is invalid, or revision 0 for a
-// key that does not exist, leaves the one in use, and is a problem until a valid document is read.
-func (r *Reloader) TakeRoles(text []byte, revision int64) {
+// TakeRoles uses a roles document that was read from etcd, until the given time, or until the time of an earlier call if
+// it is zero. A document that is invalid, or revision 0 for a key that does not exist, leaves the one in use, also until that
+// time, and is a problem until a valid document is read.
+func (r *Reloader) TakeRoles(text []byte, revision int64, until time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	key := r.opts.Credentials.current.Load().auth.RolesEtcd
 	was := r.opts.Credentials.RolesState()
+	if !until.IsZero() {
+		was.Until = until
+		state := was
+		r.opts.Credentials.document.Store(&state)
+	}
 	if revision == 0 {
 		r.rolesProblemLocked(fmt.Sprintf("etcd has no key %s; write the document with: penstock cluster roles set", key))
 		return
@@ -41,7 +52,7 @@ func (r *Reloader) TakeRoles(text []byte, revision int64) {
 		r.rolesProblemLocked(err.Error())
 		return
 	}
-	r.opts.Credentials.document.Store(&RolesState{Policy: policy, Revision: revision})
+	r.opts.Credentials.document.Store(&RolesState{Policy: policy, Revision: revision, Until: was.Until, outdated: policy.Outdate()})
 	r.opts.Metrics.NoteRoles(revision, true)
 	if policy.Equal(was.Policy) {
 		if was.Problem != "" {
@@ -55,7 +66,7 @@ func (r *Reloader) TakeRoles(text []byte, revision int64) {
 	r.opts.Logger.Info("setting changed", "key", change.Key, "old", change.Old, "new", change.New)
 }
 
-// RolesFailed records that the roles document could not be read. The one in use stays.
+// RolesFailed records that the roles document could not be read. The one in use stays, until RolesState.Until.
 func (r *Reloader) RolesFailed(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

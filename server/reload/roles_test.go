@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
@@ -38,6 +39,10 @@ func TestRolesFromEtcd(t *testing.T) {
 		return []byte(text)
 	}
 	p := newProcess(t)
+	take := func(text []byte, revision int64) {
+		t.Helper()
+		p.reloader.TakeRoles(text, revision, time.Now().Add(time.Hour))
+	}
 	p.valid(0, 1)
 	p.next.Auth = config.Auth{RolesEtcd: "/penstock/roles"}
 	p.start()
@@ -79,43 +84,71 @@ func TestRolesFromEtcd(t *testing.T) {
 	p.logged("every call is refused")
 	admitted("")
 	state(0, "etcd is down", 0)
-	p.reloader.TakeRoles(nil, 0)
+	take(nil, 0)
 	admitted("")
 	state(0, "has no key /penstock/roles", 0)
-	p.reloader.TakeRoles(document("a"), 5)
+	take(document("a"), 5)
 	if line := p.logged("setting changed"); !strings.Contains(line[len(line)-1], `old=none new="1 principal`) {
 		t.Errorf("the log has %q", line)
 	}
 	admitted("a")
 	state(5, "", 1)
-	p.reloader.TakeRoles(document("a"), 5)
+	take(document("a"), 5)
 	state(5, "", 1)
-	p.reloader.TakeRoles([]byte("principals: []"), 6)
+	take([]byte("principals: []"), 6)
 	p.logged("revision 6")
 	admitted("a")
 	state(5, "no principal", 1)
-	p.reloader.TakeRoles(document("b"), 7)
+	take(document("b"), 7)
 	admitted("b")
 	state(7, "", 2)
-	p.reloader.TakeRoles(nil, 0)
+	take(nil, 0)
 	p.logged("the one in use stays")
 	admitted("b")
 	state(7, "has no key", 2)
 	p.reloader.RolesFailed(errors.New("etcd is down"))
 	admitted("b")
 	state(7, "etcd is down", 2)
-	p.reloader.TakeRoles(document("b"), 7)
+	take(document("b"), 7)
 	admitted("b")
 	state(7, "", 2)
 
+	// Each read of etcd, also of an unchanged or invalid document, extends the time of the document in use, and a change
+	// that a watch has returned does not.
+	outdated := func(want bool) {
+		t.Helper()
+		if got := p.creds.Roles().Outdated(); got != want {
+			t.Errorf("the policy is outdated: %v, want %v", got, want)
+		}
+	}
+	past := time.Now().Add(-time.Second)
+	for _, text := range [][]byte{document("b"), []byte("principals: []"), nil} {
+		p.reloader.TakeRoles(document("b"), 7, past)
+		outdated(true)
+		admitted("b")
+		if p.creds.Roles() != p.creds.Roles() {
+			t.Error("each call has another outdated policy, for which sessions derive all tokens anew")
+		}
+		take(text, int64(len(text)))
+		outdated(false)
+	}
+	take(document("b"), 8)
+	p.reloader.TakeRoles(document("a"), 9, time.Time{})
+	outdated(false)
+	p.reloader.TakeRoles(document("a"), 9, past)
+	p.reloader.TakeRoles(document("b"), 10, time.Time{})
+	outdated(true)
+	admitted("b")
+	take(document("b"), 10)
+
 	// A reload of the files leaves the document in use.
-	if _, err := p.reloader.Reload(); err != nil {
+	if _, err := p.reloader.Reload(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	admitted("b")
 	// A process can neither begin nor end to follow the key.
 	p.next.Auth = config.Auth{}
-	if _, err := p.reloader.Reload(); err == nil || !strings.Contains(err.Error(), "auth.roles_etcd") {
+	if _, err := p.reloader.Reload(t.Context()); err == nil || !strings.Contains(err.Error(), "auth.roles_etcd") {
 		t.Errorf("a reload without auth.roles_etcd: %v", err)
 	}
 	admitted("b")

@@ -326,5 +326,8 @@ func (n *Node) SetKeys(ctx context.Context, keys *crypt.Keyring) error {
 	return n.store.SetKeys(ctx, keys)
 }
 
+// CheckKeys returns the error with which SetKeys would refuse the keys. It changes nothing.
+func (n *Node) CheckKeys(keys *crypt.Keyring) error { return n.store.CheckKeys(keys) }
+
 // KeyUse returns the keys of encrypted volumes with the blocks of each.
 func (n *Node) KeyUse() []blockstore.KeyUse { return n.store.KeyUse() }

@@ -24,6 +24,7 @@ type Cluster struct {
 	// quota: the compute quota bounds the attention time of an engine in each step.
 	quota     bool
 	attention batch.Model
+	buffer    dualpath.Buffer // of each engine
 
 	nodes    []node
 	prefill  []*prefiller // engine IDs 0 …
@@ -78,6 +79,16 @@ type request struct {
 // prompt returns the length of the request's prompt.
 func (r *request) prompt() int { return r.context + r.append }
 
+// readBy returns the number of cached tokens that a side reads.
+func (r *request) readBy(side dualpath.Role) (tokens int) {
+	for _, p := range r.parts[:r.nparts] {
+		if p.Side == side {
+			tokens += p.Len()
+		}
+	}
+	return tokens
+}
+
 // length returns the number of tokens for which the request needs room in a decode engine's HBM.
 func (r *request) length() int { return r.prompt() + r.gen }
 
@@ -91,6 +102,7 @@ func New(opts Options) (*Cluster, error) {
 		opts: opts, k: sim.New(opts.Seed), quota: opts.System != Basic && !opts.NoQuota, attention: opts.Model.Attention(),
 		agents: make([]agent, len(opts.Agents)), inflight: make(map[dualpath.RequestID]*request), left: len(opts.Agents),
 	}
+	c.buffer = opts.buffer()
 	if err := c.build(); err != nil {
 		return nil, err
 	}
@@ -302,11 +314,28 @@ func (c *Cluster) start(r *request, a *dualpath.Action) {
 	r.attempt, r.started = a.Seq, c.k.Now()
 	r.parts, r.nparts = a.Parts, a.NParts
 	r.unread = r.nparts
+	r.pe.buffered += c.bytes(r.readBy(dualpath.Prefill))
+	r.de.buffered += c.bytes(r.prompt())
+	if max(r.pe.buffered, r.de.buffered) > c.buffer.Bytes {
+		c.fail(fmt.Errorf("agentic: request %d: the buffers of engines %d and %d hold %d and %d bytes of %d; the planner must not start it", r.id, r.pe.id, r.de.id, r.pe.buffered, r.de.buffered, c.buffer.Bytes))
+		return
+	}
 	if c.opts.System == Basic {
 		r.pe.admit(r)
 		return
 	}
 	c.load(r)
+}
+
+// bytes returns the bytes of an engine's buffer that tokens take.
+func (c *Cluster) bytes(tokens int) int { return bytesOf(c.buffer, tokens, c.opts.BlockTokens) }
+
+// unbuffer returns the buffer space of a prompt whose KV is in the decode engine's HBM.
+func (c *Cluster) unbuffer(e *decoder, r *request) {
+	if c.buffer.Bytes != 0 {
+		e.buffered -= c.bytes(r.prompt())
+		e.group.wake(c)
+	}
 }
 
 // load queues the reads of the request's cached prefix at the storage NICs: one read for each part
@@ -356,6 +385,7 @@ func (c *Cluster) prefilled(r *request) {
 	pe := r.pe
 	pe.tokens -= r.prompt()
 	pe.requests--
+	pe.buffered -= c.bytes(r.readBy(dualpath.Prefill))
 	c.step(dualpath.Finished{At: c.k.Now(), Request: r.id, Attempt: r.attempt, Role: dualpath.Prefill})
 	pe.group.wake(c)
 	switch c.opts.System {

@@ -19,6 +19,8 @@ type decoder struct {
 	// tokens is the number of tokens of the assigned, unfinished requests; requests is the number
 	// of these requests.
 	tokens, requests int
+	// buffered is the number of bytes that requests take of the buffer.
+	buffered int
 	// free is the free HBM in tokens; waiting are the requests that wait for HBM.
 	free    int
 	waiting []*request
@@ -55,7 +57,7 @@ func newDecoder(c *Cluster, g *decodeGroup, n *node, id dualpath.EngineID) *deco
 func (g *decodeGroup) report(nodes int, at []node) {
 	g.init(g.c, g.id, len(g.engines), at[:nodes], func(out []dualpath.EngineReport) {
 		for i, e := range g.engines {
-			out[i] = dualpath.EngineReport{Engine: e.id, Tokens: e.tokens, Requests: e.requests, HBMFree: g.c.opts.Model.DecodeHBM - e.tokens}
+			out[i] = dualpath.EngineReport{Engine: e.id, Tokens: e.tokens, Requests: e.requests, HBMFree: g.c.opts.Model.DecodeHBM - e.tokens, BufferFree: g.c.buffer.Bytes - e.buffered}
 		}
 	})
 }
@@ -64,7 +66,7 @@ func (g *decodeGroup) report(nodes int, at []node) {
 func (g *decodeGroup) up() dualpath.GroupUp {
 	ev := dualpath.GroupUp{Group: g.id, Role: dualpath.Decode}
 	for _, e := range g.engines {
-		ev.Engines = append(ev.Engines, dualpath.EngineSpec{Engine: e.id, Node: e.node.id, HBMTokens: g.c.opts.Model.DecodeHBM})
+		ev.Engines = append(ev.Engines, dualpath.EngineSpec{Engine: e.id, Node: e.node.id, HBMTokens: g.c.opts.Model.DecodeHBM, Buffer: g.c.buffer})
 	}
 	return ev
 }
@@ -83,7 +85,10 @@ func (e *decoder) admit() {
 		r := e.waiting[n]
 		n++
 		e.free -= r.length()
-		e.c.k.At(e.c.send(&e.cnic, &e.cnic, r.prompt()), func() { e.join(r) })
+		e.c.k.At(e.c.send(&e.cnic, &e.cnic, r.prompt()), func() {
+			e.c.unbuffer(e, r)
+			e.join(r)
+		})
 	}
 	e.waiting = shift(e.waiting, n)
 }

@@ -31,6 +31,10 @@
 //     steps.
 //   - System Basic holds HBM for a request's whole prompt, from the first byte read to the last
 //     byte sent to the decode engine. Layerwise prefill needs no such HBM (section 2.1).
+//   - With Options.BufferBytes, engines register their buffers with the planner, and reports have the
+//     free bytes, as in production. A request takes space in the prefill engine's buffer for the KV
+//     that this side reads, until its first token, and in the decode engine's buffer for its whole
+//     prompt, until the prompt is in the HBM.
 //   - System Oracle reads and sends no KV (section 7.2).
 //   - The cached tokens are the whole blocks of the context. The appended tokens are
 //     computed; with Options.RecomputeTail, so are the context's tokens after its last whole block.

@@ -64,6 +64,10 @@ type Options struct {
 	// (default 50e9).
 	PrefillNodes, DecodeNodes, GPUs int
 	SNIC, CNIC                      float64
+	// BufferBytes is the DRAM of a node for KV in transit. Each engine of the node has an equal share
+	// as its buffer, and registers the buffer with the planner. 0: buffers are unlimited. Basic and
+	// Oracle have no buffers.
+	BufferBytes int64
 	// PrefillGroup and DecodeGroup are the numbers of nodes per group; the default is all nodes.
 	PrefillGroup, DecodeGroup int
 
@@ -130,6 +134,8 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("agentic: %d prefill and %d decode nodes of %d GPUs; at least 1 of each is needed", o.PrefillNodes, o.DecodeNodes, o.GPUs)
 	case !(o.SNIC > 0) || !(o.CNIC > 0) || math.IsInf(o.SNIC, 0) || math.IsInf(o.CNIC, 0):
 		return fmt.Errorf("agentic: storage NIC of %v and compute NIC of %v bytes/s; both must be positive", o.SNIC, o.CNIC)
+	case o.BufferBytes < 0:
+		return fmt.Errorf("agentic: buffers of %d bytes a node; 0 or more is needed", o.BufferBytes)
 	case o.PrefillGroup < 1 || o.PrefillNodes%o.PrefillGroup != 0:
 		return fmt.Errorf("agentic: %d prefill nodes in groups of %d; the groups must come out even", o.PrefillNodes, o.PrefillGroup)
 	case o.DecodeGroup < 1 || o.DecodeNodes%o.DecodeGroup != 0:
@@ -151,6 +157,9 @@ func (o *Options) Validate() error {
 		}
 		if n := a.Total(); n > o.Model.DecodeHBM || (o.System == Basic && n > o.Model.PrefillHBM) {
 			return fmt.Errorf("agentic: agent %d grows to %d tokens; an engine of %s holds %d (prefill %d)", a.ID, n, o.Model.Name, o.Model.DecodeHBM, o.Model.PrefillHBM)
+		}
+		if b := o.buffer(); bytesOf(b, a.Total(), o.BlockTokens) > b.Bytes {
+			return fmt.Errorf("agentic: agent %d grows to %d tokens, %d bytes; the buffer of an engine has %d", a.ID, a.Total(), bytesOf(b, a.Total(), o.BlockTokens), b.Bytes)
 		}
 		for j, r := range a.Rounds {
 			if r.Append < 1 || r.Gen < 1 {
@@ -182,6 +191,20 @@ func (o *Options) plannerOptions() dualpath.Options {
 	options.SetDefault(&p.GroupTimeout, math.MaxInt64)
 	options.SetDefault(&p.MaxExplain, 1)
 	return p
+}
+
+// buffer returns the buffer that each engine registers with the planner. All its fields are 0 if
+// buffers are unlimited. Checksums take no space here; in production they take some thousandths of a block.
+func (o *Options) buffer() dualpath.Buffer {
+	if o.BufferBytes == 0 || o.System == Basic || o.System == Oracle {
+		return dualpath.Buffer{}
+	}
+	return dualpath.Buffer{Bytes: int(o.BufferBytes) / o.GPUs, Block: o.BlockTokens * int(o.Model.KVBytes)}
+}
+
+// bytesOf returns the bytes of a buffer that tokens take, in whole blocks.
+func bytesOf(b dualpath.Buffer, tokens, blockTokens int) int {
+	return (tokens + blockTokens - 1) / blockTokens * b.Block
 }
 
 // ProfilePrefill returns the rate at which an engine completes prompts, in tokens per second,

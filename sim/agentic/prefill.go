@@ -18,6 +18,8 @@ type prefiller struct {
 	// tokens is the number of tokens of the unfinished requests, requests the number of these
 	// requests: tok_e and seq_e in the DualPath paper.
 	tokens, requests int
+	// buffered is the number of bytes that requests take of the buffer.
+	buffered int
 	// ready are the requests whose prefix has been read and that wait for steps, in order of
 	// arrival.
 	ready []*request
@@ -50,7 +52,7 @@ func newPrefiller(c *Cluster, g *prefillGroup, n *node, id dualpath.EngineID) *p
 func (g *prefillGroup) report(nodes int, at []node) {
 	g.init(g.c, g.id, len(g.engines), at[:nodes], func(out []dualpath.EngineReport) {
 		for i, e := range g.engines {
-			out[i] = dualpath.EngineReport{Engine: e.id, Tokens: e.tokens, Requests: e.requests}
+			out[i] = dualpath.EngineReport{Engine: e.id, Tokens: e.tokens, Requests: e.requests, BufferFree: g.c.buffer.Bytes - e.buffered}
 		}
 	})
 }
@@ -59,7 +61,7 @@ func (g *prefillGroup) report(nodes int, at []node) {
 func (g *prefillGroup) up() dualpath.GroupUp {
 	ev := dualpath.GroupUp{Group: g.id, Role: dualpath.Prefill}
 	for _, e := range g.engines {
-		ev.Engines = append(ev.Engines, dualpath.EngineSpec{Engine: e.id, Node: e.node.id})
+		ev.Engines = append(ev.Engines, dualpath.EngineSpec{Engine: e.id, Node: e.node.id, Buffer: g.c.buffer})
 	}
 	return ev
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
@@ -83,6 +84,50 @@ func TestTransfersConserved(t *testing.T) {
 		// further step of a cut prompt, and the copies into the HBM.
 		if least := r.Read[1] + r.Read[2] + cached + appended; out < least || (s == Layerwise && out != least) {
 			t.Errorf("%v: decode engines sent %d tokens; want at least %d", s, out, least)
+		}
+	}
+}
+
+// TestBuffers: the planner starts no request for which an engine's buffer has no room (the simulator
+// ends a run with an error if it does). With buffers that hold one prompt of the longest kind, all agents end, later than with
+// unlimited buffers, and the buffers are empty at the end. Buffers that are never full change no decision.
+func TestBuffers(t *testing.T) {
+	testkit.Long(t, "simulates whole jobs")
+	t.Parallel()
+	agents := agents64K(60)
+	longest := 0
+	for i := range agents {
+		longest = max(longest, agents[i].Total())
+	}
+	for _, s := range []System{Layerwise, RoundRobin, DualPath, DualPathSplit} {
+		o := Options{System: s, Model: DeepSeek660B(), PrefillNodes: 1, DecodeNodes: 2, Agents: agents}
+		unlimited := run(t, o)
+		o.BufferBytes = 8 * int64(longest+64) * o.Model.KVBytes
+		c, err := New(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		small, err := c.Run(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if small.Agents != len(agents) || small.JCT <= unlimited.JCT || small.Latency.Queued <= unlimited.Latency.Queued {
+			t.Errorf("%v: small buffers: %d agents end at %v, %v s for engines; with unlimited buffers %d at %v, %v s",
+				s, small.Agents, small.JCT, small.Latency.Queued, unlimited.Agents, unlimited.JCT, unlimited.Latency.Queued)
+		}
+		for _, e := range c.prefill {
+			if e.buffered != 0 {
+				t.Errorf("%v: prefill engine %d has %d bytes in its buffer at the end", s, e.id, e.buffered)
+			}
+		}
+		for _, e := range c.decode {
+			if e.buffered != 0 {
+				t.Errorf("%v: decode engine %d has %d bytes in its buffer at the end", s, e.id, e.buffered)
+			}
+		}
+		o.BufferBytes *= int64(len(agents))
+		if large := run(t, o); large.JCT != unlimited.JCT {
+			t.Errorf("%v: the job takes %v with buffers for all prompts, %v with unlimited buffers", s, large.JCT, unlimited.JCT)
 		}
 	}
 }

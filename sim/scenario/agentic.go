@@ -25,6 +25,8 @@ type agenticFile struct {
 	// SNIC and CNIC are in GB/s.
 	SNIC float64 `yaml:"snic_gbytes"`
 	CNIC float64 `yaml:"cnic_gbytes"`
+	// Buffer is the DRAM of a node for the buffers of its engines, in GB; 0 means unlimited.
+	Buffer float64 `yaml:"buffer_gbytes"`
 	// Set is the name of a set of trajectories in Table 2 of the DualPath paper, Trace a file of
 	// trajectories. Exactly one of the two is given.
 	Set   string `yaml:"set"`
@@ -53,7 +55,7 @@ func (a *agenticFile) runner(at source) (func(context.Context, uint64) (run, err
 		return nil, at.refuse(section+".system", err)
 	}
 	o := agentic.Options{System: system, PrefillNodes: a.PrefillNodes, DecodeNodes: a.DecodeNodes, PrefillGroup: a.PrefillGroup, DecodeGroup: a.DecodeGroup,
-		GPUs: a.GPUs, SNIC: a.SNIC * 1e9, CNIC: a.CNIC * 1e9, Quota: a.Quota}
+		GPUs: a.GPUs, SNIC: a.SNIC * 1e9, CNIC: a.CNIC * 1e9, BufferBytes: int64(a.Buffer * 1e9), Quota: a.Quota}
 	switch strings.ToLower(a.Model) {
 	case "660b":
 		o.Model = agentic.DeepSeek660B()
@@ -65,6 +67,7 @@ func (a *agenticFile) runner(at source) (func(context.Context, uint64) (run, err
 	if err := at.check(
 		bound{section + ".prefill_nodes", float64(a.PrefillNodes), 1, 1 << 14}, bound{section + ".decode_nodes", float64(a.DecodeNodes), 1, 1 << 14},
 		bound{section + ".gpus", float64(a.GPUs), 0, 1 << 10}, bound{section + ".snic_gbytes", a.SNIC, 0, 1e6}, bound{section + ".cnic_gbytes", a.CNIC, 0, 1e6},
+		bound{section + ".buffer_gbytes", a.Buffer, 0, 1e6},
 		bound{section + ".agents", float64(a.Agents), 0, 1 << 20}, bound{section + ".agents_per_second", a.AgentsPerSecond, 0, 1e6},
 		bound{section + ".rounds", float64(a.Rounds), 0, 1 << 16}, bound{section + ".tokens", a.Tokens, 0, 1e3}, bound{section + ".quota", a.Quota.Seconds(), 0, 1e6},
 		bound{section + ".horizon", a.Horizon.Seconds(), 0, 1e7},

@@ -30,6 +30,7 @@ type Member struct {
 	Name                       string
 	Address, Token             []byte
 	DeviceBlocks, PromptBlocks int
+	PrefixCacheBlocks          int
 	Footprint                  traffic.Footprint
 }
 
@@ -42,7 +43,7 @@ func (l *Leader) member(m Member) leader.Member {
 	}
 	return leader.Member{
 		Name: m.Name, Engine: e, Peer: peer, NICs: e.reported,
-		DeviceBlocks: m.DeviceBlocks, PromptBlocks: m.PromptBlocks, Footprint: m.Footprint,
+		DeviceBlocks: m.DeviceBlocks, PromptBlocks: m.PromptBlocks, PrefixCacheBlocks: m.PrefixCacheBlocks, Footprint: m.Footprint,
 	}
 }
 

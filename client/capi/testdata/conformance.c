@@ -724,6 +724,27 @@ static struct engine lead(penstock_namespace ns, const char *planner, uint32_t r
 	m.name = "";
 	CHECK(penstock_leader_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "engine"), "%s", e.message);
 	m.name = roles[role];
+	// Members of version 1.10 end before prefix_cache_blocks.
+	struct { char bytes[offsetof(penstock_member, prefix_cache_blocks)]; } old[2];
+	m.size = sizeof old[0];
+	m.name = "first";
+	memcpy(&old[0], &m, sizeof old[0]);
+	memcpy(&old[1], &m, sizeof old[1]);
+	o.members = (const penstock_member *)old;
+	o.n_members = 2;
+	CHECK(penstock_leader_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "first"), "%s", e.message); // twice
+	m.name = "second";
+	memcpy(&old[1], &m, sizeof old[1]);
+	o.group = "version 1.10";
+	CHECK(penstock_leader_open(ns, &o, &again, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_leader_remove(again, "second", &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_leader_close(again, &e) == PENSTOCK_OK, "%s", e.message);
+	again = 0;
+	m.size = sizeof m;
+	m.name = roles[role];
+	o.members = &m;
+	o.n_members = 1;
+	o.group = roles[role];
 	o.role = 3;
 	CHECK(penstock_leader_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "role"), "%s", e.message);
 	CHECK(penstock_leader_open(ns, NULL, &again, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import socket
+import socketserver
 import subprocess
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from penstock import testing
 from penstock._program import program
 from penstock.testing import Node
 
@@ -76,3 +82,39 @@ def _damage_pages(file: Path, first: int, end: int) -> int:
             f.write(bytes([page[len(page) // 2] ^ 1]))
             flipped += 1
     return flipped
+
+
+class _OtherVersion(socketserver.BaseRequestHandler):
+    """A proxy of a node's data plane. With the proxy the node looks like one whose protocol has the next version.
+
+    The fourth byte in each direction is the version. The node sends the next version. For a node of the next version the
+    client is one version behind.
+    """
+
+    plane: tuple[str, int]
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError, IndexError), socket.create_connection(self.plane) as node:  # a client may end early
+            hello = bytearray(self.request.recv(88, socket.MSG_WAITALL))
+            hello[3] -= 1
+            node.sendall(hello)
+            challenge = bytearray(node.recv(56, socket.MSG_WAITALL))
+            challenge[3] += 1
+            self.request.sendall(challenge)
+            self.request.recv(1)  # until the client closes the connection
+
+
+@contextlib.contextmanager
+def node_of_another_version() -> Iterator[Node]:
+    """Run a node that looks to clients as if it were of the next release."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _OtherVersion) as proxy:
+        _OtherVersion.plane = ("127.0.0.2", proxy.server_address[1])
+        thread = threading.Thread(target=proxy.serve_forever)
+        thread.start()
+        try:
+            listen = ["--data-listen", "{}:{}".format(*_OtherVersion.plane), "--advertise", "127.0.0.1"]
+            with testing.node(args=listen) as node:
+                yield node
+        finally:
+            proxy.shutdown()
+            thread.join()

@@ -47,10 +47,13 @@ def dual_path(servers: testing.Node | str, planner: testing.Planner | str, engin
     }  # fmt: skip
 
 
-def tier(servers: testing.Node | str, **extra: Any) -> dict[str, Any]:
-    """Return the configuration of PenstockTier behind the copy worker for the CPU, with further options."""
+def tier(servers: testing.Node | str, memory: int = 256 << 20, **extra: Any) -> dict[str, Any]:
+    """Return the configuration of PenstockTier behind the copy worker for the CPU, with further options.
+
+    memory is the number of bytes of the primary tier.
+    """
     options = {"servers": _address(servers), **PATIENT, "store_timeout": 120, **extra}
-    return offloading({"type": "PenstockTier", "module_path": "penstock.vllm", **options})
+    return offloading({"type": "PenstockTier", "module_path": "penstock.vllm", **options}, memory)
 
 
 def fs_tier(directory: str) -> dict[str, Any]:
@@ -58,13 +61,14 @@ def fs_tier(directory: str) -> dict[str, Any]:
     return offloading({"type": "fs", "root_dir": directory})
 
 
-def offloading(tier: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration of vLLM's offloading with one secondary tier."""
+def offloading(tier: dict[str, Any], memory: int = 256 << 20) -> dict[str, Any]:
+    """Return the configuration of vLLM's offloading with a primary tier of that many bytes and one secondary tier."""
     return {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
         "kv_connector_extra_config": {
-            "spec_name": "CopySpec", "spec_module_path": "vllm_copy_spec", "cpu_bytes_to_use": 256 << 20, "secondary_tiers": [tier],
+            "spec_name": "CopySpec", "spec_module_path": "vllm_copy_spec", "cpu_bytes_to_use": memory, "secondary_tiers": [tier],
+            "self_describing_kv_events": True,
         },
     }  # fmt: skip
 
@@ -146,6 +150,10 @@ class Stored:
     def __len__(self) -> int:
         """Return how many blocks these are."""
         return len(self._prefixes)
+
+    def __contains__(self, prefix: tuple[int, ...]) -> bool:
+        """Return whether the block with which a prefix ends is stored."""
+        return prefix in self._prefixes
 
     def cached(self, prompt: list[int]) -> int:
         """Return how many tokens of a prompt are loaded: whole blocks, and not the whole prompt."""

@@ -186,6 +186,8 @@ class CMember(Structure):
         ("block_bytes", c_uint64),
         ("sums_bytes", c_uint64),
         ("request_bytes", c_uint64),
+        ("prefix_cache_blocks", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 
@@ -373,7 +375,7 @@ class CTransferOptions(Structure):
         ("hit_blocks", c_uint32),
         ("timeout_ms", c_uint32),
         ("no_persist", c_uint32),
-        ("reserved", c_uint32),
+        ("resident_blocks", c_uint32),
     ]
 
 

@@ -82,6 +82,8 @@ class Member(NamedTuple):
     """Additional buffer bytes for each block of the prompt."""
     request_bytes: int = 0
     """Additional buffer bytes for each request."""
+    prefix_cache_blocks: int = 0
+    """Decode: device memory keeps up to this number of blocks of ended requests, for later requests with the same prefix."""
 
 
 class Nic(NamedTuple):
@@ -517,4 +519,5 @@ def _member(m: Member) -> _abi.CMember:
         block_bytes=_count("block_bytes", m.block_bytes, 63),
         sums_bytes=_count("sums_bytes", m.sums_bytes, 63),
         request_bytes=_count("request_bytes", m.request_bytes, 63),
+        prefix_cache_blocks=_count("prefix_cache_blocks", m.prefix_cache_blocks, 31),
     )

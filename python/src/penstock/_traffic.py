@@ -353,7 +353,7 @@ class Traffic(_Queue[TransferEvent]):
         handle = current_stream(self._cuda) if stream is None else _count("stream", stream, 64)
         _abi.call(self._function("follow"), self._open_handle(), handle)
 
-    def member(self, name: str, *, device_blocks: int = 0, prompt_blocks: int = 0) -> Member:
+    def member(self, name: str, *, device_blocks: int = 0, prompt_blocks: int = 0, prefix_cache_blocks: int = 0) -> Member:
         """Return this engine as a member of the group of a Leader."""
         d = self._description
         return Member(
@@ -366,6 +366,7 @@ class Traffic(_Queue[TransferEvent]):
             block_bytes=d.block_bytes,
             sums_bytes=d.sums_bytes,
             request_bytes=d.request_bytes,
+            prefix_cache_blocks=prefix_cache_blocks,
         )
 
     def nics(self) -> list[Nic]:
@@ -397,7 +398,7 @@ class Traffic(_Queue[TransferEvent]):
         Raises BusyError if ``transfers_max`` jobs have not ended.
         """
         job = PrefillJob(self, request, blocks, hit)
-        return self._begin("prefill", job, ids, parts, pages, epoch, timeout, b"", b"", True)
+        return self._begin("prefill", job, ids, parts, pages, epoch, timeout, b"", b"", True, 0)
 
     def decode(
         self,
@@ -413,15 +414,17 @@ class Traffic(_Queue[TransferEvent]):
         epoch: int = 0,
         timeout: float | None = None,
         persist: bool = True,
+        resident: int = 0,
     ) -> DecodeJob:
         """Begin the decode side of a request and return at once. Its events are in the queue.
 
         ``peer_address`` and ``peer_token`` are the values in the attempt: ``address`` and ``token`` of the other engine's
         Traffic. ``ids`` are the ids of the prompt's full blocks, and ``pages`` the device pages of all ``blocks``. With
-        ``persist`` the prompt's new full blocks are stored. The other arguments are as for ``prefill``.
+        ``persist`` the prompt's new full blocks are stored. The first ``resident`` pages have their KV already; those of the
+        cached prefix do not change, so other requests may use them too. The other arguments are as for ``prefill``.
         """
         job = DecodeJob(self, request, blocks, hit)
-        return self._begin("decode", job, ids, parts, pages, epoch, timeout, peer_address, peer_token, persist)
+        return self._begin("decode", job, ids, parts, pages, epoch, timeout, peer_address, peer_token, persist, resident)
 
     def _begin(
         self,
@@ -435,6 +438,7 @@ class Traffic(_Queue[TransferEvent]):
         address: bytes,
         token: bytes,
         persist: bool,
+        resident: int,
     ) -> _J:
         chain, numbers, c_parts = _chain(ids), _numbers("pages", pages, 32), [_part(p) for p in parts]
         options = _abi.CTransferOptions(
@@ -455,6 +459,7 @@ class Traffic(_Queue[TransferEvent]):
             hit_blocks=_count("hit", job.hit),
             timeout_ms=_ms("timeout", timeout),
             no_persist=not persist,
+            resident_blocks=_count("resident", resident),
         )
         self._open_handle()
         with self._core.lock:  # no other thread takes an event of the job before it is in the table

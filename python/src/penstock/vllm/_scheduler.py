@@ -166,6 +166,9 @@ class Scheduler:
     def _opened(self) -> _Open | None:
         """Return the namespaces, or None if the engine has to serve without the cache."""
         opened = self._link.value if self._link is not None else None
+        if opened is not None and opened.store.closed:
+            self._counters.warn("closed", "the store was closed. The engine serves without the cache")
+            return None
         if opened is None or (self._bumping is not None and not self._bump_done(opened)):
             return None
         if not self._epochs:

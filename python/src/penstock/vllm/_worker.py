@@ -222,7 +222,12 @@ class Worker:
         opened = self._opened()
         if opened is None or not self._jobs:
             return
-        for job in opened.store.drain():
+        try:
+            ended = opened.store.drain()
+        except errors.ClosedError:  # close has ended all jobs; wait_for_layer and end_loads take those of layers
+            layers = {job for jobs in self._arriving.values() for job in jobs}
+            ended = [job for job in self._jobs if job not in layers]
+        for job in ended:
             self._ended(job)
 
     def _ended(self, job: Job) -> None:
