@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from harness.model import make_llama
 from harness.process import Engine
-from harness.sessions import Session, sessions
+from harness.sessions import Session, sessions, turn
 from harness.sglang import SGLang
-from harness.vllm import Vllm
+from harness.vllm import Vllm, tokens_of
 
 from penstock import testing
 
@@ -36,6 +36,21 @@ def vllm(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm
     """A process that has imported vLLM and makes engines of the tiny model."""
     with Engine("vllm_driver.py", {}, log=tmp_path_factory.mktemp("vllm") / "log") as host:
         yield Vllm(host, model)
+
+
+@pytest.fixture(scope="session")
+def alone(vllm: Vllm) -> Vllm:
+    """The same, with an engine "plain" that has no Penstock."""
+    vllm.start("plain", None)
+    return vllm
+
+
+@pytest.fixture(scope="session")
+def plain(alone: Vllm, agents: list[Session]) -> list[list[list[int]]]:
+    """The tokens of an engine without Penstock, for each turn of each session."""
+    tokens = [tokens_of(alone.generate("plain", turn(agents, k))) for k in range(len(agents[0].turns))]
+    assert len({tuple(t) for one in tokens for t in one}) > len(agents)  # the model does not repeat itself
+    return tokens
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -13,8 +12,8 @@ import pytest
 from harness.faults import damage, namespaces, node_of_another_version
 from harness.model import FIRST_TOKEN, VOCABULARY, make_deepseek, make_lfm2, make_llama, make_llama4, make_mamba
 from harness.process import EngineError
-from harness.sessions import Session
-from harness.vllm import BLOCK, OUTPUT, RANKS, Answer, Snapshots, Stored, Vllm, connector
+from harness.sessions import Session, turn
+from harness.vllm import BLOCK, OUTPUT, RANKS, Answer, Snapshots, Stored, Vllm, connector, tokens_of, until
 
 from penstock import InvalidError, testing
 
@@ -82,30 +81,6 @@ def test_a_model_without_attention(vllm: Vllm, node: testing.Node, tmp_path: Pat
     with pytest.raises(EngineError, match=refused):
         vllm.start("recurrent", connector(node), model=make_mamba(tmp_path))
     assert namespaces(node) == {}
-
-
-def turn(agents: list[Session], k: int) -> list[list[int]]:
-    return [session.turns[k].prompt for session in agents]
-
-
-@pytest.fixture(scope="module")
-def alone(vllm: Vllm) -> Vllm:
-    """The same, with an engine "plain" that has no Penstock."""
-    vllm.start("plain", None)
-    return vllm
-
-
-@pytest.fixture(scope="module")
-def plain(alone: Vllm, agents: list[Session]) -> list[list[list[int]]]:
-    """The tokens of an engine without Penstock, for each turn of each session."""
-    vllm = alone
-    tokens = [[a["tokens"] for a in vllm.generate("plain", turn(agents, k))] for k in range(len(agents[0].turns))]
-    assert len({tuple(t) for one in tokens for t in one}) > len(agents)  # the model does not repeat itself
-    return tokens
-
-
-def tokens_of(answers: list[Answer]) -> list[list[int]]:
-    return [a["tokens"] for a in answers]
 
 
 # The tiny model has 4 layers, so that a load is 4 reads.
@@ -348,14 +323,6 @@ def test_windows_alone_by_layers(kind: str, within: bool) -> None:
     refuse("FullAttentionSpec")
     with pytest.raises(InvalidError, match=rf'the option load is "layers", and no layer has full attention \({kind}\).* "async"'):
         refuse(kind)
-
-
-def until(run: Callable[[], dict[str, int]], event: str) -> None:
-    """Generate until an event happens: the engine leaves nodes alone for a while that did not answer in time."""
-    for _ in range(100):
-        if run()[event] > 0:
-            return
-    pytest.fail(f"no {event} in 100 runs")
 
 
 def test_two_engines(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]]) -> None:

@@ -64,10 +64,11 @@ class Driver:
             "distributed_executor_backend": "uni",
             "disable_log_stats": False,
         }
+        self._lmcache = connector is not None and connector["kv_connector"].startswith("LMCache")
         if connector is not None:
             defaults["kv_transfer_config"] = connector
-            if connector["kv_connector"].startswith("LMCache"):
-                hide_dunders_of_llvmlite()
+        if self._lmcache:
+            hide_dunders_of_llvmlite()
         if options.get("tensor_parallel_size", 1) > 1:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # otherwise each rank needs a NUMA node of its own
         self.llm = LLM(model=model, **{**defaults, **options})
@@ -113,7 +114,7 @@ class Driver:
         loras = None if adapters is None else [None if a is None else LoRARequest(**a) for a in adapters]
         done = self.llm.generate(requests, [sampling(i) for i in range(len(prompts))], use_tqdm=False, lora_request=loras)
         # In a process of its own the engine takes these steps by itself.
-        while self.scheduler is not None and self.scheduler.has_pending_push_work():
+        while self._saving():
             self.llm.llm_engine.step()
         return [{"tokens": list(d.outputs[0].token_ids), "cached": d.num_cached_tokens, "finish": d.outputs[0].finish_reason} for d in done]
 
@@ -130,9 +131,15 @@ class Driver:
             for result in engine.step():
                 first = first or time.perf_counter() - begin
                 done = result
-        while self.scheduler is not None and self.scheduler.has_pending_push_work():
+        while self._saving():
             engine.step()
         return {"tokens": list(done.outputs[0].token_ids), "cached": done.num_cached_tokens, "first_token_seconds": first}
+
+    def _saving(self) -> bool:
+        """Return whether the connector still saves blocks of finished requests."""
+        if self._lmcache:  # keeps a finished request until its blocks are saved
+            return bool(self.llm.llm_engine.engine_core.engine_core.scheduler.has_finished_requests())
+        return self.scheduler is not None and bool(self.scheduler.has_pending_push_work())
 
     def reset(self, connector: bool = False) -> bool:
         """Empty the engine's prefix cache; with connector, also begin another epoch."""

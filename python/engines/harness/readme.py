@@ -20,7 +20,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -63,6 +63,9 @@ def _environ() -> dict[str, str]:
     """Return the tests' environment with the programs of this interpreter's environment first, and none of Penstock's settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     return {**kept, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"}
+
+
+_S = TypeVar("_S", bound="Server")
 
 
 class Server:
@@ -123,7 +126,7 @@ class Server:
         self._reader.join()
         self._ended = True
 
-    def __enter__(self) -> Server:
+    def __enter__(self: _S) -> _S:
         return self
 
     def __exit__(self, *exc: object) -> None:

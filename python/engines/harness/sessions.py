@@ -52,6 +52,11 @@ def sessions(count: int, *, turns: int = 4, tokens: int = 512, output: int = 8) 
     return found
 
 
+def turn(agents: list[Session], k: int) -> list[list[int]]:
+    """Return the prompt of a turn of each session."""
+    return [session.turns[k].prompt for session in agents]
+
+
 def _recorded() -> Iterator[tuple[str, list[Any]]]:
     """Yield the name and the requests of each session."""
     directory = os.environ.get("PENSTOCK_TRACES", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,18 @@ class Vllm:
 
     def stop(self, name: str) -> None:
         self.host.call("stop", name=name)
+
+
+def tokens_of(answers: list[Answer]) -> list[list[int]]:
+    return [answer["tokens"] for answer in answers]
+
+
+def until(run: Callable[[], dict[str, int]], event: str) -> None:
+    """Generate until an event happens: the engine leaves nodes alone for a while that did not answer in time."""
+    for _ in range(100):
+        if run()[event] > 0:
+            return
+    raise TimeoutError(f"no {event} in 100 runs")
 
 
 class Stored:
