@@ -120,8 +120,8 @@ func youngestFirst(list []*request) {
 	slices.SortFunc(list, func(a, b *request) int { return cmp.Or(cmp.Compare(b.started, a.started), cmp.Compare(b.ID, a.ID)) })
 }
 
-// renew makes a waiting request use the newest weights of its namespace, without its cached prefix,
-// if the request's epoch is older and the request is not Exact.
+// renew makes a waiting request use the newest weights of its namespace, without its cached prefix and
+// its Resident, if the request's epoch is older and the request is not Exact.
 func (p *Planner) renew(r *request) {
 	epoch := p.epochs[r.Namespace]
 	if r.Exact || r.Epoch >= epoch {
@@ -132,5 +132,5 @@ func (p *Planner) renew(r *request) {
 		r.Hit, r.unfit = 0, EpochOver
 		p.reprice(r)
 	}
-	r.Epoch = epoch
+	r.Epoch, r.Resident = epoch, nil
 }

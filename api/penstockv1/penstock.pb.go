@@ -7023,7 +7023,7 @@ type Member struct {
 	Move          *MoveStatus            `protobuf:"bytes,10,opt,name=move,proto3" json:"move,omitempty"`        // set while the node drains, or copies sequences to nodes that are filled
 	Filling       bool                   `protobuf:"varint,11,opt,name=filling,proto3" json:"filling,omitempty"` // the node has joined, and other nodes copy its sequences to it (FillMembers)
 	// With ListMembersRequest.nodes. The values are those of the node's last record, which it writes when a state changes, or the
-	// use by a hundredth.
+	// use by a hundredth, or for hot_prefixes four lifetimes of its lease after its last record.
 	Nics    []*MemberNIC    `protobuf:"bytes,12,rep,name=nics,proto3" json:"nics,omitempty"`
 	Volumes []*MemberVolume `protobuf:"bytes,13,rep,name=volumes,proto3" json:"volumes,omitempty"` // only if the caller has the role operate
 	Blocks  int64           `protobuf:"varint,14,opt,name=blocks,proto3" json:"blocks,omitempty"`

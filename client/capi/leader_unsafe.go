@@ -89,8 +89,13 @@ func goLeaderOpen(ns C.uint64_t, o *C.penstock_leader_options, out *handle, to *
 			Planner: planner, Group: text(o.group), Node: text(o.node), Role: leader.Role(o.role), FetchEvery: millis(o.fetch_every_ms), ReadRate: float64(o.read_rate),
 		}
 		for i := range int(o.n_members) {
-			// Safety: the caller has n_members members of one size, and member has refused another size.
-			m, err := member((*C.penstock_member)(unsafe.Add(unsafe.Pointer(o.members), i*int(o.members.size))))
+			// Safety: the caller has n_members members of the first one's size. Before the second one is
+			// read, member has refused a size that is out of range.
+			from := (*C.penstock_member)(unsafe.Add(unsafe.Pointer(o.members), i*int(o.members.size)))
+			if from.size != o.members.size {
+				return invalid("penstock_leader_options: members of %d and %d bytes; all must have one size", uint64(o.members.size), uint64(from.size))
+			}
+			m, err := member(from)
 			if err != nil {
 				return err
 			}

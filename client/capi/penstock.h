@@ -1058,7 +1058,7 @@ typedef struct penstock_transfer_options {
 	uint32_t hit_blocks;     /* the cached prefix */
 	uint32_t timeout_ms;     /* time limit of the whole transfer; 0: none */
 	uint32_t no_persist;     /* decode: 1: do not store the prompt's new blocks */
-	uint32_t resident_blocks; /* decode, since version 1.11: this many of the first pages have their KV already; those of the cached prefix do not change */
+	uint32_t resident_blocks; /* decode, since version 1.11: this many of the first pages have their KV of the epoch already; those of the cached prefix do not change */
 } penstock_transfer_options;
 
 /*

@@ -25,9 +25,9 @@ type DecodeJob struct {
 	Blocks, Hit int
 	Parts       []Part
 	Pages       []uint32
-	// Resident is the number of leading blocks whose KV is in their Pages already, in every layer. The
-	// blocks of the cached prefix among them are not sent to this engine, and their pages do not change,
-	// so they may be pages of other requests too.
+	// Resident is the number of leading blocks whose KV under Epoch is in their Pages already, in every
+	// layer; the job does not verify it. The blocks of the cached prefix among them are not sent to this
+	// engine, and their pages do not change, so they may be pages of other requests too.
 	Resident int
 	Stopped  func(Stop)
 	Progress func(Progress)

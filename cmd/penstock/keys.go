@@ -152,7 +152,8 @@ func readKeysFile(path string, log *slog.Logger) ([]byte, error) {
 // runKeysCommand returns what the command prints. The error has the end of the command's standard
 // error, and nothing of its standard output.
 func runKeysCommand(ctx context.Context, args []string, timeout time.Duration) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+	late := fmt.Errorf("not finished within encryption.keys_timeout %v", timeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, late)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	// A child of the command may keep the pipes open after the command was killed.
@@ -161,8 +162,10 @@ func runKeysCommand(ctx context.Context, args []string, timeout time.Duration) (
 	cmd.Stdout, cmd.Stderr = out, problem
 	err := cmd.Run()
 	switch {
-	case ctx.Err() != nil && errors.Is(context.Cause(ctx), context.DeadlineExceeded):
-		err = fmt.Errorf("not finished within encryption.keys_timeout %v", timeout)
+	case errors.Is(context.Cause(ctx), late):
+		err = late
+	case ctx.Err() != nil:
+		err = fmt.Errorf("ended because the caller no longer waits: %w", context.Cause(ctx))
 	case err == nil && out.over:
 		err = fmt.Errorf("printed more than %d bytes", keysBytesMax)
 	}

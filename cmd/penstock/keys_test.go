@@ -181,6 +181,22 @@ func TestKeysCommand(t *testing.T) {
 	}
 }
 
+// TestKeysCommandEndsWithItsCaller: when the caller of a reload no longer waits, the error names this reason, and not
+// encryption.keys_timeout.
+func TestKeysCommandEndsWithItsCaller(t *testing.T) {
+	hangs := config.Encryption{KeysCommand: []string{"sleep", "600"}, KeysTimeout: config.Duration(time.Hour)}
+	deadline, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	left, leave := context.WithCancel(t.Context())
+	leave()
+	for _, ctx := range []context.Context{deadline, left} {
+		_, err := readVolumeKeys(ctx, hangs, slog.New(slog.DiscardHandler))
+		if !errors.Is(err, ctx.Err()) || !strings.Contains(err.Error(), "the caller no longer waits") || strings.Contains(err.Error(), "keys_timeout") {
+			t.Errorf("%v; want the end of the caller, %v", err, ctx.Err())
+		}
+	}
+}
+
 // TestKeysFileMode: a file of keys that every user can read is reported.
 func TestKeysFileMode(t *testing.T) {
 	path := writeFile(t, t.TempDir(), "keys", keysText("k1"))

@@ -22,6 +22,7 @@ import (
 //	up      group=G role=prefill|decode engines=(ID@NODE,…)
 //	places  (NODE=POD/RACK/HOST …) [congestion=(c0,c1,c2,c3)] [bandwidth=(MB/s,…)]     one report
 //	submit  id=N prompt=N [hit=N] [resident=(TOKENS@ENGINE,…)]                      what decode engines hold of the prompt
+//	epoch   number=N                                                                 new weights
 //	fetch   group=G [queue=(…)] [hbm=(N)]
 //	finished request=N side=prefill|decode
 //	explain request=N
@@ -114,6 +115,8 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 			r.Resident = append(r.Resident, h)
 		}
 		return s.step(dualpath.Submit{At: s.now, Request: r})
+	case "epoch":
+		return s.step(dualpath.Epoch{At: s.now, Epoch: uint64(num("number"))})
 	case "fetch":
 		f := dualpath.Fetch{At: s.now, Group: dualpath.GroupID(num("group")), Seen: s.seen}
 		for _, v := range s.p.View() {

@@ -96,13 +96,22 @@ type Volume struct {
 }
 
 // sameButUse reports whether two Details differ only by what changes while the node works normally: less than a hundredth of
-// the use of each volume, and the texts of reasons.
+// the use of each volume, the number of hot prefixes, and the texts of reasons.
 func (d Details) sameButUse(e Details) bool {
-	return d.HotPrefixes == e.HotPrefixes && slices.Equal(d.NICs, e.NICs) && slices.EqualFunc(d.Volumes, e.Volumes, func(a, b Volume) bool {
+	return slices.Equal(d.NICs, e.NICs) && slices.EqualFunc(d.Volumes, e.Volumes, func(a, b Volume) bool {
 		small := max(a.UsedBytes-b.UsedBytes, b.UsedBytes-a.UsedBytes) <= a.CapacityBytes/100
 		a.UsedBytes, a.Blocks, a.Reason = b.UsedBytes, b.Blocks, b.Reason
 		return small && a == b
 	})
+}
+
+// hotPrefixesEvery is the time between two writes of a record of which only the number of hot prefixes has changed, in lifetimes of
+// the lease. The number may change each second, and etcd keeps all versions of a record until it is compacted.
+const hotPrefixesEvery = 4
+
+// same reports whether a record need not be written: written is the last one, of the given age.
+func (r NodeRecord) same(written NodeRecord, age, ttl time.Duration) bool {
+	return sameButUse(r.Member, written.Member) && r.Details.sameButUse(written.Details) && (r.HotPrefixes == written.HotPrefixes || age < hotPrefixesEvery*ttl)
 }
 
 // serves reports whether the member may serve a namespace as of revision Applied.

@@ -38,9 +38,14 @@ type RolesDocument struct {
 	Until time.Time
 }
 
-// readsPerTimeout is the number of reads of a followed document within RolesOptions.Timeout. A read that takes long, or
-// one that fails, does not end the use of the document.
-const readsPerTimeout = 3
+// readsPerTimeout is the number of reads of a followed document within RolesOptions.Timeout. A read fails after a
+// readTimeouts-th part of Timeout, and the next one begins a retriesPerTimeout-th part later: 1/3 + 1/4 + 1/8 + 1/4 is less
+// than 1, so the use of the document does not end if one read hangs, and the next one succeeds.
+const (
+	readsPerTimeout   = 3
+	readTimeouts      = 4
+	retriesPerTimeout = 8
+)
 
 // ErrRolesChanged: the document has another revision than the caller has read. Read it again.
 var ErrRolesChanged = errors.New("the roles document was changed meanwhile")
@@ -66,7 +71,7 @@ func (r *Roles) Key() string { return r.opts.Key }
 
 // Get returns the document.
 func (r *Roles) Get(ctx context.Context) (RolesDocument, error) {
-	d, _, err := r.read(ctx)
+	d, _, err := r.read(ctx, RolesDocument{})
 	return d, err
 }
 
@@ -106,11 +111,19 @@ func (r *Roles) failed(err error) error {
 // Follow calls take with the document, at first and after each change, and may call it again with an
 // unchanged one. It calls failed for each attempt to read the document that fails. It returns when ctx ends.
 func (r *Roles) Follow(ctx context.Context, take func(RolesDocument), failed func(error)) {
+	var last RolesDocument
+	keep := func(d RolesDocument) {
+		last = d
+		take(d)
+	}
 	for ctx.Err() == nil {
-		d, rev, err := r.read(ctx)
+		began := time.Now()
+		limited, cancel := context.WithTimeout(ctx, r.opts.Timeout/readTimeouts)
+		d, rev, err := r.read(limited, last)
+		cancel()
 		if err == nil {
-			take(d)
-			r.watch(ctx, rev+1, take)
+			keep(d)
+			r.watch(ctx, rev+1, began.Add(r.opts.Timeout/readsPerTimeout), keep)
 			continue
 		}
 		if ctx.Err() != nil {
@@ -118,34 +131,42 @@ func (r *Roles) Follow(ctx context.Context, take func(RolesDocument), failed fun
 		}
 		failed(err)
 		select {
-		case <-time.After(r.opts.Timeout / 4):
+		case <-time.After(r.opts.Timeout / retriesPerTimeout):
 		case <-ctx.Done():
 		}
 	}
 }
 
-// read returns the document, and the revision of etcd at which it was read.
-func (r *Roles) read(ctx context.Context) (d RolesDocument, rev int64, err error) {
+// read returns the document, and the revision of etcd at which it was read. last is a document that was read before, or the
+// zero document: etcd does not send the text if it is unchanged, because each node reads up to 1 MiB several times in Timeout.
+func (r *Roles) read(ctx context.Context, last RolesDocument) (d RolesDocument, rev int64, err error) {
 	until := time.Now().Add(r.opts.Timeout)
-	resp, err := r.do(ctx, clientv3.OpGet(r.opts.Key))
+	resp, err := r.do(ctx, clientv3.OpTxn(
+		[]clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(r.opts.Key), "=", last.Revision)}, // 0 for a key that does not exist
+		nil, []clientv3.Op{clientv3.OpGet(r.opts.Key)}))
 	if err != nil {
 		return d, 0, err
 	}
-	d.Until = until
-	for _, kv := range resp.Get().Kvs {
-		d.Text, d.Revision = kv.Value, kv.ModRevision
+	txn := resp.Txn()
+	if txn.Succeeded {
+		d = last
+	} else {
+		for _, kv := range txn.Responses[0].GetResponseRange().Kvs {
+			d.Text, d.Revision = kv.Value, kv.ModRevision
+		}
 	}
-	return d, resp.Get().Header.Revision, nil
+	d.Until = until
+	return d, txn.Header.Revision, nil
 }
 
-// watch calls take after each change, for a part of Timeout: a watch reports no error while etcd does not answer, so
+// watch calls take after each change, until the given time: a watch reports no error while etcd does not answer, so
 // Follow reads the document between two watches.
-func (r *Roles) watch(ctx context.Context, rev int64, take func(RolesDocument)) {
+func (r *Roles) watch(ctx context.Context, rev int64, until time.Time, take func(RolesDocument)) {
 	etcd, err := r.etcd.open()
 	if err != nil {
 		return
 	}
-	ctx, end := context.WithTimeout(clientv3.WithRequireLeader(ctx), r.opts.Timeout/readsPerTimeout)
+	ctx, end := context.WithDeadline(clientv3.WithRequireLeader(ctx), until)
 	defer end()
 	for resp := range etcd.Watch(ctx, r.opts.Key, clientv3.WithRev(rev)) {
 		if resp.Err() != nil {

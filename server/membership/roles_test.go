@@ -130,3 +130,63 @@ func TestRolesFollow(t *testing.T) {
 	put("four")
 	r.await("the document after the deletion", f.has("four", false))
 }
+
+// inTime makes tries until one returns true. A machine that stops this process may fail a few of them.
+func (r *rig) inTime(what string, try func() bool) {
+	r.Helper()
+	for range 10 {
+		if try() {
+			return
+		}
+	}
+	r.Errorf("%s: in none of 10 tries", what)
+}
+
+// TestRolesReadHangs: a read that etcd does not answer fails while the document is in use, early enough for another read.
+func TestRolesReadHangs(t *testing.T) {
+	const timeout = 2 * time.Second
+	r := newRig(t, 1)
+	_, err := r.client().Put(r.ctx, rolesKey, "one")
+	r.must(err)
+	r.inTime("a read that hangs leaves time for another", func() bool {
+		gate := testetcd.NewGate(t, r.etcd.Endpoints[0])
+		d := r.roles(timeout, gate.Addr)
+		ctx, cancel := context.WithCancel(r.ctx)
+		defer cancel()
+		var until, failed time.Time
+		d.Follow(ctx, func(d membership.RolesDocument) {
+			until = d.Until
+			gate.Cut()
+		}, func(error) {
+			if !until.IsZero() {
+				failed = time.Now()
+				cancel()
+			}
+		})
+		return failed.Before(until.Add(-timeout / 4))
+	})
+}
+
+// TestRolesAfterStall: a process that was stopped until the end of the use of a document reads the document at once afterwards.
+func TestRolesAfterStall(t *testing.T) {
+	const timeout = 2 * time.Second
+	r := newRig(t, 1)
+	_, err := r.client().Put(r.ctx, rolesKey, "one")
+	r.must(err)
+	d := r.roles(timeout, r.etcd.Endpoints[0])
+	r.inTime("the next read begins at once", func() bool {
+		ctx, cancel := context.WithCancel(r.ctx)
+		defer cancel()
+		var resumed, read time.Time
+		d.Follow(ctx, func(d membership.RolesDocument) {
+			if !resumed.IsZero() {
+				read = d.Until.Add(-timeout)
+				cancel()
+				return
+			}
+			<-time.After(time.Until(d.Until))
+			resumed = time.Now()
+		}, func(error) {})
+		return read.Sub(resumed) < timeout/6
+	})
+}

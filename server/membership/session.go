@@ -30,7 +30,9 @@ type session struct {
 	renewed time.Time
 	state   State
 	applied int64 // revision
-	written NodeRecord
+	// written is the last record in etcd, and writtenAt the time before it was written.
+	written   NodeRecord
+	writtenAt time.Time
 	// leftAfter is the revision up to which followLeaves has seen the ends of leases. Only followLeaves uses it.
 	leftAfter int64
 	// serving is set when etcd has the member's record with the state serving or draining.
@@ -214,7 +216,7 @@ func (s *session) record() NodeRecord {
 
 // put writes the member's record if all conditions hold.
 func (s *session) put(ctx context.Context, conditions ...clientv3.Cmp) (bool, error) {
-	now := s.record()
+	at, now := time.Now(), s.record()
 	value, err := json.Marshal(now.Member)
 	if err != nil {
 		return false, fmt.Errorf("membership: %w", err)
@@ -233,7 +235,7 @@ func (s *session) put(ctx context.Context, conditions ...clientv3.Cmp) (bool, er
 	}
 	if resp.Succeeded {
 		s.mu.Lock()
-		s.written = now
+		s.written, s.writtenAt = now, at
 		s.mu.Unlock()
 	}
 	return resp.Succeeded, nil
@@ -248,7 +250,7 @@ func (s *session) mine() clientv3.Cmp {
 func (s *session) write(ctx context.Context) error {
 	now := s.record()
 	s.mu.Lock()
-	same := sameButUse(now.Member, s.written.Member) && now.Details.sameButUse(s.written.Details)
+	same := now.same(s.written, time.Since(s.writtenAt), s.opts.TTL)
 	s.mu.Unlock()
 	if same {
 		return nil

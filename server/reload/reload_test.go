@@ -631,7 +631,7 @@ func TestSlowReload(t *testing.T) {
 			if changes, err := p.reloader.Diff(t.Context()); err != nil || len(changes) != 1 || changes[0].Key != "limits.writes" {
 				t.Errorf("Diff: %v, %v", changes, err)
 			}
-			p.reloader.TakeRoles([]byte("principals: []"), 1)
+			p.reloader.TakeRoles([]byte("principals: []"), 1, time.Time{})
 			if state := p.creds.RolesState(); state.Problem == "etcd was not read yet" {
 				t.Errorf("the roles document has no effect: %+v", state)
 			}

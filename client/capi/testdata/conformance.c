@@ -733,6 +733,9 @@ static struct engine lead(penstock_namespace ns, const char *planner, uint32_t r
 	o.members = (const penstock_member *)old;
 	o.n_members = 2;
 	CHECK(penstock_leader_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "first"), "%s", e.message); // twice
+	uint64_t other_size = sizeof m; // of the second member only
+	memcpy(&old[1], &other_size, sizeof other_size);
+	CHECK(penstock_leader_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "one size"), "%s", e.message);
 	m.name = "second";
 	memcpy(&old[1], &m, sizeof old[1]);
 	o.group = "version 1.10";
@@ -1030,6 +1033,9 @@ static struct side test_traffic(penstock_store store) {
 		to.peer_address_bytes = prefill.description.address_bytes;
 		to.peer_token = prefill.description.token;
 		to.peer_token_bytes = prefill.description.token_bytes;
+		to.resident_blocks = blocks + 1;
+		CHECK(penstock_traffic_decode(decode.traffic, &to, &q, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "resident"), "%s", e.message);
+		to.resident_blocks = turn; // the first turn has left the first block in its page
 		CHECK(penstock_traffic_decode(decode.traffic, &to, &q, &e) == PENSTOCK_OK, "%s", e.message);
 		if (turn == 1) {
 			penstock_transfer_event ev = moved(&decode, q, PENSTOCK_TRANSFER_PROGRESS);
@@ -1067,9 +1073,9 @@ static struct side test_traffic(penstock_store store) {
 	CHECK(penstock_traffic_append(decode.traffic, "r", NULL, 1, 0, 0, 0, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
 	CHECK(penstock_traffic_append(decode.traffic, "r", ids, 1, 0, PAGES, 1000, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "page 8"), "%s", e.message);
 	CHECK(penstock_traffic_settle(decode.traffic, NULL, 0, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
-	// The whole prompt of the first turn, and of the second the blocks that decode has not read. Their
-	// checksums take less than a block.
-	uint64_t forwarded = (BLOCKS + 2) * (uint64_t)VALUE;
+	// The whole prompt of the first turn, and of the second the new block: decode has read or kept the
+	// others. Their checksums take less than a block.
+	uint64_t forwarded = (BLOCKS + 1) * (uint64_t)VALUE;
 	penstock_nic sent, received;
 	uint32_t n_sent = 0, n_received = 0;
 	CHECK(penstock_traffic_nics(prefill.traffic, &sent, 1, &n_sent, &e) == PENSTOCK_OK && n_sent == 1, "%s", e.message);

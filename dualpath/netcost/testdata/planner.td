@@ -258,6 +258,41 @@ explain request=1
    0.000  started on engines 1 and 3: prefill side reads 0 of 0 cached tokens
    0.000  read queues: 0 tokens on the prefill side, 0 on the decode side
 
+# New weights: the request that waits has no prefix on engine 3, because the KV there is of the earlier weights.
+
+planner
+----
+
+up group=1 role=prefill engines=(1@1)
+----
+nothing
+
+up group=2 role=decode engines=(2@2)
+----
+nothing
+
+up group=3 role=decode engines=(3@3)
+----
+nothing
+
+places 1=a/1/x 2=a/2/y 3=b/1/z
+----
+nothing
+
+submit id=1 prompt=4000 resident=(1000@2,3200@3)
+----
+nothing
+
+epoch number=1
+----
+nothing
+
+fetch group=1
+----
+assign request 1: prefill engine 1
+assign request 1: decode engine 2
+start request 1: prefill 1, decode 2
+
 # The reserve: 1,000 of the 100,000 tokens of each engine stay free. One request takes 99,000 tokens of engine 2; no second one
 # fits there, though 64 tokens would be free. 99,008 tokens are more than any engine gives.
 

@@ -420,8 +420,9 @@ class Traffic(_Queue[TransferEvent]):
 
         ``peer_address`` and ``peer_token`` are the values in the attempt: ``address`` and ``token`` of the other engine's
         Traffic. ``ids`` are the ids of the prompt's full blocks, and ``pages`` the device pages of all ``blocks``. With
-        ``persist`` the prompt's new full blocks are stored. The first ``resident`` pages have their KV already; those of the
-        cached prefix do not change, so other requests may use them too. The other arguments are as for ``prefill``.
+        ``persist`` the prompt's new full blocks are stored. The first ``resident`` pages have their KV of ``epoch``
+        already; those of the cached prefix do not change, so other requests may use them too. The other arguments are as
+        for ``prefill``.
         """
         job = DecodeJob(self, request, blocks, hit)
         return self._begin("decode", job, ids, parts, pages, epoch, timeout, peer_address, peer_token, persist, resident)
