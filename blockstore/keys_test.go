@@ -936,3 +936,41 @@ func TestPlainVolume(t *testing.T) {
 		t.Errorf("a plain volume of a store without keys: %v", err)
 	}
 }
+
+// TestAllVolumesPlain: a store whose volumes are all plain has an encrypted catalogue, so it needs its keys, which can
+// be rotated and removed.
+func TestAllVolumesPlain(t *testing.T) {
+	d := memio.New(memio.Options{Path: "a"})
+	s, err := open(t, Options{StripeBytes: 16 << 10, Keys: keyring(t, "k1"), Plain: []bool{true}}, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newBlock("block", 4096, 1)
+	if err := errors.Join(s.Ready(), s.SetCatalogue(t.Context(), []byte("catalogue")), put(t, s, nil, b)); err != nil {
+		t.Fatal(err)
+	}
+	for _, ids := range [][]string{{"k1", "k2"}, {"k2"}} {
+		if err := s.SetKeys(t.Context(), keyring(t, ids...)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if use := s.KeyUse(); len(use) != 2 || use[0].ID != "" || use[0].Slots != 1 || use[1].ID != "k2" || !use[1].Newest {
+		t.Errorf("keys: %+v; want one plain slot, and k2", use)
+	}
+	if err := errors.Join(get(t, s, b, 0, 0), s.Close(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	d = d.Reopen()
+	_, err = open(t, Options{StripeBytes: 16 << 10}, d)
+	wantKeyError(t, err, "the catalogue is encrypted with key k2, which is not given")
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	d = d.Reopen()
+	if s, err = open(t, Options{StripeBytes: 16 << 10, Keys: keyring(t, "k2")}, d); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
