@@ -29,7 +29,8 @@ ENDS = (EventKind.DONE, EventKind.FAILED)
 
 
 class Cluster:
-    """Engines of a cluster by name. Names with p prefill, names with d decode. Those in ``wide`` have two ranks."""
+    """Engines of a cluster by name. Names with p prefill, names with d decode. Those in ``wide`` have two ranks, those in
+    ``caching`` a prefix cache."""
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class Cluster:
         names: list[str],
         *,
         wide: tuple[str, ...] = (),
+        caching: tuple[str, ...] = (),
         shards: int | None = None,
         model: Path | None = None,
         **options: Any,
@@ -46,6 +48,7 @@ class Cluster:
         self.vllm, self.node, self.planner = vllm, node, planner
         self.names = names
         self.wide = wide
+        self.caching = caching
         self.shards = shards or (2 if wide else 1)
         self.model = model
         self.options = {**ALONE, **options}
@@ -60,7 +63,12 @@ class Cluster:
 
     def start(self, name: str) -> None:
         connector = dual_path(self.node, self.planner, name, prefill=name[0] == "p", shards=self.shards)
-        self.vllm.start(name, connector, self.model, **{**self.options, **(RANKS if name in self.wide else {})})
+        self.vllm.start(
+            name,
+            connector,
+            self.model,
+            **{**self.options, **(RANKS if name in self.wide else {}), "enable_prefix_caching": name in self.caching},
+        )
 
     def close(self) -> None:
         self.gateway.close()
@@ -189,6 +197,18 @@ def test_chunked_prefill(vllm: Vllm, agents: list[Session], plain: list[list[lis
     assert all(read[name] for name in c.names), read  # the machines of both sides have read
 
 
+def test_prefix_cache(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]]) -> None:
+    """A decode engine of two ranks with a prefix cache has the tokens of an engine without Penstock. A turn's prompt is in its cache
+    up to the end of the turn before."""
+    sessions = agents[:5]
+    with cluster(vllm, ["p0", "d0"], wide=("d0",), caching=("d0",)) as c:
+        check_sessions(c, sessions, plain, Stored())
+        again = sum(len(s.turns[k].prompt) // BLOCK * BLOCK for s in sessions for k in range(len(plain) - 1))
+        assert c.events("d0")["resident_tokens"] >= again > 0
+        with pytest.raises(EngineError, match="start a prefill engine with --no-enable-prefix-caching"):
+            vllm.start("p1", dual_path(c.node, c.planner, "p1", prefill=True, shards=c.shards), enable_prefix_caching=True)
+
+
 @pytest.mark.parametrize("wide", [("p0",), ("d0",), ("p0", "d0")], ids=["2P1D", "1P2D", "2P2D"])
 def test_ranks(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]], wide: tuple[str, ...]) -> None:
     """Engines of two ranks, also on one side only: the tokens are those of an engine of one rank, and each rank's shard is stored.
@@ -295,6 +315,8 @@ def test_sliding_windows(vllm: Vllm, agents: list[Session], tmp_path: Path) -> N
         every = make_llama(tmp_path / "every", layer_types=[*windows, "sliding_attention"], sliding_window=64)
         with pytest.raises(EngineError, match="InvalidError: every layer has a sliding window"):
             vllm.start("every", dual_path(c.node, c.planner, "every", prefill=True), every, **ALONE)
+        with pytest.raises(EngineError, match="a prefix cache, and layers with a sliding window"):
+            vllm.start("caching", dual_path(c.node, c.planner, "caching", prefill=False), model, enable_prefix_caching=True)
 
 
 @pytest.mark.parametrize(

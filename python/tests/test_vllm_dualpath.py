@@ -152,8 +152,9 @@ class Rank:
         *,
         latent: bool,
         windows: bool,
+        prefix_cache: bool,
     ) -> None:
-        self.worker = Worker(o, counters, role=role, broadcast=broadcasts.of(rank))
+        self.worker = Worker(o, counters, role=role, broadcast=broadcasts.of(rank), prefix_cache=prefix_cache)
         self.heads = range(HEADS) if latent else range(rank * HEADS // ranks, (rank + 1) * HEADS // ranks)
         self.page = len(self.heads) * BLOCK * HEAD  # [heads, tokens, bytes]
         self.held = False  # what its transfers report does not come
@@ -211,9 +212,12 @@ class Engine:
         ranks: int = 1,
         latent: bool = False,
         windows: bool = False,
+        prefix_cache: bool = False,
         **options: Any,
     ) -> None:
         self.name = name
+        self.prefix_cache = prefix_cache
+        self.cached: dict[tuple[int, ...], int] = {}  # by the tokens up to its end: a full block. None is evicted
         self.windows = windows
         self.latent = latent
         self.role = role
@@ -237,7 +241,10 @@ class Engine:
         o = Options(servers=node.address, planner=planner, engine=name, machine=f"machine of {name}", **given)
         self.counters = _adapter.Counters(name)
         self.broadcasts = Broadcasts()
-        self.ranks = [Rank(o, self.counters, role, i, ranks, self.broadcasts, latent=latent, windows=windows) for i in range(ranks)]
+        self.ranks = [
+            Rank(o, self.counters, role, i, ranks, self.broadcasts, latent=latent, windows=windows, prefix_cache=prefix_cache)
+            for i in range(ranks)
+        ]
         self.workers = [rank.worker for rank in self.ranks]
         self.late = 0.0  # seconds that the scheduler's clock is ahead
         self.side = Scheduler(o, self.counters, role=role, extras=EXTRAS, clock=lambda: time.monotonic() + self.late)
@@ -294,11 +301,28 @@ class Engine:
 
     def _release(self, request: Request) -> None:
         # A job that still uses these blocks reads or overwrites these bytes, and a check fails.
-        for block in request.blocks:
+        free = [block for block in request.blocks if block not in self.cached.values()]
+        for block in free:
             for rank in self.ranks:
                 rank.spoil(block)
-        self.free += request.blocks
+        self.free += free
         request.blocks = []
+
+    def _in_cache(self, tokens: list[int]) -> list[int]:
+        """Return the blocks of the prefix cache for all tokens but the last."""
+        blocks: list[int] = []
+        for end in range(BLOCK, len(tokens), BLOCK):
+            block = self.cached.get(tuple(tokens[:end]))
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def _cache(self, request: Request) -> None:
+        """Add the full blocks that the request has computed or loaded to the prefix cache."""
+        if self.prefix_cache:
+            for i in range(request.num_computed_tokens // BLOCK):
+                self.cached.setdefault(tuple(request.all_token_ids[: (i + 1) * BLOCK]), request.blocks[i])
 
     def preempt(self, request: Request) -> None:
         """Free a request's blocks, as vLLM does when it has none left. The next step reports the preemption to the
@@ -315,17 +339,19 @@ class Engine:
                 continue
             whole = -(-request.num_tokens // BLOCK)
             if request.num_computed_tokens == 0:
-                tokens, later = self.side.lookup(request)
+                cached = self._in_cache(request.all_token_ids)
+                tokens, later = self.side.lookup(request, len(cached) * BLOCK)
                 if tokens is None:
                     continue
                 self.loaded_tokens[request.request_id] = tokens
                 if later:
-                    request.blocks = self._take(whole)
+                    request.blocks = cached + self._take(whole - len(cached))
                     request.waits = True
-                    request.num_computed_tokens = tokens
+                    request.num_computed_tokens = len(cached) * BLOCK + tokens
                     self.side.allocated(request, request.blocks)
                     continue
-                request.num_computed_tokens = tokens
+                request.blocks = cached
+                request.num_computed_tokens = len(cached) * BLOCK + tokens
             self.waiting.remove(request)
             self.running.append(request)
         scheduled: dict[str, int] = {}
@@ -366,6 +392,7 @@ class Engine:
                 request.num_computed_tokens = 0
                 continue
             request.num_computed_tokens += scheduled[request.request_id]
+            self._cache(request)
             if request.num_computed_tokens == request.num_tokens:
                 request.all_token_ids = [*request.all_token_ids, following(request.all_token_ids)]
                 request.num_output_tokens += 1
@@ -384,6 +411,7 @@ class Engine:
             if request.num_computed_tokens == 0:
                 self._release(request)
             else:
+                self._cache(request)
                 request.num_computed_tokens -= 1  # the last token is computed again, for the first output
         for name in freed:
             self._release(self.held.pop(name))
@@ -551,7 +579,7 @@ class Cluster:
         """Check that no wrong byte was seen and that all blocks are free."""
         for engine in self.engines.values():
             assert engine.wrong == []
-            assert sorted(engine.free) == list(range(1, BLOCKS))
+            assert sorted([*engine.free, *engine.cached.values()]) == list(range(1, BLOCKS))
             assert not engine.held
             assert not engine.loaded_by
             assert not engine.freed_by
@@ -577,7 +605,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Cluster]]:
     """
     with ExitStack() as stack:
 
-        def cluster(prefill: int = 1, decode: int = 1, **options: Any) -> Cluster:
+        def cluster(prefill: int = 1, decode: int = 1, *, caching: bool = False, **options: Any) -> Cluster:
             node = stack.enter_context(testing.node())
             # A busy machine may leave the engines without a CPU for long: no group is lost for that, and no read given to the other side.
             patient = ["--schedule-group-timeout", "60s", "--schedule-patience", "120s"]
@@ -587,7 +615,8 @@ def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Cluster]]:
             options = {"shards": 0 if latent else max(request.param), "latent": latent, **options}
 
             def engine(name: str, role: Role) -> Engine:
-                return stack.enter_context(Engine(node, planner.address, name, role, ranks=of[role], **options))
+                caches = caching and role == Role.DECODE
+                return stack.enter_context(Engine(node, planner.address, name, role, ranks=of[role], prefix_cache=caches, **options))
 
             engines = [engine(f"p{i}", Role.PREFILL) for i in range(prefill)] + [engine(f"d{i}", Role.DECODE) for i in range(decode)]
             made = Cluster(node, planner, engines)
@@ -618,6 +647,39 @@ def test_turns_of_a_session(make: Callable[..., Cluster], chunk: int) -> None:
     """Each turn has the tokens of an engine without the connector, and loads the blocks that earlier turns have stored,
     including decoded blocks."""
     check_turns(make(chunk=chunk))
+
+
+def test_prefix_cache(make: Callable[..., Cluster]) -> None:
+    """A decode engine with a prefix cache gets only the blocks that the cache does not have, and stores all new blocks."""
+    c = make(caching=True)
+    check_turns(c)
+    d0 = c.engines["d0"]
+    assert d0.counters["resident_tokens"] == d0.counters["hit_tokens"] > 0
+    links = [worker._link for worker in d0.workers if worker._link is not None]
+    received = sum(nic.bytes_in for link in links if link.value is not None for shard in link.value.shards for nic in shard.traffic.nics())
+    # The blocks of the prompts that no turn before has stored, and 8 bytes of each layer for its checksum.
+    computed = sum(-(-len(course.prompt) // BLOCK) for course in c.courses.values()) - d0.counters["hit_tokens"] // BLOCK
+    assert received == computed * sum(ns.value_bytes + 8 * LAYERS for ns in c.shards)
+
+
+def test_prefix_cache_after_a_failure(make: Callable[..., Cluster]) -> None:
+    """The engine keeps the blocks of its prefix cache when the attempt of a request that uses them fails."""
+    c = make(caching=True)
+    prompt = list(range(40))
+    c.serve(prompt)
+    c.stored(prompt, 10)
+    d0 = c.engines["d0"]
+    cached = dict(d0.cached)
+    course = c.submit([*prompt, 1])
+    c.until(lambda: course.decode is not None and course.decode[1].waits)
+    assert course.prefill is not None
+    course.prefill[0].abort(course.prefill[1].request_id)
+    c.until_over(course)
+    c.idle()
+    assert EventKind.REPLANNED in course.kinds()
+    assert course.tokens == expected(course.prompt)
+    assert cached.items() <= d0.cached.items()
+    c.check()
 
 
 def check_turns(c: Cluster) -> None:

@@ -67,6 +67,7 @@ EVENTS = {
             "epochs",
         )
     },
+    "resident_tokens": "Tokens of prompts that a decode engine had in its prefix cache.",
     "attempts": "Attempts at requests that the planner gave this engine.",
     "attempts_failed": "Attempts that failed here. The planner plans their requests again.",
 }
@@ -165,6 +166,8 @@ class Job:
     """Address and token of each shard of the engine on the other side."""
     pages: tuple[int, ...] = ()
     """On a decode engine: its blocks for the whole prompt."""
+    resident: int = 0
+    """How many of the first ``pages`` are of the engine's prefix cache. They have their KV, and other requests read them."""
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ class _Running:
     """A job that has not ended in all shards."""
 
     request: str
-    pages: tuple[int, ...] = ()  # decode: the engine's blocks for the prompt
+    pages: tuple[int, ...] = ()  # decode: the engine's blocks for the prompt that its prefix cache does not have
     received: bool = False  # decode: rank 0 has the prompt, and passes it to the other ranks
     ended: dict[int, Ended] = field(default_factory=dict)
 
@@ -127,6 +127,7 @@ class _Request:
         self.alone = False  # the engine computes it without the other side
         self.pages = 0  # prefill: blocks that the worker knows
         self.appended = 0  # decode: blocks that are stored, or are being stored
+        self.resident = 0  # decode: blocks of the prompt that the engine has in its prefix cache
 
 
 class Scheduler:
@@ -291,10 +292,10 @@ class Scheduler:
         if turn is not None and not turn.request and name not in self._named.values():
             turn.until = self._clock() + self._options.request_timeout
 
-    def lookup(self, request: Any) -> tuple[int | None, bool]:
+    def lookup(self, request: Any, computed: int) -> tuple[int | None, bool]:
         """Return how many tokens a load brings, and whether the load runs between steps.
 
-        None: call again later.
+        None: call again later. ``computed`` is the number of tokens of the prompt in the engine's prefix cache.
         """
         state = self._state(request)
         if state is None or state.alone:
@@ -315,7 +316,8 @@ class Scheduler:
             if turn.request != request.request_id:
                 return self._alone(state, f"request {turn.request} has named attempt {state.name} before")
             if self._role == Role.DECODE:
-                return request.num_tokens, True
+                state.resident = computed // self._block
+                return request.num_tokens - computed, True
             first = self._first(turn)
             return None if first is None else first * self._block, False
 
@@ -407,14 +409,15 @@ class Scheduler:
         """Plan the job of an attempt. The lock is held."""
         a = turn.attempt
         turn.job = True
-        self._running[a.name] = _Running(turn.request, pages)
+        self._running[a.name] = _Running(turn.request, pages[state.resident :])
         self._counters.add("loads")
         self._counters.add("hit_tokens", a.hit * self._block)
+        self._counters.add("resident_tokens", state.resident * self._block)
         assert state.chain is not None
         self._jobs.append(
             Job(
                 a.name, turn.request, bytes(state.chain.ids), a.epoch, -(-a.prompt_tokens // self._block), a.hit, tuple(a.parts),
-                split_peer(a.peer_address, a.peer_token), pages,
+                split_peer(a.peer_address, a.peer_token), pages, state.resident,
             )
         )  # fmt: skip
         self._orders += turn.early
@@ -430,7 +433,7 @@ class Scheduler:
             turn = self._turns.get(state.name)
             if turn is None:  # the planner has ended the attempt since the lookup
                 self._alone(state, "the planner has given the attempt up")
-                self._lost.append((request.request_id, pages))
+                self._lost.append((request.request_id, pages[state.resident :]))
             elif not turn.job:
                 self._begin(state, turn, pages)
 

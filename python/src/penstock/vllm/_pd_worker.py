@@ -98,8 +98,12 @@ class Worker:
     storage has been read when the request is scheduled. The end of a job is reported when it no longer accesses its blocks.
     """
 
-    def __init__(self, options: Options, counters: _adapter.Counters, *, role: Role, broadcast: Broadcast) -> None:
+    def __init__(
+        self, options: Options, counters: _adapter.Counters, *, role: Role, broadcast: Broadcast, prefix_cache: bool = False
+    ) -> None:
+        """``prefix_cache``: the engine has a prefix cache, which is for decode engines only."""
         self._options = options
+        self._prefix_cache = prefix_cache
         self._counters = counters
         self._role = role
         self._broadcast = broadcast
@@ -191,7 +195,11 @@ class Worker:
         assert opened is not None
         usable = layout.blocks - 1  # the null block
         self.definitions = tuple(
-            Definition(**vars(base), member=shard.traffic.member(o.engine, device_blocks=usable), epoch=shard.ns.epoch)
+            Definition(
+                **vars(base),
+                member=shard.traffic.member(o.engine, device_blocks=usable, prefix_cache_blocks=usable if self._prefix_cache else 0),
+                epoch=shard.ns.epoch,
+            )
             for base, shard in zip(bases, opened.shards, strict=True)
         )
 
@@ -260,7 +268,7 @@ class Worker:
         address, token = job.peers[shard.number]
         return shard.traffic.decode(
             job.name, ids, epoch=job.epoch, blocks=job.blocks, hit=job.hit, parts=job.parts, pages=job.pages,
-            peer_address=address, peer_token=token, timeout=limit,
+            resident=job.resident, peer_address=address, peer_token=token, timeout=limit,
         )  # fmt: skip
 
     def _end(self, running: _Running, shard: int, ended: Ended) -> None:
@@ -274,9 +282,10 @@ class Worker:
             return
         del self._running[job.name]
         if self._role == Role.DECODE and len(running.ready) < len(self.definitions):
-            self._counters.add("failed_blocks", len(job.pages))
+            missing = job.pages[job.resident :]
+            self._counters.add("failed_blocks", len(missing))
             if not self._passes:  # otherwise all ranks get it as lost
-                self._failed_blocks.update(job.pages)
+                self._failed_blocks.update(missing)
                 self._loaded.add(job.request)
 
     def _cancel(self, name: str) -> None:

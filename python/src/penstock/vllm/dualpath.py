@@ -89,7 +89,7 @@ class PenstockDualPath(KVConnectorBase_V1):
         super().__init__(vllm_config, role, kv_cache_config)
         options = read_options(self._kv_transfer_config.kv_connector_extra_config)
         part = _role(self._kv_transfer_config)
-        _refuse(vllm_config, kv_cache_config, options)
+        _refuse(vllm_config, kv_cache_config, options, part)
         self._counters = _adapter.Counters("vllm-dualpath")
         self._sent: dict[str, int] = {}
         self._scheduler: Scheduler | None = None
@@ -98,7 +98,9 @@ class PenstockDualPath(KVConnectorBase_V1):
             _engine.check_policy(self._kv_transfer_config)
             self._scheduler = Scheduler(options, self._counters, role=part, extras=_engine.salts_of())
         else:
-            self._worker = Worker(options, self._counters, role=part, broadcast=_broadcast)
+            self._worker = Worker(
+                options, self._counters, role=part, broadcast=_broadcast, prefix_cache=vllm_config.cache_config.enable_prefix_caching
+            )
         self._model = options.model or vllm_config.model_config.model
 
     @classmethod
@@ -180,7 +182,7 @@ class PenstockDualPath(KVConnectorBase_V1):
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         assert self._scheduler is not None
-        return self._scheduler.lookup(request)
+        return self._scheduler.lookup(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         assert self._scheduler is not None
@@ -241,7 +243,7 @@ def _role(config: Any) -> Role:
     return Role.PREFILL if config.is_kv_producer else Role.DECODE
 
 
-def _refuse(config: Any, kv_cache_config: Any, options: Options) -> None:
+def _refuse(config: Any, kv_cache_config: Any, options: Options, role: Role) -> None:
     """Raise InvalidError for an engine that PenstockDualPath does not support."""
     _engine.refuse_unsupported(config)
     parallel = config.parallel_config
@@ -257,10 +259,15 @@ def _refuse(config: Any, kv_cache_config: Any, options: Options) -> None:
             f"option 'shards' of PenstockDualPath is {options.shards}; want a multiple of tensor_parallel_size, which is {ranks}"
         )
     _refuse_groups(kv_cache_config)
-    if config.cache_config.enable_prefix_caching:
+    if config.cache_config.enable_prefix_caching and role == Role.PREFILL:
         raise errors.InvalidError(
-            "the engine has a prefix cache, whose blocks other requests read while PenstockDualPath writes them: start it with"
-            " --no-enable-prefix-caching"
+            "the engine has a prefix cache, whose blocks other requests read while PenstockDualPath writes them: start a prefill engine"
+            " with --no-enable-prefix-caching"
+        )
+    if config.cache_config.enable_prefix_caching and _engine.windows_of(config, kv_cache_config):
+        raise errors.InvalidError(
+            "the engine has a prefix cache, and layers with a sliding window, whose blocks outside of the window at the end of a cached"
+            " prefix are not loaded: start it with --no-enable-prefix-caching"
         )
     if threshold := config.scheduler_config.long_prefill_token_threshold:
         raise errors.InvalidError(
