@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.faults import damage
+from harness.faults import damage, node_of_another_version
 from harness.sessions import Session
 from harness.sglang import OUTPUT, PATIENCE, Follower, SGLang, loaded, storage, tokens, views, whole
 
@@ -189,3 +189,30 @@ def test_faults_of_the_node(second: SGLang, kept: testing.Node, few: list[list[i
     answers = second.fresh(few)
     assert tokens(answers) == want_few
     assert sum(loaded(answers)) < sum(whole(p) for p in few), "no load has met a damaged page"
+
+
+def test_a_full_node(second: SGLang, turns: Rounds, want: Rounds) -> None:
+    """The node has not room for the pages of one turn of all sessions, and evicts pages that lookups may just have found."""
+    second.detach()
+    with testing.node(capacity="16MiB", arena="8MiB") as node:
+        second.attach(storage(node))
+        for k in (2, 3, 3):
+            prompts = turns[k][:30]
+            answers = second.fresh(prompts)
+            assert tokens(answers) == want[k][:30]
+        assert sum(loaded(answers)) < sum(whole(p) for p in prompts)
+        second.detach()
+
+
+def test_nodes_that_refuse(second: SGLang, few: list[list[int]], want_few: list[list[int]]) -> None:
+    """A wrong token, and a node of another version: the engine serves without the cache, and logs it once."""
+    with testing.node(token="a token of the test") as node, node_of_another_version() as other:
+        for backend, why in ((storage(node, token="another token of it"), "bearer token"), (storage(other), "run the same release")):
+            before = len(second.log.read_text())
+            second.attach(backend)
+            for _ in range(2):
+                answers = second.fresh(few)
+                assert (tokens(answers), loaded(answers)) == (want_few, [0] * len(few))
+            second.detach()
+            lines = [line for line in second.log.read_text()[before:].splitlines() if why in line]
+            assert len(lines) == 1, lines
