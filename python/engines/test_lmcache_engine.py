@@ -9,6 +9,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,13 @@ OBJECT = 2**17  # 4 layers, 2 heads, K and V of 32 floats, for each of 64 tokens
 @pytest.fixture(scope="module")
 def servers(kept: testing.Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     logs = tmp_path_factory.mktemp("lmcache")
-    with ThreadPoolExecutor() as threads:
-        starts = [threads.submit(LMCache, kept.address, logs / name) for name in (LEFT, RIGHT)]
-    with starts[0].result() as left, starts[1].result() as right:
+    with ExitStack() as started:
+
+        def start(name: str) -> LMCache:
+            return started.enter_context(LMCache(kept.address, logs / name))
+
+        with ThreadPoolExecutor() as threads:
+            left, right = threads.map(start, (LEFT, RIGHT))
         yield left, right
 
 
