@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -55,6 +56,8 @@ type countedEngine struct {
 	mu      sync.Mutex
 	changed chan struct{} // closed at each change of running
 	running map[string]*leader.Request
+	// left are the attempts for which no completion waits any more.
+	left map[string]bool
 	// term is the highest term of an attempt. starts is the number of attempts by term.
 	term   uint64
 	starts map[uint64]int
@@ -75,6 +78,11 @@ func (e *countedEngine) Start(ctx context.Context, r *leader.Request) {
 	}
 	e.term = max(e.term, term)
 	e.starts[term]++
+	if e.left[r.Name] { // nothing else would end it
+		delete(e.left, r.Name)
+		defer r.Done(errors.New("its completion has ended"))
+		return
+	}
 	e.running[r.Name] = r
 	close(e.changed)
 	e.changed = make(chan struct{})
@@ -84,20 +92,22 @@ func (e *countedEngine) Read(string, traffic.Part)      {}
 func (e *countedEngine) Cut(string)                     {}
 func (e *countedEngine) Recompute(string, traffic.Part) {}
 
-// await returns the attempt, and nil if ctx ends first.
+// await returns the attempt, and nil if ctx ends first. Then the attempt fails if it arrives later.
 func (e *countedEngine) await(ctx context.Context, attempt string) *leader.Request {
 	for {
 		e.mu.Lock()
 		r, changed := e.running[attempt], e.changed
 		delete(e.running, attempt)
+		if r == nil && ctx.Err() != nil {
+			e.left[attempt] = true
+		}
 		e.mu.Unlock()
-		if r != nil {
+		if r != nil || ctx.Err() != nil {
 			return r
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return nil
 		}
 	}
 }
@@ -196,7 +206,7 @@ func (c *electorate) lead(name string, role leader.Role, addrs string) string {
 	if err != nil {
 		c.Fatal(err)
 	}
-	e := &countedEngine{t: c.T, name: name, changed: make(chan struct{}), running: make(map[string]*leader.Request), starts: make(map[uint64]int)}
+	e := &countedEngine{t: c.T, name: name, changed: make(chan struct{}), running: make(map[string]*leader.Request), left: make(map[string]bool), starts: make(map[uint64]int)}
 	l, err := leader.New(leader.Options{
 		Group: name, Node: name, Role: role, Geometry: kv.SingleGroup(2, 4, 512), Planner: conn,
 		Members: []leader.Member{{Name: name, Engine: e, DeviceBlocks: 1000}},

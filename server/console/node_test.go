@@ -193,12 +193,13 @@ func TestNode(t *testing.T) {
 	policy.Store(policyOf(t))
 }
 
-// members returns the texts of the rows of the members of a cluster on the overview.
+// members returns the texts of the rows of a cluster's nodes on the overview.
 func members(page string) (rows []string) {
 	_, cluster, _ := strings.Cut(page, `id="cluster-title"`)
 	cluster, _, _ = strings.Cut(cluster, "</section>")
-	for i, r := range strings.Split(cluster, `<tr><th scope="row">`) {
+	for i, r := range strings.Split(cluster, `<th scope="row">`) {
 		if i > 0 {
+			r, _, _ = strings.Cut(r, "</tr>")
 			rows = append(rows, text(r))
 		}
 	}
@@ -206,7 +207,7 @@ func members(page string) (rows []string) {
 }
 
 // TestCluster shows a cluster of two nodes with etcd: its members in the order of their names, the
-// revision up to which each has applied the changes of namespaces, a member that leaves, and the end
+// revision up to which each has applied the changes of namespaces, a node that stops, and the end
 // and the return of the lease while etcd is down and after its start.
 func TestCluster(t *testing.T) {
 	etcd := testetcd.Start(t, 1)
@@ -228,12 +229,12 @@ func TestCluster(t *testing.T) {
 		return len(members(page)) == 2 && strings.Contains(text(page), "Node n1 is serving. 0 faults. 2 members.")
 	})
 	wants(t, text(page), "No faults.", "Lease of this node: valid")
-	for i, want := range []struct{ begin, end string }{
-		{"n1 (this node) none serving 64 MiB", "v0 " + n1.Addr},
-		{"n2 none serving 32 MiB", "v0 " + n2.Addr},
+	for i, want := range []struct{ begin, capacity, end string }{
+		{"n1 (this node) none serving", "64 MiB", "v0 " + n1.Addr},
+		{"n2 none serving", "32 MiB", "v0 " + n2.Addr},
 	} {
-		if r := members(page)[i]; !strings.HasPrefix(r, want.begin+" ") || !strings.HasSuffix(r, want.end) || !strings.Contains(r, " %") {
-			t.Errorf("the row %d is %q; want %q … %q with its fill", i, r, want.begin, want.end)
+		if r := members(page)[i]; !strings.HasPrefix(r, want.begin+" ") || !strings.Contains(r, " UTC "+want.capacity+" ") || !strings.HasSuffix(r, want.end) || !strings.Contains(r, " %") {
+			t.Errorf("the row %d is %q; want %q … %q … %q with its fill", i, r, want.begin, want.capacity, want.end)
 		}
 	}
 
@@ -255,8 +256,13 @@ func TestCluster(t *testing.T) {
 	if err := n2.Stop(stop); err != nil {
 		t.Fatal(err)
 	}
-	page = await("one member", func(page string) bool { return len(members(page)) == 1 })
-	wants(t, text(page), "1 member.")
+	// The node that has left is not a member, and has a row, because it was not drained.
+	down := func(page string) bool {
+		m := members(page)
+		return len(m) == 2 && strings.HasPrefix(m[0], "n2 none down ") && strings.HasPrefix(m[1], "n1 (this node) none serving ")
+	}
+	page = await("a node that is down", down)
+	wants(t, text(page), "1 member. Down: 1 node.", "node n2 down its lease in etcd has ended")
 
 	etcd.Kill(0)
 	page = await("an invalid lease", func(page string) bool { return strings.Contains(text(page), "lease in etcd not valid") })
@@ -265,8 +271,6 @@ func TestCluster(t *testing.T) {
 		t.Errorf("without etcd the page has the members %q", m)
 	}
 	etcd.Run(0)
-	page = await("the lease after the start of etcd", func(page string) bool {
-		return strings.Contains(text(page), "No faults.") && len(members(page)) == 1
-	})
-	wants(t, text(page), "1 member.", "Lease of this node: valid")
+	page = await("the lease after the start of etcd", func(page string) bool { return strings.Contains(text(page), " 1 fault. 1 member.") && down(page) })
+	wants(t, text(page), "Lease of this node: valid")
 }

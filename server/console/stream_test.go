@@ -103,7 +103,7 @@ func TestLive(t *testing.T) {
 	if e := s.event(); e.name != "live" || !strings.Contains(e.data, "/v1") {
 		t.Errorf("the first event is %+v", e)
 	}
-	if e := s.event(); e.name != "summary" || e.data != "Node n1 is serving. 3 faults. 2 members.\n" {
+	if e := s.event(); e.name != "summary" || e.data != "Node n1 is serving. 5 faults. 2 members. Down: 1 node.\n" {
 		t.Errorf("the second event is %+v", e)
 	}
 	src.set(func(s *source) { s.overview.Blocks = 987654 })
@@ -117,7 +117,7 @@ func TestLive(t *testing.T) {
 	if e := s.event(); e.name != "live" || strings.Contains(e.data, "no carrier</td><td>unknown") {
 		t.Errorf("the event of a repair is %+v", e)
 	}
-	if e := s.event(); e.name != "summary" || !strings.Contains(e.data, "2 faults") {
+	if e := s.event(); e.name != "summary" || !strings.Contains(e.data, "4 faults") {
 		t.Errorf("the summary after the repair is %+v", e)
 	}
 }

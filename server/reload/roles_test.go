@@ -126,7 +126,7 @@ func TestRolesFromEtcd(t *testing.T) {
 		p.reloader.TakeRoles(document("b"), 7, past)
 		outdated(true)
 		admitted("b")
-		if p.creds.Roles() != p.creds.Roles() {
+		if first := p.creds.Roles(); first != p.creds.Roles() {
 			t.Error("each call has another outdated policy, for which sessions derive all tokens anew")
 		}
 		take(text, int64(len(text)))
