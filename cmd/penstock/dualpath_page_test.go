@@ -50,8 +50,9 @@ func pageArgs(t *testing.T, command, name string, more ...string) []string {
 	return append(append(strings.Fields(name), strings.Fields(args)...), more...)
 }
 
-// TestDualPathPage runs the commands of docs/dualpath.md about tenants and new weights. The test of the
-// vLLM package runs those that set a cluster up.
+// TestDualPathPage runs the commands of docs/dualpath.md about tenants and new weights. The tests of
+// elections (electorate) run the commands about several planners, and test_vllm_dualpath_page.py those
+// that set a cluster up.
 func TestDualPathPage(t *testing.T) {
 	testkit.VerifyNone(t)
 	node := startServed(t, t.TempDir())

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -37,6 +38,9 @@ type electorate struct {
 	engines  []*countedEngine
 	url      string // the gateway's
 	answered atomic.Int64
+	// config is the planners' empty configuration, and status the arguments of plan status in docs/dualpath.md.
+	config string
+	status []string
 }
 
 // elector is a planner process behind a gate to etcd.
@@ -152,7 +156,7 @@ func newElectorate(t *testing.T) *electorate {
 	t.Helper()
 	testkit.VerifyNone(t)
 	etcd := testetcd.Start(t, 1)
-	c := &electorate{T: t}
+	c := &electorate{T: t, config: writeFile(t, t.TempDir(), "planner.yaml", nil)}
 	var addrs []string
 	for range 2 {
 		p := &elector{addr: testkit.Port(t), http: testkit.Port(t), gate: testetcd.NewGate(t, etcd.Endpoints[0])}
@@ -171,26 +175,28 @@ func newElectorate(t *testing.T) *electorate {
 		c.planners, addrs = append(c.planners, p), append(addrs, p.addr)
 	}
 	node := startServed(t, t.TempDir())
-	node.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024").must(t)
-	args := append(gatewayArgs(), "--planner", strings.Join(addrs, ","), "--namespace", "m", "--servers", node.ready.Listen)
+	node.run("ns", "create", "llama/tp1.0", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024").must(t)
+	all := strings.Join(addrs, ",")
+	var engines []string
 	for i, role := range []leader.Role{leader.Prefill, leader.Prefill, leader.Decode, leader.Decode} {
-		args = append(args, "--engine", c.lead(fmt.Sprintf("e%d", i), role, strings.Join(addrs, ",")))
+		engines = append(engines, c.lead(fmt.Sprintf("e%d", i), role, all))
 	}
-	s := startGateway(t, args...)
+	commands := pageCommands(t, "--cluster-etcd", "a:7430,b:7430", all, "s:7420", node.ready.Listen, "p0=http://p:8001", engines[0], "d0=http://d:8002", engines[2])
+	c.status = pageArgs(t, commands[2], "plan status")
+	s := startGateway(t, pageArgs(t, commands[1], "gateway", gatewayArgs(engines[1], engines[3])[1:]...)...)
 	c.url = "http://" + s.ready.Listen + "/v1/completions"
 	c.load(8)
 	return c
 }
 
-// start starts a planner process.
+// start starts a planner process by the command of docs/dualpath.md.
 func (c *electorate) start(p *elector) {
 	c.Helper()
+	command := pageCommands(c.T, "--cluster-etcd", "planner.yaml", c.config, "etcd-0:2379,etcd-1:2379,etcd-2:2379", p.gate.Addr)[0]
 	process, err := cluster.StartProcess(c.Context(), cluster.ProcessOptions{
 		Name: "planner " + p.addr, Env: append(os.Environ(), childEnv),
-		Args: []string{
-			"planner", "--listen", p.addr, "--http", p.http, "--log-format", "json", "--schedule-block-tokens", "4", "--schedule-min-part", "4",
-			"--cluster-etcd", p.gate.Addr, "--cluster-lease-ttl", "3s",
-		},
+		Args: pageArgs(c.T, command, "planner", "--listen", p.addr, "--http", p.http, "--log-format", "json",
+			"--schedule-block-tokens", "4", "--schedule-min-part", "4", "--cluster-lease-ttl", "3s"),
 	})
 	if err != nil {
 		c.Fatal(err)
@@ -402,8 +408,9 @@ func TestPlannerWithoutEtcd(t *testing.T) {
 	if !bytes.Contains([]byte(r.must(t)), []byte(`"e3"`)) {
 		t.Errorf("plan top with both planners prints\n%s", r.out)
 	}
-	states := decode[[]planStatus](t, penstock(t, "", nil, "plan", "status", "--planner", a.addr+","+b.addr, "--format", "json"))
-	if len(states) != 2 || states[0].State != "standby" || states[1].State != "leader" || states[0].Term != states[1].Term || states[0].Leader != b.addr || states[1].Since.IsZero() {
+	states := decode[[]planStatus](t, penstock(t, "", nil, append(c.status, "--format", "json")...))
+	standby := slices.IndexFunc(states, func(s planStatus) bool { return s.State == "standby" })
+	if len(states) != 2 || standby < 0 || states[1-standby].State != "leader" || states[0].Term != states[1].Term || states[standby].Leader != b.addr || states[1-standby].Since.IsZero() {
 		t.Errorf("plan status prints %+v", states)
 	}
 	if r := penstock(t, "", nil, "plan", "status", "--planner", a.addr); r.code != exitFailed || !strings.Contains(r.out, "standby") || !strings.Contains(r.err, "no planner leads") {
