@@ -19,7 +19,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "penstock: second signal: ending at once")
 		os.Exit(second.exitCode())
 	}()
-	w := world{in: os.Stdin, out: os.Stdout, err: os.Stderr, environ: os.Environ(), startWithin: 5 * time.Second, hangups: hangups}
+	w := world{in: os.Stdin, out: os.Stdout, err: os.Stderr, environ: os.Environ(), startWithin: 5 * time.Second, progressEvery: progressLineEvery, hangups: hangups}
 	os.Exit(run(ctx, w, os.Args[1:]))
 }
 

@@ -45,7 +45,7 @@ type progress struct {
 
 func newProgress(w world, what string, u unit) *progress {
 	now := time.Now()
-	return &progress{w: w, what: what, unit: u, tty: isTerminal(w.err), start: now, nextLine: now.Add(progressLineEvery)}
+	return &progress{w: w, what: what, unit: u, tty: isTerminal(w.err), start: now, nextLine: now.Add(w.progressEvery)}
 }
 
 func isTerminal(v any) bool {
@@ -72,10 +72,10 @@ func (p *progress) note(done, total int64, note string) {
 		p.draw(done, total, note)
 		return
 	}
-	if now.Before(p.nextLine) {
+	if p.w.progressEvery == 0 || now.Before(p.nextLine) {
 		return
 	}
-	p.nextLine = now.Add(progressLineEvery)
+	p.nextLine = now.Add(p.w.progressEvery)
 	if note != "" {
 		note = ", " + note
 	}

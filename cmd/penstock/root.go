@@ -31,6 +31,8 @@ type world struct {
 	environ []string
 	// startWithin is the time for which a client command retries while a node refuses connections.
 	startWithin time.Duration
+	// progressEvery is the interval between lines of progress where err is not a terminal. 0: no lines.
+	progressEvery time.Duration
 	// hangups delivers SIGHUP to a process that serves, until the returned function is called. Nil:
 	// the process does not handle SIGHUP.
 	hangups func() (<-chan os.Signal, func())
