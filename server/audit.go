@@ -29,9 +29,9 @@ import (
 // Cache service that make or end a pin are logged in the same way, and so are the calls that change
 // weights or roles of the planner. Leases on blocks with a TTL, which engines request, are not
 // logged. With a roles file, a line has the caller's principal, and each refused call of every
-// service, of the data plane and of HTTP is logged. Of the refused calls of callers that have no
-// identity, and of those that are refused because there is no present roles document from etcd, one in each second is logged, with
-// the number of calls left out before it.
+// service, of the data plane and of HTTP is logged. At most one call in a second is logged of the calls without
+// an identity, and of the calls that are refused because the roles document from etcd is outdated. The line has the number of
+// such calls since the line before.
 type audit struct {
 	log *slog.Logger
 	// unidentified logs the refused calls of which only one per second is logged. The kind is the message.

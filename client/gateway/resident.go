@@ -19,7 +19,7 @@ const (
 
 // caches approximates the prefix caches of decode engines by the prompts that this gateway has sent
 // to them. An approximation that is wrong only makes the planner choose a slower engine: the engine
-// decides by itself which blocks it needs.
+// looks up in its own cache which blocks it needs.
 type caches struct {
 	engines map[string]*cache
 	// uses is the number of calls of sent.

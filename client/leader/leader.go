@@ -69,8 +69,8 @@ type Member struct {
 	// PrefixCacheBlocks is set for a decode engine that keeps the KV of prompts in device memory after
 	// their requests, for later requests with the same prefix: at most this number of blocks. With
 	// this number the planner prefers the engine for a prompt whose beginning the engine has, if it
-	// has a description of the network. The engine decides by itself what it keeps, and must not need
-	// a prefix that it does not have.
+	// has a description of the network. The engine chooses the blocks that it keeps, and serves
+	// a prompt also if it has dropped the blocks of the prefix.
 	PrefixCacheBlocks int
 	// Footprint is the result of the method Footprint of the engine's traffic.Manager. With the
 	// zero value the planner does not account for the buffer.

@@ -452,7 +452,7 @@ func (d *Decode) assemble(landed *rdma.Flag) error {
 		}
 	}
 	base := uint64(d.buf.Offset())
-	// Resident blocks are not in the buffer, except for those that the model has computed again.
+	// The buffer has no resident block, unless the model has computed the block again.
 	arrived := d.resident
 	if i := slices.Index(d.sends.again[:d.resident], true); i >= 0 {
 		arrived = i

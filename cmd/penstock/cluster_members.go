@@ -10,7 +10,8 @@ import (
 	"github.com/penstock-kv/penstock/server/membership"
 )
 
-// printMembers prints the nodes as a table, those that are down last, and a line for each that copies or is down.
+// printMembers prints a table of the nodes, in which nodes that are down come last. Below it, each node that copies
+// blocks or is down has a line.
 func printMembers(t *table, resp *pb.ListMembersResponse) {
 	t.row("NAME", "STATE", "ZONE", "CAPACITY", "USED", "VOLUMES", "NICS", "APPLIED", "SINCE", "ADDRESS", "VERSION")
 	row := func(m *pb.Member, since string) {

@@ -101,8 +101,8 @@ func TestClusterStateDown(t *testing.T) {
 	}
 }
 
-// TestPrintMembers: the table has the volumes and NICs of each node, and the nodes that are down with the time of the end, with
-// their zone and capacity, and with what they had.
+// TestPrintMembers: the table has the volumes and NICs of each node, and and of each node that is down the end of its lease, the zone, the
+// capacity, the volumes and the blocks.
 func TestPrintMembers(t *testing.T) {
 	var b strings.Builder
 	tab := &table{tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)}

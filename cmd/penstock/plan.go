@@ -67,7 +67,7 @@ func newPlanTop(w world) *cobra.Command {
 		Short: "Show the groups, engines, storage and compute NICs and waiting requests of the planner",
 		Long: `Print the work of every engine and the reads of every storage NIC: the last report of the
 leader, plus later assignments. Then print the bytes of every compute NIC since the start of
-its engine, and their rates between the last two reports: those with the highest rates
+its engine, and their rates between the last two reports: the NICs with the highest rates
 first, at most --limit. Then print the requests that wait, by tenant and priority,
 with their work in tokens; at most 32 lines. With --every the output is repeated until
 interrupted.`,
@@ -75,7 +75,7 @@ interrupted.`,
 		Args:    args(cobra.NoArgs),
 	}
 	c := addPlannerFlags(cmd, w)
-	limit := cmd.Flags().Int("limit", topNICs, "print at most this many compute NICs, those with the highest rates; 0: all")
+	limit := cmd.Flags().Int("limit", topNICs, "print at most this many compute NICs, the ones with the highest rates; 0: all")
 	every := cmd.Flags().Duration("every", 0, "interval of repeated output; 0: print once")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if *limit < 0 {
@@ -156,7 +156,7 @@ func printTop(t *table, r *pb.TopResponse, limit int) {
 	t.row("cuts", count(r.Cuts), "hedges", count(r.Hedges), "recomputed", count(r.Recomputes))
 }
 
-// printComputeNICs prints the compute NICs, if the leaders report any: those with the highest rates first, at most limit (0:
+// printComputeNICs prints the compute NICs, if the leaders report any: the highest rates first, at most limit (0:
 // all), the sums of the bytes of all, and the highest rates over the mean.
 func printComputeNICs(t *table, r *pb.TopResponse, limit int) {
 	rate := func(v *float64) string {

@@ -65,7 +65,7 @@ func TestHot(t *testing.T) {
 		return
 	}
 	if *hotRounds == 0 {
-		t.Skip("a measurement; make bench-hot runs it (-hot.rounds)")
+		t.Skip("-hot.rounds is 0: this measurement takes minutes and no test depends on it; run make bench-hot")
 	}
 	testkit.VerifyNone(t)
 	etcd := testkit.Program(t, "etcd", "etcd-server")
@@ -332,7 +332,7 @@ func (c *cluster) heat() {
 	})
 }
 
-// turn lets so many clients read the prefix for hot.seconds, and returns their payload in MiB per second.
+// turn starts the given number of clients, which read the prefix for hot.seconds, and returns the payload of all in MiB per second.
 func (c *cluster) turn(ctx context.Context, readers int) (bench.Sample, error) {
 	c.read.Store(0)
 	var g errgroup.Group

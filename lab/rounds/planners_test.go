@@ -109,7 +109,7 @@ type requests struct {
 	*load
 	done atomic.Int64 // requests that have ended with Done
 	// mu guards the names of the requests in flight, the number of requests that waited for a planner, and the
-	// number of those that were planned again.
+	// number of requests that were planned again.
 	mu                sync.Mutex
 	flying            map[string]bool
 	waited, replanned int

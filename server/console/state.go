@@ -156,8 +156,8 @@ type remoteVolume struct {
 // remoteVolumesShown is the number of rows in the table of the volumes of other nodes.
 const remoteVolumesShown = 256
 
-// remoteVolumes returns the volumes of the other nodes, at most limit: first those of nodes that are down, then those that are not
-// ok, then the fullest. It also returns the number of all.
+// remoteVolumes returns at most limit volumes of the other nodes: first the volumes of nodes that are down, then volumes with a
+// state other than ok, then the fullest. all is the number of volumes without the limit.
 func (c *Cluster) remoteVolumes(limit int) (rows []remoteVolume, all int) {
 	add := func(nodes []Member, down bool) {
 		for _, m := range nodes {
