@@ -68,8 +68,8 @@ func StartProcess(ctx context.Context, o ProcessOptions) (*Process, error) {
 	p := &Process{name: o.Name, cmd: exec.Command(self, o.Args...), log: &Log{}, over: make(chan struct{})}
 	p.cmd.Env = o.Env
 	// The child gets its own process group, so Ctrl-C reaches only the parent, which then
-	// stops its children.
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	// stops its children. A parent that is killed cannot do that, so the kernel kills them.
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	stderr, err := p.cmd.StderrPipe()
 	if err != nil {
 		return nil, err

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"runtime/debug"
@@ -33,7 +34,15 @@ func child(kind string) int {
 		fmt.Fprintln(os.Stderr, "the disk is gone")
 		return 3
 	}
+	if kind == "has a child" {
+		return parent()
+	}
 	fmt.Fprintln(os.Stderr, `{"msg":"ready","listen":"127.0.0.1:1","data_listen":"127.0.0.1:2","http":"127.0.0.1:3"}`)
+	if kind == "waits" {
+		for {
+			_ = syscall.Pause()
+		}
+	}
 	in := bufio.NewScanner(os.Stdin)
 	for in.Scan() {
 		if in.Text() == `"long"` {
@@ -45,6 +54,23 @@ func child(kind string) int {
 		return 4
 	}
 	return 0
+}
+
+// parent is a process that starts a child, writes a line to descriptor 3, which the child has too, and waits.
+func parent() int {
+	shared := os.NewFile(3, "pipe")
+	_, err := StartProcess(context.Background(), ProcessOptions{Name: "the child", Args: []string{"child", "waits"}, Start: func(cmd *exec.Cmd) error {
+		cmd.ExtraFiles = []*os.File{shared}
+		return cmd.Start()
+	}})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	fmt.Fprintln(shared, "started")
+	for {
+		_ = syscall.Pause()
+	}
 }
 
 // startChild starts a child whose lines go to a channel.
@@ -129,6 +155,33 @@ func TestProcessFails(t *testing.T) {
 	<-p.Over()
 	if p.Err() == nil || !strings.Contains(p.Err().Error(), "exit status 4") {
 		t.Errorf("%v", p.Err())
+	}
+}
+
+// TestParentKilled: a process ends when its parent is killed.
+func TestParentKilled(t *testing.T) {
+	ours, theirs, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ours.Close() })
+	cmd := exec.Command(os.Args[0], "child", "has a child")
+	cmd.ExtraFiles = []*os.File{theirs}
+	if err := errors.Join(cmd.Start(), theirs.Close()); err != nil {
+		t.Fatal(err)
+	}
+	from := bufio.NewReader(ours)
+	line, err := from.ReadString('\n')
+	if err := errors.Join(err, cmd.Process.Kill()); err != nil {
+		t.Fatalf("%q: %v", line, err)
+	}
+	_ = cmd.Wait() // it was killed
+	// The pipe has no writer when both processes have ended.
+	if err := ours.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := from.ReadByte(); !errors.Is(err, io.EOF) {
+		t.Errorf("the child of a killed process still runs: %v", err)
 	}
 }
 
