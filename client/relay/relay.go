@@ -142,8 +142,8 @@ type Piece struct {
 
 // Copied is the result of a copy.
 type Copied struct {
-	// Blocks is the number of leading blocks of the chain that To has then. If no block was copied, it
-	// is the index of the first block that was to be copied. Pieces is the number of leading pieces that To
+	// Blocks is the number of leading blocks whose pieces To has then. If no block was copied, it
+	// is the index of the first block that was to be copied. CopyPieces does not set it. Pieces is the number of leading pieces that To
 	// has then.
 	Blocks, Pieces int
 	// Bytes is the number of bytes that To has stored.
@@ -154,19 +154,26 @@ type Copied struct {
 	Reason, Detail string
 }
 
-// Copy copies the blocks [first, len(ids)) of the chain ids, in order. A block that From does not
-// have, or that To refuses, ends the copy without an error. The namespace must have the same
-// definition and epoch in From and To, and exactly one layer group.
+// Copy copies the blocks [first, len(ids)) of the chain ids, in order: the pieces that a prefix of
+// len(ids) blocks needs. With window or state groups ids must be exactly a prefix that a match in From
+// returned, and first the length of one that a match in To returned. A block that From does not have, or that
+// To refuses, ends the copy without an error. The namespace must have the same definition and epoch in From
+// and To.
 func (r *Relay) Copy(ctx context.Context, ns kv.Namespace, epoch kv.Epoch, ids []kv.BlockID, first int) (Copied, error) {
-	if len(ns.Geometry.Groups) != 1 {
-		return Copied{Blocks: first}, fmt.Errorf("relay: namespace %q has %d layer groups; want 1", ns.Name, len(ns.Geometry.Groups))
+	groups := len(ns.Geometry.Groups)
+	var pieces []Piece
+	for b := first; b < len(ids); b++ {
+		for g := range groups {
+			if b >= ns.Geometry.FirstNeeded(g, len(ids)) {
+				pieces = append(pieces, Piece{Block: b, Group: g})
+			}
+		}
 	}
-	pieces := make([]Piece, max(0, len(ids)-first))
-	for i := range pieces {
-		pieces[i].Block = first + i
+	done, err := r.copy(ctx, ns, epoch, ids, pieces, groups > 1)
+	done.Blocks = max(first, len(ids))
+	if done.Pieces < len(pieces) {
+		done.Blocks = pieces[done.Pieces].Block
 	}
-	done, err := r.CopyPieces(ctx, ns, epoch, ids, pieces)
-	done.Blocks = first + done.Pieces
 	return done, err
 }
 
@@ -175,6 +182,12 @@ func (r *Relay) Copy(ctx context.Context, ns kv.Namespace, epoch kv.Epoch, ids [
 // the same definition and epoch in From and To. If it has several layer groups, From must read pieces
 // that are not the ones of a match.
 func (r *Relay) CopyPieces(ctx context.Context, ns kv.Namespace, epoch kv.Epoch, ids []kv.BlockID, pieces []Piece) (Copied, error) {
+	return r.copy(ctx, ns, epoch, ids, pieces, false)
+}
+
+// copy copies pieces. If matched is set, ids is a prefix that From has matched, and every read names all
+// of it.
+func (r *Relay) copy(ctx context.Context, ns kv.Namespace, epoch kv.Epoch, ids []kv.BlockID, pieces []Piece, matched bool) (Copied, error) {
 	var done Copied
 	var left int64
 	for _, p := range pieces {
@@ -188,7 +201,7 @@ func (r *Relay) CopyPieces(ctx context.Context, ns kv.Namespace, epoch kv.Epoch,
 	defer func() { r.waiting.Add(-left) }()
 	for done.Pieces < len(pieces) {
 		chunk := r.nextChunk(ns, pieces[done.Pieces:])
-		got, err := r.chunk(ctx, ns, epoch, ids, chunk)
+		got, err := r.chunk(ctx, ns, epoch, ids, chunk, matched)
 		var moved int64
 		for _, p := range chunk[:got.Pieces] {
 			moved += ns.Geometry.PieceBytes(p.Group)
@@ -217,14 +230,17 @@ func (r *Relay) nextChunk(ns kv.Namespace, pieces []Piece) []Piece {
 	return pieces
 }
 
-// chunk copies the pieces, of which there is at least one. Copied.Pieces counts these pieces.
-func (r *Relay) chunk(ctx context.Context, ns kv.Namespace, epoch kv.Epoch, ids []kv.BlockID, chunk []Piece) (Copied, error) {
+// chunk copies the pieces, of which there is at least one, as copy does. Copied.Pieces counts these pieces.
+func (r *Relay) chunk(ctx context.Context, ns kv.Namespace, epoch kv.Epoch, ids []kv.BlockID, chunk []Piece, matched bool) (Copied, error) {
 	var none Copied
 	var size int64
 	for _, p := range chunk {
 		size += ns.Geometry.PieceBytes(p.Group)
 	}
-	first, end := chunk[0].Block, chunk[len(chunk)-1].Block+1
+	first, prefix := chunk[0].Block, ids
+	if !matched {
+		prefix = ids[:chunk[len(chunk)-1].Block+1]
+	}
 	buf, err := r.memory.Alloc(ctx, int(size))
 	if err != nil {
 		return none, fmt.Errorf("relay: memory for %d pieces: %w", len(chunk), err)
@@ -241,7 +257,7 @@ func (r *Relay) chunk(ctx context.Context, ns kv.Namespace, epoch kv.Epoch, ids 
 		at += ns.Geometry.PieceBytes(p.Group)
 	}
 	read, err := r.opts.From.Read(ctx, client.ReadRequest{
-		Namespace: ns, IDs: ids[:end], First: first, Epoch: epoch, Into: r.from, Pieces: pieces, Sums: sums, Arrived: arrived,
+		Namespace: ns, IDs: prefix, First: first, Epoch: epoch, Into: r.from, Pieces: pieces, Sums: sums, Arrived: arrived,
 	})
 	if err != nil {
 		return none, fmt.Errorf("relay: read of %d pieces from block %d on: %w", len(chunk), first, err)
