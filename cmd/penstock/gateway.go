@@ -120,12 +120,19 @@ func withCluster(ctx context.Context, cfg config.Gateway, startWithin time.Durat
 // is the store of that datacenter.
 func withOffload(ctx context.Context, cfg *config.Gateway, session *gateway.Gateway, ns kv.Namespace, store, far *client.Store, registry *prometheus.Registry, log *slog.Logger, run func(front.Planner) error) (err error) {
 	o := &cfg.Offload
-	there, err := far.Namespace(ctx, ns.Name)
-	if err != nil {
-		return fmt.Errorf("offload.servers: %w", err)
+	if err := sameNamespace(ctx, far, ns, ns); err != nil {
+		return err
 	}
-	if there.Geometry.Digest() != ns.Geometry.Digest() || there.Index != ns.Index || !bytes.Equal(there.Salt, ns.Salt) {
-		return fmt.Errorf("config: offload.servers: namespace %q has another definition than at servers: %w", ns.Name, config.ErrConfig)
+	var shards []kv.Namespace
+	for _, name := range cfg.OffloadShards() {
+		shard, err := store.Namespace(ctx, name)
+		if err != nil {
+			return fmt.Errorf("offload.shards: %w", err)
+		}
+		if err := sameNamespace(ctx, far, shard, ns); err != nil {
+			return err
+		}
+		shards = append(shards, shard)
 	}
 	base, err := url.Parse(o.URL)
 	if err != nil {
@@ -145,7 +152,7 @@ func withOffload(ctx context.Context, cfg *config.Gateway, session *gateway.Gate
 		err = errors.Join(err, link.Close(within))
 	}()
 	f, err := offload.New(offload.Options{
-		Gateway: session, Namespace: ns, There: far, Link: link, URL: base, Model: o.Model, BearerToken: token,
+		Gateway: session, Namespace: ns, Shards: shards, Here: store, There: far, Link: link, URL: base, Model: o.Model, BearerToken: token,
 		Router:   prfaas.Router{Threshold: float64(o.Threshold), Abundant: o.Abundant},
 		InFlight: o.InFlight, Timeout: o.Timeout.Std(), BacklogMax: o.Backlog.Std(), Logger: log, Registry: registry,
 	})
@@ -153,6 +160,22 @@ func withOffload(ctx context.Context, cfg *config.Gateway, session *gateway.Gate
 		return err
 	}
 	return run(f)
+}
+
+// sameNamespace returns an error if far has another definition of a namespace, or if its block ids are not
+// those of first.
+func sameNamespace(ctx context.Context, far *client.Store, ns, first kv.Namespace) error {
+	there, err := far.Namespace(ctx, ns.Name)
+	if err != nil {
+		return fmt.Errorf("offload.servers: %w", err)
+	}
+	if there.Geometry.Digest() != ns.Geometry.Digest() || there.Index != ns.Index || !bytes.Equal(there.Salt, ns.Salt) {
+		return fmt.Errorf("config: offload.servers: namespace %q has another definition than at servers: %w", ns.Name, config.ErrConfig)
+	}
+	if ns.Geometry.BlockTokens != first.Geometry.BlockTokens || ns.Index != first.Index || !bytes.Equal(ns.Salt, first.Salt) {
+		return fmt.Errorf("config: offload.shards: namespace %q has other tokens in a block, another index or another salt than namespace %q: %w", ns.Name, first.Name, config.ErrConfig)
+	}
+	return nil
 }
 
 // frontOf converts the configuration to the options of package front, the HTTP server of the

@@ -2,9 +2,11 @@ package config
 
 import (
 	"errors"
+	"fmt"
 	"net/url"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -58,6 +60,7 @@ type Gateway struct {
 type Offload struct {
 	URL       string   `yaml:"url" doc:"base URL of an OpenAI-compatible API in another datacenter, e.g. another gateway's, whose engines prefill long prompts and store their KV in offload.servers. Empty: none"`
 	Servers   []string `yaml:"servers" doc:"gRPC addresses of the remote storage nodes, host:port with commas between, with the credentials of servers"`
+	Shards    []string `yaml:"shards" doc:"namespaces of a block's other shards, with commas between: those of all ranks but the first one's, which is namespace. Default: for a namespace NAME/tpN.0, as the engines' adapters call it, NAME/tpN.1 and so on, N-1 in all"`
 	Discover  bool     `yaml:"discover" doc:"offload.servers are some members of a cluster, as with discover"`
 	Threshold int      `yaml:"threshold" doc:"uncached tokens of a prompt above which it is prefilled remotely (PrfaaS, section 3.4; penstock plan advise computes the best one)"`
 	LinkRate  Size     `yaml:"link_rate" doc:"maximum bytes of KV per second on the link between the storages"`
@@ -217,6 +220,11 @@ func (g *Gateway) checkOffload(bad complaint) {
 	if len(o.Servers) == 0 {
 		bad("offload.servers", "name at least one storage node of the other datacenter")
 	}
+	for i, name := range o.Shards {
+		if name == "" || name == g.Namespace || slices.Contains(o.Shards[:i], name) {
+			bad("offload.shards", "namespace %q is empty or named twice; namespace (%s) is the first shard", name, g.Namespace)
+		}
+	}
 	if o.Threshold < 1 {
 		bad("offload.threshold", "must be at least 1 token, is %d", o.Threshold)
 	}
@@ -235,6 +243,23 @@ func (g *Gateway) checkOffload(bad complaint) {
 	if o.Memory < 1<<20 {
 		bad("offload.memory", "must be at least 1 MiB, is %v", o.Memory)
 	}
+}
+
+// firstShard matches the namespace of the first rank of several, as the engines' adapters call it.
+var firstShard = regexp.MustCompile(`^(.*/tp)(\d{1,3})\.0$`)
+
+// OffloadShards returns the namespaces of the other shards of a block: offload.shards or its default.
+func (g *Gateway) OffloadShards() []string {
+	name := firstShard.FindStringSubmatch(g.Namespace)
+	if len(g.Offload.Shards) > 0 || name == nil {
+		return g.Offload.Shards
+	}
+	var shards []string
+	ranks, _ := strconv.Atoi(name[2]) // digits
+	for i := 1; i < ranks; i++ {
+		shards = append(shards, fmt.Sprintf("%s%d.%d", name[1], ranks, i))
+	}
+	return shards
 }
 
 // checkClass reports errors in the settings for tenants and first tokens.

@@ -143,6 +143,9 @@ func TestGatewayOffload(t *testing.T) {
 		{"offload.url", func(g *config.Gateway) { g.Offload.URL = "far:7440" }},
 		{"offload.url", func(g *config.Gateway) { g.Offload.URL = "http://user:hidden@far" }},
 		{"offload.servers", func(g *config.Gateway) { g.Offload.Servers = nil }},
+		{"offload.shards", func(g *config.Gateway) { g.Offload.Shards = []string{"m"} }},
+		{"offload.shards", func(g *config.Gateway) { g.Offload.Shards = []string{"n", "n"} }},
+		{"offload.shards", func(g *config.Gateway) { g.Offload.Shards = []string{""} }},
 		{"offload.threshold", func(g *config.Gateway) { g.Offload.Threshold = 0 }},
 		{"offload.link_rate", func(g *config.Gateway) { g.Offload.LinkRate = 0 }},
 		{"offload.timeout", func(g *config.Gateway) { g.Offload.Timeout = 0 }},
@@ -155,6 +158,24 @@ func TestGatewayOffload(t *testing.T) {
 		c.spoil(&g)
 		if err := g.Validate(); !errors.Is(err, config.ErrConfig) || !strings.HasPrefix(err.Error(), "config: "+c.key+": ") || strings.Contains(err.Error(), "hidden") {
 			t.Errorf("%s: %v", c.key, err)
+		}
+	}
+}
+
+// TestOffloadShards: the names of the engines' adapters have the number of ranks, and a setting replaces them.
+func TestOffloadShards(t *testing.T) {
+	for _, c := range []struct{ namespace, set, want string }{
+		{"llama/tp3.0", "", "llama/tp3.1 llama/tp3.2"},
+		{"llama/tp1.0", "", ""},
+		{"llama/tp3.1", "", ""}, // no first shard
+		{"llama", "", ""},
+		{"llama", "other other2", "other other2"},
+		{"llama/tp3.0", "other", "other"},
+	} {
+		g := gatewayOf("http://10.0.0.1:8000")
+		g.Namespace, g.Offload.Shards = c.namespace, strings.Fields(c.set)
+		if got := strings.Join(g.OffloadShards(), " "); got != c.want {
+			t.Errorf("%q with %q: %q, want %q", c.namespace, c.set, got, c.want)
 		}
 	}
 }

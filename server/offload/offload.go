@@ -8,10 +8,12 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/client/gateway"
@@ -20,7 +22,7 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Storage is the client of the remote datacenter's storage nodes. *client.Store implements it.
+// Storage is a client of one datacenter's storage nodes. *client.Store implements it.
 type Storage interface {
 	Match(ctx context.Context, r client.MatchRequest) (client.MatchResult, error)
 }
@@ -31,10 +33,14 @@ type Options struct {
 	// Namespace, which is the Namespace of the Gateway. Both fields are required.
 	Gateway   *gateway.Gateway
 	Namespace kv.Namespace
-	// There finds blocks in remote storage: it is a client of the remote storage nodes. Link copies
-	// blocks from remote to local storage. The caller closes both. Both are required.
-	There Storage
-	Link  *relay.Relay
+	// Shards are the namespaces of the other shards, if a block of the prompt has several: with tensor
+	// parallelism each rank stores a part of the heads. They have the block ids and epochs of
+	// Namespace.
+	Shards []kv.Namespace
+	// Here finds blocks in local and There in remote storage. Link copies blocks from remote to local
+	// storage. The caller closes all three. All are required.
+	Here, There Storage
+	Link        *relay.Relay
 	// URL is the base of the OpenAI-compatible API of the remote engines, such as
 	// http://10.1.0.1:7440. Required.
 	URL *url.URL
@@ -93,8 +99,8 @@ func (o *Options) EnsureDefaults() {
 // Validate returns an error that names the first field out of its range.
 func (o *Options) Validate() error {
 	switch {
-	case o.Gateway == nil || o.There == nil || o.Link == nil || o.URL == nil:
-		return errors.New("offload: Gateway, There, Link and URL are required")
+	case o.Gateway == nil || o.Here == nil || o.There == nil || o.Link == nil || o.URL == nil:
+		return errors.New("offload: Gateway, Here, There, Link and URL are required")
 	case !(o.Router.Threshold >= 0):
 		return fmt.Errorf("offload: the threshold is %v tokens; it must not be negative", o.Router.Threshold)
 	case o.InFlight < 1 || o.Timeout <= 0 || o.BacklogMax <= 0 || o.DownFor <= 0:
@@ -189,12 +195,12 @@ func (f *Offload) try(ctx context.Context, r gateway.Request) (outcome string, e
 	if !f.up() {
 		return outcomeBusy, nil
 	}
-	there, err := f.opts.There.Match(ctx, client.MatchRequest{Namespace: f.opts.Namespace, IDs: ids, Epoch: here.Epoch})
+	there, err := f.whole(ctx, ids, here.Epoch)
 	if err != nil {
-		return outcomeFailed, fmt.Errorf("remote storage: %w", err)
+		return outcomeFailed, err
 	}
 	route, err := f.opts.Router.Route(prfaas.Request{
-		Total: r.Prompt, Cached: here.Tokens, Remote: []prfaas.Cluster{{Cached: there.Tokens}},
+		Total: r.Prompt, Cached: here.Tokens, Remote: []prfaas.Cluster{{Cached: there * bt}},
 	})
 	if err != nil {
 		return outcomeFailed, err
@@ -202,7 +208,7 @@ func (f *Offload) try(ctx context.Context, r gateway.Request) (outcome string, e
 	switch {
 	case route.Side == prfaas.Remote:
 	case route.FetchFrom >= 0:
-		if _, err := f.opts.Link.Copy(ctx, f.opts.Namespace, here.Epoch, ids[:route.Prefix/bt], here.Blocks); err != nil {
+		if _, err := f.copy(ctx, ids[:route.Prefix/bt], here); err != nil {
 			return outcomeFailed, err
 		}
 		return outcomeFetched, nil
@@ -215,7 +221,7 @@ func (f *Offload) try(ctx context.Context, r gateway.Request) (outcome string, e
 	default:
 		return outcomeBusy, nil
 	}
-	if err := f.remote(ctx, tokens, ids, here, there.Blocks); err != nil {
+	if err := f.remote(ctx, tokens, ids, here, there); err != nil {
 		return outcomeFailed, err
 	}
 	return outcomeRemote, nil
@@ -233,14 +239,62 @@ func (f *Offload) remote(ctx context.Context, tokens []kv.Token, ids []kv.BlockI
 			return err
 		}
 	}
-	copied, err := f.opts.Link.Copy(ctx, f.opts.Namespace, here.Epoch, ids[:there], here.Blocks)
+	copied, err := f.copy(ctx, ids[:there], here)
 	if err != nil {
 		return err
 	}
-	if copied.Blocks < len(ids) {
-		return fmt.Errorf("blocks %d to %d of the prompt are not stored", copied.Blocks, len(ids)-1)
+	if copied < len(ids) {
+		return fmt.Errorf("blocks %d to %d of the prompt are not stored", copied, len(ids)-1)
 	}
 	return nil
+}
+
+// shards returns the namespaces of all shards.
+func (f *Offload) shards() []kv.Namespace {
+	return append([]kv.Namespace{f.opts.Namespace}, f.opts.Shards...)
+}
+
+// whole returns the number of leading blocks that remote storage has in all shards.
+func (f *Offload) whole(ctx context.Context, ids []kv.BlockID, epoch kv.Epoch) (int, error) {
+	shards := f.shards()
+	// With window or state groups a part of a match need not be one, so after a shorter match all other
+	// shards are matched again.
+	for i, agreed := 0, 0; agreed < len(shards); i, agreed = (i+1)%len(shards), agreed+1 {
+		m, err := f.opts.There.Match(ctx, client.MatchRequest{Namespace: shards[i], IDs: ids, Epoch: epoch})
+		if err != nil {
+			return 0, fmt.Errorf("remote storage: %w", err)
+		}
+		if m.Blocks < len(ids) {
+			ids, agreed = ids[:m.Blocks], 0
+		}
+	}
+	return len(ids), nil
+}
+
+// copy copies the blocks ids, all of which remote storage has, to local storage, which has here in the
+// first shard. It returns the number of leading blocks that local storage has then in all shards.
+func (f *Offload) copy(ctx context.Context, ids []kv.BlockID, here client.MatchResult) (int, error) {
+	shards := f.shards()
+	copied := make([]int, len(shards))
+	// All shards at once, so that the backlog of the link has the bytes of all.
+	g, ctx := errgroup.WithContext(ctx)
+	for i, ns := range shards {
+		g.Go(func() error {
+			first := here.Blocks
+			if i > 0 {
+				m, err := f.opts.Here.Match(ctx, client.MatchRequest{Namespace: ns, IDs: ids, Epoch: here.Epoch})
+				if err != nil {
+					return fmt.Errorf("namespace %q in local storage: %w", ns.Name, err)
+				}
+				first = m.Blocks
+			}
+			done, err := f.opts.Link.Copy(ctx, ns, here.Epoch, ids, first)
+			copied[i] = done.Blocks
+			return err
+		})
+	}
+	err := g.Wait()
+	return slices.Min(copied), err
 }
 
 const (
@@ -255,14 +309,14 @@ func (f *Offload) stored(ctx context.Context, ids []kv.BlockID, epoch kv.Epoch) 
 	t := time.NewTicker(storeEvery)
 	defer t.Stop()
 	for {
-		m, err := f.opts.There.Match(ctx, client.MatchRequest{Namespace: f.opts.Namespace, IDs: ids, Epoch: epoch})
-		if err == nil && m.Blocks >= len(ids) {
-			return m.Blocks, nil
+		n, err := f.whole(ctx, ids, epoch)
+		if err == nil && n == len(ids) {
+			return n, nil
 		}
 		select {
 		case <-t.C:
 		case <-ctx.Done():
-			return 0, fmt.Errorf("remote storage has %d of %d blocks of the prompt: %w", m.Blocks, len(ids), context.Cause(ctx))
+			return 0, fmt.Errorf("remote storage has %d of %d blocks of the prompt: %w", n, len(ids), context.Cause(ctx))
 		}
 	}
 }

@@ -42,17 +42,27 @@ type site struct {
 	t      *testing.T
 	node   *testnode.Node
 	store  *client.Store
-	ns     kv.Namespace
+	ns     kv.Namespace // m, the first shard
+	shards []kv.Namespace
 	memory *arena.Arena
 	mem    *client.Memory
 }
 
-func newSite(t *testing.T) *site {
+// newSite starts a node with the namespace m for the first shard, and m1, m2 and so on for the others.
+func newSite(t *testing.T, g kv.Geometry, shards int) *site {
 	t.Helper()
 	s := &site{t: t, node: testnode.Start(t, testnode.Options{})}
-	s.node.Namespace(t, "m", geo)
+	s.node.Namespace(t, "m", g)
 	s.store, s.ns = s.node.Open(t, "m")
+	s.shards = []kv.Namespace{s.ns}
 	var err error
+	for i := 1; i < shards; i++ {
+		name := fmt.Sprintf("m%d", i)
+		s.node.Namespace(t, name, g)
+		ns, err := s.store.Namespace(t.Context(), name)
+		s.must(err)
+		s.shards = append(s.shards, ns)
+	}
 	s.memory, err = arena.New(arena.Options{SizeBytes: 4 << 20})
 	s.must(err)
 	t.Cleanup(func() { s.must(s.memory.Close()) })
@@ -77,35 +87,59 @@ func (s *site) chain(tokens []kv.Token) []kv.BlockID {
 	return ids
 }
 
-// put computes the KV of a prompt's full blocks and stores it. It must not be called concurrently.
+// put computes the KV of a prompt's full blocks and stores it, in all shards. It must not be called
+// concurrently.
 func (s *site) put(tokens []kv.Token) error {
-	ids := s.chain(tokens)
-	for b, id := range ids {
-		content.Of(id, 0).Fill(s.memory.Bytes()[b*4096 : (b+1)*4096])
+	var errs []error
+	for shard := range s.shards {
+		errs = append(errs, s.putShard(shard, tokens))
 	}
-	w, err := s.store.Write(context.Background(), client.WriteRequest{Namespace: s.ns, IDs: ids, From: s.mem})
+	return errors.Join(errs...)
+}
+
+// eachPiece calls do with the bytes of each piece of some blocks in memory, and with the content that the piece has.
+func (s *site) eachPiece(shard int, ids []kv.BlockID, do func(p client.Piece, at []byte, c content.Content)) {
+	g := s.ns.Geometry
+	for b, id := range ids {
+		for group := range g.Groups {
+			p := client.Piece{Block: b, Group: group, Offset: g.PieceOffset(b, group)}
+			do(p, s.memory.Bytes()[p.Offset:p.Offset+g.PieceBytes(group)], content.Of(id, kv.Epoch(10*shard+group)))
+		}
+	}
+}
+
+func (s *site) putShard(shard int, tokens []kv.Token) error {
+	ids := s.chain(tokens)
+	var pieces []client.Piece
+	s.eachPiece(shard, ids, func(p client.Piece, at []byte, c content.Content) {
+		c.Fill(at)
+		pieces = append(pieces, p)
+	})
+	w, err := s.store.Write(context.Background(), client.WriteRequest{Namespace: s.shards[shard], IDs: ids, From: s.mem, Pieces: pieces})
 	if err == nil && w.Blocks != len(ids) {
 		err = fmt.Errorf("%d of %d blocks were stored", w.Blocks, len(ids))
 	}
 	return err
 }
 
-// check compares the first blocks of a prompt in storage with the computed KV.
+// check compares the first blocks of a prompt in storage with the computed KV, in all shards.
 func (s *site) check(tokens []kv.Token, blocks int) {
 	s.t.Helper()
 	ids := s.chain(tokens)[:blocks]
-	clear(s.memory.Bytes())
-	r, err := s.store.Read(s.t.Context(), client.ReadRequest{Namespace: s.ns, IDs: ids, Into: s.mem})
-	s.must(err)
-	if r.Blocks != blocks {
-		s.t.Errorf("%d of %d blocks are stored", r.Blocks, blocks)
-	}
-	want := make([]byte, 4096)
-	for b := range r.Blocks {
-		content.Of(ids[b], 0).Fill(want)
-		if !bytes.Equal(want, s.memory.Bytes()[b*4096:(b+1)*4096]) {
-			s.t.Errorf("block %d has other bytes", b)
+	for shard, ns := range s.shards {
+		clear(s.memory.Bytes())
+		r, err := s.store.Read(s.t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Into: s.mem})
+		s.must(err)
+		if r.Blocks != blocks {
+			s.t.Errorf("%d of %d blocks are stored in shard %d", r.Blocks, blocks, shard)
 		}
+		s.eachPiece(shard, ids[:r.Blocks], func(p client.Piece, at []byte, c content.Content) {
+			want := make([]byte, len(at))
+			c.Fill(want)
+			if p.Block >= ns.Geometry.FirstNeeded(p.Group, blocks) && !bytes.Equal(want, at) {
+				s.t.Errorf("shard %d, block %d, group %d has other bytes", shard, p.Block, p.Group)
+			}
+		})
 	}
 }
 
@@ -122,8 +156,14 @@ type world struct {
 
 func newWorld(t *testing.T, o Options, budget float64) *world {
 	t.Helper()
+	return newWorldOf(t, o, budget, geo, 1)
+}
+
+// newWorldOf has blocks of several shards, each of this geometry.
+func newWorldOf(t *testing.T, o Options, budget float64, g kv.Geometry, shards int) *world {
+	t.Helper()
 	testkit.VerifyNone(t)
-	w := &world{T: t, here: newSite(t), there: newSite(t)}
+	w := &world{T: t, here: newSite(t, g, shards), there: newSite(t, g, shards)}
 	w.engine = httptest.NewServer(w)
 	t.Cleanup(w.engine.Close)
 	plan := testplanner.Start(t, testplanner.Options{Planner: planner.Options{Planner: dualpath.Options{BlockTokens: 16}}})
@@ -133,7 +173,7 @@ func newWorld(t *testing.T, o Options, budget float64) *world {
 	o.Link, err = relay.New(relay.Options{From: w.there.store, To: w.here.store, BytesPerSecond: budget, ChunkBytes: 32 << 10})
 	w.here.must(err)
 	t.Cleanup(func() { w.here.must(o.Link.Close(context.Background())) })
-	o.Namespace, o.There, o.BearerToken = w.here.ns, w.there.store, "secret"
+	o.Namespace, o.Shards, o.Here, o.There, o.BearerToken = w.here.ns, w.here.shards[1:], w.here.store, w.there.store, "secret"
 	o.URL, err = url.Parse(w.engine.URL + "/there")
 	w.here.must(err)
 	o.Client = w.engine.Client()
@@ -247,6 +287,42 @@ func TestOffload(t *testing.T) {
 		t.Errorf("a prompt that storage there has: a hit of %d tokens, %d requests", hit, w.asked.Load())
 	}
 	if got := w.outcomes(registry); got != "local 1, remote 3" {
+		t.Error(got)
+	}
+}
+
+// TestShards: engines of three ranks with layers of full attention, a window and a state. All shards cross the link, and
+// of each only what local storage lacks. A block that remote storage has not in all shards does not count.
+func TestShards(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	g := kv.Geometry{BlockTokens: 16, Groups: []kv.Group{
+		{Kind: kv.Full, Layers: 1, TokenBytes: 64}, {Kind: kv.Window, Layers: 2, TokenBytes: 32, WindowTokens: 40}, {Kind: kv.State, Layers: 1, TokenBytes: 128},
+	}}
+	w := newWorldOf(t, Options{Router: prfaas.Router{Threshold: 320}, Registry: registry}, 1<<30, g, 3)
+	long := prompt(2, 640) // 40 blocks, the last of which is computed locally
+	if hit := w.hit(long); hit != 624 || w.asked.Load() != 1 {
+		t.Errorf("a long prompt: a hit of %d tokens, %d requests", hit, w.asked.Load())
+	}
+	w.here.check(long, 39)
+	if s := w.offload.opts.Link.Stats(); s.CopiedBytes != 3*g.NeededBytes(39) || s.WaitingBytes != 0 {
+		t.Errorf("%+v, want %d bytes", s, 3*g.NeededBytes(39))
+	}
+	// One shard has a part of the prompt in remote storage, so the engine is asked. One shard has another part in
+	// local storage.
+	some := prompt(4, 645)
+	w.here.must(w.there.putShard(0, some))
+	w.here.must(w.there.putShard(1, some))
+	w.here.must(w.there.putShard(2, some[:160]))
+	w.here.must(w.here.putShard(2, some[:320]))
+	before := w.offload.opts.Link.Stats().CopiedBytes
+	if hit := w.hit(some); hit != 640 || w.asked.Load() != 2 {
+		t.Errorf("a prompt of which one shard is not complete: a hit of %d tokens, %d requests", hit, w.asked.Load())
+	}
+	w.here.check(some, 40)
+	if n, want := w.offload.opts.Link.Stats().CopiedBytes-before, 2*g.NeededBytes(40)+g.PartBytes(20, 40, 40); n != want {
+		t.Errorf("%d bytes crossed the link, want %d", n, want)
+	}
+	if got := w.outcomes(registry); got != "remote 2" {
 		t.Error(got)
 	}
 }
@@ -410,6 +486,7 @@ func TestEpochs(t *testing.T) {
 		s.must(err)
 		s.ns, err = s.store.Namespace(t.Context(), "m")
 		s.must(err)
+		s.shards[0] = s.ns
 	}
 	bump(w.here)
 	if hit := w.hit(tokens); hit != 0 {
@@ -429,7 +506,7 @@ func TestEpochs(t *testing.T) {
 func TestOptions(t *testing.T) {
 	w := newWorld(t, Options{Router: prfaas.Router{Threshold: 100}}, 1<<30)
 	for name, change := range map[string]func(*Options){
-		"Gateway": func(o *Options) { o.Gateway = nil }, "threshold": func(o *Options) { o.Router.Threshold = -1 }, "InFlight": func(o *Options) { o.InFlight = -1 },
+		"Gateway": func(o *Options) { o.Gateway = nil }, "Here": func(o *Options) { o.Here = nil }, "threshold": func(o *Options) { o.Router.Threshold = -1 }, "InFlight": func(o *Options) { o.InFlight = -1 },
 	} {
 		o := w.offload.opts
 		o.Registry = nil
