@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from harness.faults import penstock
-from harness.vllm import BLOCK, OUTPUT, Vllm, dual_path
+from harness.vllm import BLOCK, OUTPUT, Vllm, connector, dual_path
 from netns import Namespace, Nic, Switch
 
 from penstock import testing
@@ -268,8 +268,8 @@ class Hosts:
         self._stack.callback(server.kill)
         self.start(server)
 
-    def node(self, name: str) -> testing.Node:
-        host = self.host()
+    def node(self, name: str, host: Host | None = None) -> testing.Node:
+        host = host or self.host()
         # In memory: the volume of a node on a disk that other work saturates fails, and blocks are not stored.
         directory = Path(tempfile.mkdtemp(prefix="penstock-node-", dir="/dev/shm"))
         self._stack.callback(shutil.rmtree, directory)
@@ -289,6 +289,15 @@ class Hosts:
     def stored(self, name: str = "penstock_store_blocks") -> int:
         """Return a metric of all nodes, by default how many blocks they have."""
         return sum(int(self.metric(server, name)) for server in self._where if isinstance(server, testing.Node))
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Another datacenter. All bytes between its storage and the rest pass the link."""
+
+    node: testing.Node
+    link: Nic
+    engine: Engine
 
 
 class Cluster(Hosts):
@@ -319,6 +328,7 @@ class Cluster(Hosts):
         self.engines = {name: self._engine(vllm, name, servers, 2 if name in wide else 1) for name in names}
         urls = [word for name, engine in self.engines.items() for word in ("--engine", f"{name}=http://{engine.address}")]
         words = [*_GATEWAY.split(), "--namespace", self._namespaces[0], "--planner", self.planner.address, "--servers", servers, *urls]
+        self._front = words
         self.gateway = Gateway(directory, args=words, timeout=PATIENCE)
         self.start_engines()
         self.add(self.gateway, control.network, f"{control.compute.address}:{_PORTS['gateway']}")
@@ -327,10 +337,27 @@ class Cluster(Hosts):
     def _engine(self, vllm: Vllm, name: str, servers: str, ranks: int) -> Engine:
         host = self.host(self._bits)
         listen = f"{host.compute.address}:0"
-        connector = dual_path(servers, self.planner, name, prefill=name[0] == "p", listen=listen, shards=self.shards)
-        engine = Engine(vllm, name, host, connector, ranks, self._length, self._directory)
+        connection = dual_path(servers, self.planner, name, prefill=name[0] == "p", listen=listen, shards=self.shards)
+        engine = Engine(vllm, name, host, connection, ranks, self._length, self._directory)
         self._stack.callback(engine.kill)
         return engine
+
+    def elsewhere(self, vllm: Vllm, name: str, bits: int, ranks: int) -> Elsewhere:
+        """Start another datacenter: a node whose storage NIC has a rate, and an engine with PenstockConnector that uses the node."""
+        at = self.host(bits)
+        node = self.node(name, at)
+        engine = Engine(vllm, name, self.host(), connector(node, namespace="dual"), ranks, self._length, self._directory)
+        self._stack.callback(engine.kill)
+        engine.start(self.model)
+        engine.wait()
+        return Elsewhere(node, at.storage, engine)
+
+    def front(self, *options: str) -> None:
+        """Start the gateway again with further options."""
+        self.gateway.kill()
+        self.gateway._args = [*self._front, *options]
+        self.start(self.gateway)
+        self.ready()
 
     def start_engines(self) -> None:
         """Start the engines that do not run."""
