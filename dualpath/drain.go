@@ -32,6 +32,19 @@ func (d Drain) String() string {
 	return fmt.Sprintf("drain %d", uint8(d))
 }
 
+// MarshalText returns the policy's name.
+func (d Drain) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
+
+// UnmarshalText sets d to the policy with the given name.
+func (d *Drain) UnmarshalText(name []byte) error {
+	i := slices.Index(drainNames[:], string(name))
+	if i < 0 {
+		return fmt.Errorf("dualpath: unknown drain policy %q; policies are %v", name, drainNames)
+	}
+	*d = Drain(i)
+	return nil
+}
+
 // Older counts the requests of a namespace that use model weights of an older epoch than a given
 // one.
 type Older struct {

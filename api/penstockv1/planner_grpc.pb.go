@@ -63,7 +63,9 @@ type PlannerClient interface {
 	// BumpWeights begins a new epoch of a namespace's weights. Requests that wait are planned with
 	// it; the policy decides about requests that have been started. Requests with exact_epoch
 	// keep their epoch. A repeated call with the same epoch applies another policy to the remaining
-	// requests.
+	// requests. An elected planner stores the epoch for the next leader first; UNAVAILABLE if it cannot:
+	// then this planner changes nothing, and the call must be repeated, because the next leader may have
+	// the epoch.
 	BumpWeights(ctx context.Context, in *BumpWeightsRequest, opts ...grpc.CallOption) (*BumpWeightsResponse, error)
 	// SwitchRole changes the role of a group between prefill and decode. The planner drains the group,
 	// then sends SWITCH to its leader. The group registers in its other role, or its leader refuses
@@ -196,7 +198,9 @@ type PlannerServer interface {
 	// BumpWeights begins a new epoch of a namespace's weights. Requests that wait are planned with
 	// it; the policy decides about requests that have been started. Requests with exact_epoch
 	// keep their epoch. A repeated call with the same epoch applies another policy to the remaining
-	// requests.
+	// requests. An elected planner stores the epoch for the next leader first; UNAVAILABLE if it cannot:
+	// then this planner changes nothing, and the call must be repeated, because the next leader may have
+	// the epoch.
 	BumpWeights(context.Context, *BumpWeightsRequest) (*BumpWeightsResponse, error)
 	// SwitchRole changes the role of a group between prefill and decode. The planner drains the group,
 	// then sends SWITCH to its leader. The group registers in its other role, or its leader refuses

@@ -30,6 +30,8 @@ type Elected struct {
 	leader  planner.Leader
 	seen    uint64
 	present *Lease
+	kept    []byte
+	refused error
 }
 
 // StartElected starts a standby, and stops it when the test ends.
@@ -73,7 +75,7 @@ func StartElected(t testing.TB, o Options) *Elected {
 // standby.
 func (p *Elected) Elect(term uint64) *Lease {
 	p.t.Helper()
-	l := &Lease{term: term, lost: make(chan struct{})}
+	l := &Lease{of: p, term: term, lost: make(chan struct{})}
 	l.held.Store(true)
 	p.SetLeader(planner.Leader{Address: p.Addr, Term: term, Since: time.Now()})
 	p.mu.Lock()
@@ -102,6 +104,20 @@ func (p *Elected) SetLeader(l planner.Leader) {
 	p.leader = l
 }
 
+// RefuseKeep makes Keep of all terms return err, until it is nil.
+func (p *Elected) RefuseKeep(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.refused = err
+}
+
+// Kept returns what the terms have kept.
+func (p *Elected) Kept() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return string(p.kept)
+}
+
 // Seen returns the highest term that a caller of the planner has seen.
 func (p *Elected) Seen() uint64 {
 	p.mu.Lock()
@@ -111,6 +127,7 @@ func (p *Elected) Seen() uint64 {
 
 // Lease is a term of an Elected.
 type Lease struct {
+	of   *Elected
 	term uint64
 	held atomic.Bool
 	lost chan struct{}
@@ -125,6 +142,27 @@ func (l *Lease) Held() bool { return l.held.Load() }
 
 // Lost implements planner.Lease.
 func (l *Lease) Lost() <-chan struct{} { return l.lost }
+
+// Keep implements planner.Lease.
+func (l *Lease) Keep(_ context.Context, value []byte) error {
+	l.of.mu.Lock()
+	defer l.of.mu.Unlock()
+	if l.of.refused != nil {
+		return l.of.refused
+	}
+	if !l.Held() {
+		return errors.New("the term has ended")
+	}
+	l.of.kept = value
+	return nil
+}
+
+// Kept implements planner.Lease.
+func (l *Lease) Kept(context.Context) ([]byte, error) {
+	l.of.mu.Lock()
+	defer l.of.mu.Unlock()
+	return l.of.kept, nil
+}
 
 // Resign implements planner.Lease.
 func (l *Lease) Resign() {

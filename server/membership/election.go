@@ -73,9 +73,11 @@ func NewElection(o ElectionOptions) (*Election, error) {
 	return &Election{opts: o, log: o.Logger, etcd: newEtcdClient(o.Endpoints, o.TLS, o.Username, o.Password, o.TTL)}, nil
 }
 
-// The keys of an election: the leader's record under the leader's lease, and the highest term.
+// The keys of an election: the leader's record under the leader's lease, the highest term, and what
+// leaders keep for later terms.
 func (e *Election) leaderKey() string { return e.opts.Prefix + "/planner/leader" }
 func (e *Election) termKey() string   { return e.opts.Prefix + "/planner/term" }
+func (e *Election) keptKey() string   { return e.opts.Prefix + "/planner/kept" }
 
 // Leader returns the leader that etcd had when this candidate last read it. The record is zero if
 // there was none, or if etcd does not answer.
@@ -336,6 +338,35 @@ func (t *Term) renew(ctx context.Context, sent time.Time) error {
 	}
 	t.hold(sent)
 	return nil
+}
+
+// Keep stores a value for later terms, in place of the last one. It returns an error if this term has
+// ended, or if etcd does not confirm the write before ctx ends; then the value may be stored.
+func (t *Term) Keep(ctx context.Context, value []byte) error {
+	resp, err := t.etcd.Txn(ctx).If(clientv3.Compare(clientv3.LeaseValue(t.election.leaderKey()), "=", t.lease)).
+		Then(clientv3.OpPut(t.election.keptKey(), string(value))).Commit()
+	switch {
+	case err != nil:
+		return fmt.Errorf("etcd key %s: %w", t.election.keptKey(), err)
+	case !resp.Succeeded:
+		return errDeposed
+	}
+	return nil
+}
+
+// Kept returns the value that this or an earlier term has stored last; nil if there is none. It waits at
+// most for the TTL.
+func (t *Term) Kept(ctx context.Context) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, t.election.opts.TTL)
+	defer cancel()
+	resp, err := t.etcd.Get(ctx, t.election.keptKey())
+	if err != nil {
+		return nil, fmt.Errorf("etcd key %s: %w", t.election.keptKey(), err)
+	}
+	if len(resp.Kvs) == 0 {
+		return nil, nil
+	}
+	return resp.Kvs[0].Value, nil
 }
 
 // Resign ends the term and revokes its lease, so that another candidate is elected at once. If etcd

@@ -86,6 +86,35 @@ func TestElection(t *testing.T) {
 	}
 }
 
+// TestKeep: a term has what an earlier one has kept. A candidate whose term has ended keeps nothing.
+func TestKeep(t *testing.T) {
+	r := newRig(t, 1)
+	g := testetcd.NewGate(t, r.etcd.Endpoints[0])
+	a, b := r.candidate("a:7430", g.Addr), r.candidate("b:7430", r.etcd.Endpoints...)
+	a.campaign()
+	first := a.term()
+	kept := func(m *membership.Term, want string) {
+		t.Helper()
+		if value, err := m.Kept(r.ctx); err != nil || string(value) != want {
+			t.Errorf("%q is kept (%v); want %q", value, err, want)
+		}
+	}
+	kept(first, "")
+	r.must(first.Keep(r.ctx, []byte("one")))
+	r.must(first.Keep(r.ctx, []byte("two")))
+	kept(first, "two")
+	b.campaign()
+	g.Cut()
+	second := b.term()
+	kept(second, "two")
+	r.must(second.Keep(r.ctx, []byte("three")))
+	g.Mend()
+	if err := first.Keep(r.ctx, []byte("late")); err == nil {
+		t.Error("a term that has ended keeps a value")
+	}
+	kept(second, "three")
+}
+
 // TestElectionWithoutEtcd: a leader that cannot reach etcd does not hold its term when the other
 // candidate is elected. A leader without etcd ends its term, and is elected again.
 func TestElectionWithoutEtcd(t *testing.T) {

@@ -46,5 +46,8 @@
 // registers count towards the bounds but are not refused, because the planner accepted them
 // earlier.
 //
-// Lock order: Elected.mu, then Service.mu. Neither is held across a send on a stream.
+// Also bounded is the number of namespaces whose epochs outlive a term (maxBumps).
+//
+// Lock order: Elected.mu, then Service.keeping, then Service.mu. Service.keeping is held during a call of the
+// lease. No other lock is held across one, and none is held across a send on a stream.
 package planner

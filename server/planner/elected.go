@@ -2,6 +2,7 @@ package planner
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -24,6 +25,10 @@ type Lease interface {
 	Held() bool
 	// Lost is closed when the term has ended.
 	Lost() <-chan struct{}
+	// Keep stores a value for later terms, in place of the last one. It fails if the term has ended.
+	Keep(ctx context.Context, value []byte) error
+	// Kept returns the value that this or an earlier term has stored last; nil if there is none.
+	Kept(ctx context.Context) ([]byte, error)
 	// Resign ends the term, so that another planner is elected.
 	Resign()
 }
@@ -60,7 +65,8 @@ func firstSeq(term uint64) uint64 {
 // ElectedOptions are the options of an Elected.
 type ElectedOptions struct {
 	Election Election
-	// New opens a service without state for a term; closed, if not nil, is called after its Close.
+	// New opens a service without state for a term; closed, if not nil, is called after its Close. An
+	// error comes without a service.
 	New func(Lease) (s *Service, closed func() error, err error)
 	// Failed is called if New or closed fails. The planner then ends the term and waits before it
 	// campaigns again.
@@ -70,7 +76,7 @@ type ElectedOptions struct {
 }
 
 // Elected is a planner that serves while it is elected. Each of its terms has a Service without
-// state, which gets its state as after a restart. As a standby it refuses all calls except Election.
+// state, which gets its state as after a restart, and the epochs of BumpWeights from the lease. As a standby it refuses all calls except Election.
 type Elected struct {
 	pb.UnimplementedPlannerServer
 
@@ -130,8 +136,22 @@ func (e *Elected) run(ctx context.Context) {
 func (e *Elected) serve(ctx context.Context, lease Lease) error {
 	// Resign follows the end of the service, so that two planners never plan at the same time.
 	defer lease.Resign()
-	s, closed, err := e.opts.New(lease)
+	kept, err := lease.Kept(ctx)
 	if err != nil {
+		return fmt.Errorf("term %d: the epochs that operators have ordered: %w", lease.Number(), err)
+	}
+	s, closed, err := e.opts.New(lease)
+	if err == nil {
+		err = s.resume(kept)
+	}
+	if err != nil {
+		if s != nil {
+			s.Close()
+			s.unregister()
+			if closed != nil {
+				err = errors.Join(err, closed())
+			}
+		}
 		return fmt.Errorf("term %d: %w", lease.Number(), err)
 	}
 	e.mu.Lock()

@@ -44,13 +44,13 @@ func newElected(t *testing.T) *elected {
 	return &elected{t, e, pb.NewPlannerClient(conn), ctx, registry}
 }
 
-// lead registers a group of one engine.
-func (e *elected) lead(group string, role pb.Side) pb.Planner_LeadClient {
+// lead registers a group of one engine, which may have requests.
+func (e *elected) lead(group string, role pb.Side, holding ...*pb.HeldRequest) pb.Planner_LeadClient {
 	e.Helper()
 	s, err := e.Lead(e.ctx)
 	if err == nil {
 		err = s.Send(&pb.LeaderMessage{Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{
-			Group: group, Role: role, Engines: []*pb.EngineSpec{{Engine: group, Node: group, HbmTokens: 1 << 20}},
+			Group: group, Role: role, Engines: []*pb.EngineSpec{{Engine: group, Node: group, HbmTokens: 1 << 20}}, Holding: holding,
 		}}})
 	}
 	if err == nil {
@@ -157,6 +157,82 @@ func TestTerms(t *testing.T) {
 		if _, err := g.Recv(); status.Code(err) != codes.Unavailable {
 			t.Errorf("at the end of the term the gateway's stream ends with %v", err)
 		}
+	}
+}
+
+// TestBumpsOutliveTerms: the next planner has the epochs of BumpWeights. A gateway that submits a request again with the
+// older epoch gets it planned with the newest one, and the policy holds for running requests of older weights that
+// groups list. A bump that cannot be kept changes nothing.
+func TestBumpsOutliveTerms(t *testing.T) {
+	e := newElected(t)
+	bump := func(epoch uint64, policy pb.Drain, dry bool) error {
+		_, err := e.BumpWeights(e.ctx, &pb.BumpWeightsRequest{Namespace: "m", Epoch: epoch, Policy: policy, DryRun: dry})
+		return err
+	}
+	has := func(epoch uint64) {
+		t.Helper()
+		if err := bump(epoch, pb.Drain_DRAIN_FINISH, true); err != nil {
+			t.Errorf("epoch %d is not the newest: %v", epoch, err)
+		}
+		if err := bump(epoch-1, pb.Drain_DRAIN_FINISH, true); status.Code(err) != codes.FailedPrecondition {
+			t.Errorf("epoch %d begins after epoch %d: %v", epoch-1, epoch, err)
+		}
+	}
+	lease := e.Elect(1)
+	if err := bump(2, pb.Drain_DRAIN_FINISH, false); err != nil {
+		t.Fatal(err)
+	}
+	e.RefuseKeep(errors.New("etcd is away"))
+	if err := bump(3, pb.Drain_DRAIN_FINISH, false); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "etcd is away") {
+		t.Errorf("a bump that is not kept returns %v", err)
+	}
+	has(2)
+	e.RefuseKeep(nil)
+	lease.Resign()
+
+	lease = e.Elect(2)
+	has(2)
+	p, d := e.lead("p", pb.Side_SIDE_PREFILL), e.lead("d", pb.Side_SIDE_DECODE)
+	g, err := e.Submit(e.ctx, &pb.SubmitRequest{Id: "waits", Namespace: "m", Epoch: 1, PromptTokens: 100, OutputTokens: 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		u, err := g.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if u.Kind == pb.RequestUpdate_KIND_ACCEPTED {
+			e.fetch(p, "p")
+			e.fetch(d, "d")
+			continue
+		}
+		if u.Kind != pb.RequestUpdate_KIND_STARTED || u.Epoch != 2 {
+			t.Errorf("%v; want a start with epoch 2", u)
+		}
+		break
+	}
+	if err := bump(3, pb.Drain_DRAIN_ABORT, false); err != nil {
+		t.Fatal(err)
+	}
+	lease.Resign()
+
+	// The planner has ended before the leaders got its orders.
+	e.Elect(3)
+	has(3)
+	held := func(engine, peer string) *pb.HeldRequest {
+		return &pb.HeldRequest{
+			Request: &pb.SubmitRequest{Id: "old", Namespace: "m", Epoch: 2, PromptTokens: 100, OutputTokens: 10},
+			Engine:  engine, PeerEngine: peer, Attempt: 2<<40 + 7, Order: 2<<40 + 7,
+		}
+	}
+	for _, s := range []pb.Planner_LeadClient{e.lead("p", pb.Side_SIDE_PREFILL, held("p", "d")), e.lead("d", pb.Side_SIDE_DECODE, held("d", "p"))} {
+		if a, err := s.Recv(); err != nil || a.Kind != pb.LeaderAction_KIND_ABORT || a.Request != "old" {
+			t.Errorf("a request of older weights gets %v, %v; want an abort", a, err)
+		}
+	}
+	if want := `{"version":1,"bumps":[{"namespace":"m","epoch":3,"policy":"abort"}]}`; e.Kept() != want {
+		t.Errorf("%s is kept; want %s", e.Kept(), want)
 	}
 }
 

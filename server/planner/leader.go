@@ -147,6 +147,11 @@ func (s *Service) register(ctx context.Context, r *pb.RegisterGroup) (*leader, e
 	l.out <- &pb.LeaderAction{Kind: pb.LeaderAction_KIND_REGISTERED, Planner: s.number}
 	s.reportNetworkLocked() // the operator's network may have positions for machines that are new with this group
 	s.stepLocked(up)
+	listed := make([]string, len(r.Holding))
+	for i, h := range r.Holding {
+		listed[i] = h.Request.Namespace
+	}
+	s.rebumpLocked(listed)
 	for _, id := range over {
 		delete(s.jobs, id) // the Abort is queued
 	}

@@ -41,7 +41,7 @@ func drainOf(d, unspecified pb.Drain) (dualpath.Drain, error) {
 }
 
 // BumpWeights implements penstock.v1.Planner.
-func (s *Service) BumpWeights(_ context.Context, r *pb.BumpWeightsRequest) (*pb.BumpWeightsResponse, error) {
+func (s *Service) BumpWeights(ctx context.Context, r *pb.BumpWeightsRequest) (*pb.BumpWeightsResponse, error) {
 	policy, err := drainOf(r.Policy, pb.Drain_DRAIN_RECOMPUTE)
 	if err != nil {
 		return nil, err
@@ -49,27 +49,49 @@ func (s *Service) BumpWeights(_ context.Context, r *pb.BumpWeightsRequest) (*pb.
 	if r.Epoch == 0 {
 		return nil, status.Errorf(codes.InvalidArgument, "namespace %q: the epoch is 0; epochs begin at 1", r.Namespace)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if _, known := s.namespaces.ids[r.Namespace]; r.DryRun && !known {
-		return nil, status.Errorf(codes.NotFound, "no gateway has submitted a request of namespace %q to this planner; penstock ns list lists the namespaces", r.Namespace)
+	one := bump{Namespace: r.Namespace, Epoch: r.Epoch, Policy: policy}
+	older, err := s.older(one, r.DryRun)
+	if err != nil || r.DryRun {
+		return bumped(older, policy), err
 	}
-	id, err := s.namespaces.id(r.Namespace)
-	if err != nil {
+	if err := s.keep(ctx, one); err != nil {
 		return nil, err
 	}
-	ns := dualpath.NamespaceID(id)
-	if newest := s.planner.Newest(ns); r.Epoch < newest {
-		return nil, status.Errorf(codes.FailedPrecondition, "namespace %q: the epoch is %d, but the planner has already seen epoch %d", r.Namespace, r.Epoch, newest)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if older, err = s.olderLocked(one, false); err != nil {
+		return nil, err
 	}
-	older := s.planner.Older(ns, r.Epoch)
-	if !r.DryRun {
-		s.stepLocked(dualpath.Epoch{At: s.now(), Namespace: ns, Epoch: r.Epoch, Drain: policy})
-		if s.closed {
-			return nil, errNotPlanned
-		}
+	if err := s.bumpLocked(one); err != nil {
+		return nil, err
+	}
+	if s.closed {
+		return nil, errNotPlanned
 	}
 	return bumped(older, policy), nil
+}
+
+// older returns the requests of weights older than those of a bump, or an error if the bump is not
+// possible. Without known, the namespace may be new to this planner.
+func (s *Service) older(b bump, known bool) (dualpath.Older, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.olderLocked(b, known)
+}
+
+func (s *Service) olderLocked(b bump, known bool) (dualpath.Older, error) {
+	if _, ok := s.namespaces.ids[b.Namespace]; known && !ok {
+		return dualpath.Older{}, status.Errorf(codes.NotFound, "no gateway has submitted a request of namespace %q to this planner; penstock ns list lists the namespaces", b.Namespace)
+	}
+	id, err := s.namespaces.id(b.Namespace)
+	if err != nil {
+		return dualpath.Older{}, err
+	}
+	ns := dualpath.NamespaceID(id)
+	if newest := s.planner.Newest(ns); b.Epoch < newest {
+		return dualpath.Older{}, status.Errorf(codes.FailedPrecondition, "namespace %q: the epoch is %d, but the planner has already seen epoch %d", b.Namespace, b.Epoch, newest)
+	}
+	return s.planner.Older(ns, b.Epoch), nil
 }
 
 // bumped returns the response of BumpWeights, with the numbers of requests that a change of weights

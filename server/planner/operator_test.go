@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"context"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -181,10 +182,12 @@ func TestSwitchRole(t *testing.T) {
 // heldLease is a lease that the test ends, without a notice for the planner.
 type heldLease struct{ over atomic.Bool }
 
-func (*heldLease) Number() uint64        { return 1 }
-func (l *heldLease) Held() bool          { return !l.over.Load() }
-func (*heldLease) Lost() <-chan struct{} { return nil }
-func (*heldLease) Resign()               {}
+func (*heldLease) Number() uint64                       { return 1 }
+func (l *heldLease) Held() bool                         { return !l.over.Load() }
+func (*heldLease) Lost() <-chan struct{}                { return nil }
+func (*heldLease) Keep(context.Context, []byte) error   { return nil }
+func (*heldLease) Kept(context.Context) ([]byte, error) { return nil, nil }
+func (*heldLease) Resign()                              {}
 
 // TestOperatorWithoutLease: a change of weights or of a role that the planner did not plan, because its
 // lease has ended meanwhile, is an error.
@@ -207,6 +210,17 @@ func TestOperatorWithoutLease(t *testing.T) {
 		lease.over.Store(true)
 		if err := call(h); status.Code(err) != codes.Unavailable {
 			t.Errorf("%s without a lease: %v", name, err)
+		}
+		h.close()
+	}
+}
+
+// TestResumeRefuses: a planner does not lead with what it cannot read.
+func TestResumeRefuses(t *testing.T) {
+	for _, kept := range []string{`{"version":2,"bumps":[]}`, `{"version":1,"bumps":[],"more":1}`, `{"version":1,"bumps":[{"namespace":"m","epoch":2,"policy":"x"}]}`, `{"version":1,"bumps":[{"epoch":2,"policy":"finish"}]}`, ""} {
+		h := newHost(t, Options{TickEvery: time.Hour})
+		if err := h.service.resume([]byte(kept)); err == nil {
+			t.Errorf("%q is accepted", kept)
 		}
 		h.close()
 	}

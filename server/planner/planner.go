@@ -77,6 +77,10 @@ type Service struct {
 	// stride is the most by which one call of now advances the planner's time.
 	stride time.Duration
 
+	// keeping is held while the lease stores bumps, and kept is what it has stored.
+	keeping sync.Mutex
+	kept    []bump
+
 	mu      sync.Mutex
 	planner *dualpath.Planner
 	// clock is the planner's time. looked is the real time since start at the last call of now.
@@ -91,6 +95,8 @@ type Service struct {
 	leaders map[dualpath.GroupID]*leader
 	// roles has an entry for each group that has registered.
 	roles map[dualpath.GroupID]*roles
+	// bumped has the last bump of each namespace.
+	bumped map[string]bump
 	// nics has the compute NICs of the engines of each registered group.
 	nics   map[dualpath.GroupID]map[dualpath.EngineID]*engineNICs
 	at     map[dualpath.EngineID]place
@@ -168,7 +174,7 @@ func New(opts Options) (*Service, error) {
 		alone: make(map[dualpath.RequestID]time.Duration), gatewayWait: opts.GatewayWait,
 		leaders: make(map[dualpath.GroupID]*leader), roles: make(map[dualpath.GroupID]*roles), prefillRate: opts.Planner.PrefillRate, stride: max(opts.Planner.GroupTimeout/4, 2*opts.TickEvery), at: make(map[dualpath.EngineID]place),
 		nics: make(map[dualpath.GroupID]map[dualpath.EngineID]*engineNICs), jobs: make(map[dualpath.RequestID]*job), byName: make(map[string]*job), recent: newRecent(opts.Planner.MaxExplain),
-		stop: make(chan struct{}), done: make(chan struct{}),
+		bumped: make(map[string]bump), stop: make(chan struct{}), done: make(chan struct{}),
 	}
 	s.steps = newSteps()
 	if opts.Registry != nil {

@@ -1,0 +1,107 @@
+package planner
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/penstock-kv/penstock/dualpath"
+)
+
+// bump is the last BumpWeights of a namespace. Its JSON is what an elected planner keeps for later terms.
+type bump struct {
+	Namespace string         `json:"namespace"`
+	Epoch     uint64         `json:"epoch"`
+	Policy    dualpath.Drain `json:"policy"`
+}
+
+// bumps is the form in which a Lease keeps the bumps, the latest last.
+type bumps struct {
+	Version int    `json:"version"`
+	Bumps   []bump `json:"bumps"`
+}
+
+const (
+	bumpsVersion = 1
+	// maxBumps is the number of namespaces whose bumps are kept, those of the latest. With names of the
+	// maximum length they have less than the 1.5 MiB that etcd accepts in a request.
+	maxBumps = 1024
+	// keepWithin is the time limit of a write to the Lease.
+	keepWithin = 5 * time.Second
+)
+
+// resume applies the bumps that an earlier term has kept. The requests of older weights are not known yet:
+// rebumpLocked follows when their groups register.
+func (s *Service) resume(kept []byte) error {
+	if kept == nil {
+		return nil
+	}
+	var b bumps
+	d := json.NewDecoder(bytes.NewReader(kept))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&b); err != nil || b.Version != bumpsVersion {
+		return fmt.Errorf("planner: the epochs of the planner before are not of version %d (%.100q): run the same release on all planners (%v)", bumpsVersion, kept, err)
+	}
+	s.keeping.Lock()
+	defer s.keeping.Unlock()
+	s.kept = b.Bumps
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, one := range s.kept {
+		if err := s.bumpLocked(one); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// keep stores a bump for later terms.
+func (s *Service) keep(ctx context.Context, one bump) error {
+	if s.lease == nil {
+		return nil
+	}
+	s.keeping.Lock()
+	defer s.keeping.Unlock()
+	list := slices.DeleteFunc(slices.Clone(s.kept), func(b bump) bool { return b.Namespace == one.Namespace })
+	list = append(list, one)
+	list = list[max(0, len(list)-maxBumps):]
+	value, err := json.Marshal(bumps{bumpsVersion, list})
+	if err != nil {
+		return fmt.Errorf("planner: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, keepWithin)
+	defer cancel()
+	if err := s.lease.Keep(ctx, value); err != nil {
+		return status.Errorf(codes.Unavailable, "namespace %q: epoch %d is not in etcd for the next planner, so nothing has changed; repeat the call (%v)", one.Namespace, one.Epoch, err)
+	}
+	s.kept = list
+	return nil
+}
+
+// bumpLocked begins the epoch.
+func (s *Service) bumpLocked(b bump) error {
+	id, err := s.namespaces.id(b.Namespace)
+	if err != nil {
+		return err
+	}
+	s.bumped[b.Namespace] = b
+	s.stepLocked(dualpath.Epoch{At: s.now(), Namespace: dualpath.NamespaceID(id), Epoch: b.Epoch, Drain: b.Policy})
+	return nil
+}
+
+// rebumpLocked applies the policies of bumps to the requests that a group has just listed. Those of older weights were
+// started by an earlier planner that did not survive the bump, or whose orders were lost.
+func (s *Service) rebumpLocked(namespaces []string) {
+	slices.Sort(namespaces)
+	for _, name := range slices.Compact(namespaces) {
+		if b, ok := s.bumped[name]; ok {
+			_ = s.bumpLocked(b) // the name has a number
+		}
+	}
+}
