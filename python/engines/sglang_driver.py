@@ -17,6 +17,7 @@ from typing import Any
 os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["OMP_NUM_THREADS"] = "1"  # the model is tiny: threads would only wait for each other
+os.environ["TRITON_INTERPRET"] = "1"  # so that kernels which SGLang has in Triton alone, those of recurrent state, run on a CPU
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Settings for two ranks on one machine: CPUs for each rank, no NCCL (it is installed and needs a GPU), and no host name to resolve.
 os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "0|1"
@@ -66,7 +67,7 @@ class Driver:
     def start(self, model: str, page: int, storage: dict[str, Any] | None, **options: Any) -> None:
         """Make an engine in place of the last one. storage is the configuration of Penstock, or None; options are SGLang's."""
         self.stop()
-        given = dict(options)
+        given = {"hicache_mem_layout": "page_first_direct", "hicache_io_backend": "direct", **options}
         if storage is not None:
             given["hicache_storage_backend"] = "dynamic"
             given["hicache_storage_backend_extra_config"] = json.dumps(storage)
@@ -75,7 +76,7 @@ class Driver:
             grammar_backend="none", disable_cuda_graph=True, disable_overlap_schedule=True, skip_server_warmup=True,
             skip_tokenizer_init=True, context_length=1024, max_running_requests=16, max_total_tokens=65536, page_size=page,
             log_level="info",
-            enable_hierarchical_cache=True, hicache_ratio=2.0, hicache_mem_layout="page_first_direct", hicache_io_backend="direct",
+            enable_hierarchical_cache=True, hicache_ratio=2.0,
             hicache_write_policy="write_through", hicache_storage_prefetch_policy="wait_complete", **given,
         )  # fmt: skip
 

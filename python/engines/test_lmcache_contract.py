@@ -178,6 +178,22 @@ def test_two_clients_have_their_own_completions(make: Make) -> None:
     assert room == content(2, 5000)
 
 
+def test_lookups_at_once_of_a_new_length(make: Make) -> None:
+    """Each lookup finds a length that another process has stored, also when a lookup beside it has just found the length."""
+    one, two = make(), make()
+    outcome(two, two.submit_batch_exists(["a"]))
+    for length in range(4096, 4096 + 20):
+        key = f"key {length}"
+        outcome(one, one.submit_batch_set([key], views([content(1, length)])))
+        numbers: list[int] = []
+        found: dict[int, list[bool]] = {}
+        while len(found) < 64:  # some are submitted before the length is found, and answered after that
+            if len(numbers) < 64:
+                numbers.append(two.submit_batch_exists([key]))
+            found.update({number: done for number, _, _, done in two.drain_completions()})
+        assert found == {number: [True] for number in numbers}
+
+
 def test_keys(make: Make) -> None:
     """Keys are opaque: the forms of all releases, salted and not, any characters, up to 256 bytes."""
     client = make()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.faults import damage, node_of_another_version
+from harness.faults import damage, node_of_another_version, until, while_stopped
 from harness.sessions import Session
 from harness.sglang import OUTPUT, PATIENCE, Follower, SGLang, loaded, storage, tokens, views, whole
 
@@ -154,9 +154,19 @@ def test_faults_of_the_node(second: SGLang, kept: testing.Node, few: list[list[i
     short = storage(kept, timeout=1, connect_timeout=1, retry_interval=1)
     second.attach(short)
 
+    def run() -> dict[str, int]:
+        """Empty the caches on the device and the host, generate, and return how many tokens came from the node."""
+        answers = second.fresh(few)
+        assert tokens(answers) == want_few
+        return {"loaded": sum(loaded(answers))}
+
+    until(run, "loaded")
+    assert second.process.call("flush")
+    second.process.submit("generate", prompts=few, output=OUTPUT)
     kept.pause()
-    assert tokens(second.fresh(few)) == want_few
-    kept.resume()
+    assert tokens(second.process.result("generate", timeout=PATIENCE)) == want_few
+    assert all(events["loaded"] == 0 for events in while_stopped(kept, run))
+    until(run, "loaded")
 
     second.detach()
     second.attach(storage(kept, timeout=5, connect_timeout=5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from pathlib import Path
 from random import Random
@@ -9,11 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from harness.faults import damage, namespaces, node_of_another_version
+from harness.faults import damage, namespaces, node_of_another_version, until, while_stopped
 from harness.model import FIRST_TOKEN, VOCABULARY, make_deepseek, make_lfm2, make_llama, make_llama4, make_mamba
 from harness.process import EngineError
 from harness.sessions import Session, turn
-from harness.vllm import BLOCK, OUTPUT, RANKS, Answer, Snapshots, Stored, Vllm, connector, tokens_of, until
+from harness.vllm import BLOCK, OUTPUT, RANKS, Answer, Snapshots, Stored, Vllm, connector, tokens_of
 
 from penstock import InvalidError, testing
 
@@ -198,27 +199,27 @@ def test_faults(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]],
     """A node that stops, dies, or has damaged its bytes costs time, no request and no token. Nothing wrong is stored."""
     agents = agents[:8]
     prompts, tokens = turn(agents, 1), plain[1][:8]
+    later = itertools.cycle([2, 3, 1])
     with testing.node() as node:
         vllm.start("faulty", connector(node, load_timeout=4, save_timeout=4, lookup_timeout=2, retry_interval=2, **load))
 
-        def run() -> dict[str, int]:
-            """Let the engine have nothing but the node, generate, and return which events there were."""
+        def run(k: int = 1) -> dict[str, int]:
+            """Let the engine have nothing but the node, generate for a turn, and return which events there were."""
             assert vllm.call("faulty", "reset")
             before = vllm.call("faulty", "counters")
-            assert tokens_of(vllm.generate("faulty", prompts)) == tokens
+            assert tokens_of(vllm.generate("faulty", turn(agents, k))) == plain[k][:8]
             after = vllm.call("faulty", "counters")
             return {name: after[name] - before[name] for name in after}
 
         assert run()["hit_tokens"] == 0
         until(run, "hit_tokens")
 
-        # Stopped between a lookup and its load: the load ends at its time limit, and the engine continues while the node is stopped.
+        # Stopped between a lookup and its load: the load ends at its time limit, and the sessions go on while the node is stopped.
         vllm.call("faulty", "signal_at_load", pid=node.pid, number=signal.SIGSTOP)
         until(run, "load_failures")
-        events = run()
-        assert events["hit_tokens"] == 0
-        assert events["unavailable"] + events["lookup_failures"] >= len(prompts)
-        node.resume()
+        for events in while_stopped(node, lambda: run(next(later)), seconds=0 if load else 30):
+            assert events["hit_tokens"] == 0
+            assert events["unavailable"] + events["lookup_failures"] >= len(prompts)
         until(run, "hit_tokens")
 
         # Killed between a lookup and its load.

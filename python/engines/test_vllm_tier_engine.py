@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 import zmq
-from harness.faults import blocks, node_of_another_version
+from harness.faults import blocks, node_of_another_version, until, while_stopped
 from harness.model import FIRST_TOKEN
 from harness.sessions import Session
 from harness.vllm import BLOCK, OUTPUT, RANKS, Stored, Vllm, tier
@@ -243,6 +244,34 @@ def test_a_full_node(vllm: Vllm, plain: Plain) -> None:
         vllm.start("after", tier(node))
         assert generate(vllm, "after", new) == (want, whole_blocks(new))  # the node has the latest rows
         vllm.stop("after")
+
+
+def test_a_stopped_node(vllm: Vllm, plain: Plain, node: penstock_testing.Node) -> None:
+    """The node is stopped while requests run, and the sessions go on without it. The primary tier has not room for a turn of them."""
+    turns = itertools.cycle(range(len(plain.prompts)))
+    bounds = {"lookup_timeout": 2, "load_timeout": 2, "store_timeout": 2, "retry_interval": 0.5}
+    vllm.start("stopped", tier(node, memory=8 << 20, **bounds))
+
+    def run() -> dict[str, float]:
+        """Generate for the next turn of the sessions, and return which events there were."""
+        k = next(turns)
+        before = vllm.call("stopped", "metrics")
+        assert vllm.call("stopped", "reset")
+        assert generate(vllm, "stopped", plain.prompts[k])[0] == plain.tokens[k]
+        after = vllm.call("stopped", "metrics")
+        return {name: after.get(f"tier_{name}", 0) - before.get(f"tier_{name}", 0) for name in ("load_rows", *FAILURES)}
+
+    until(run, "load_rows")
+    k = next(turns)
+    assert vllm.call("stopped", "reset")
+    vllm.host.submit("call", name="stopped", function="generate", prompts=plain.prompts[k], output=OUTPUT)
+    node.pause()
+    assert [answer["tokens"] for answer in vllm.host.result("call", timeout=600)] == plain.tokens[k]
+    for events in while_stopped(node, run):
+        assert events["load_rows"] == 0
+        assert events["lookup_unavailable"] + events["lookup_failed"] > 0
+    until(run, "load_rows")
+    vllm.stop("stopped")
 
 
 def test_a_node_that_refuses(vllm: Vllm, left: str, plain: Plain, kept: penstock_testing.Node) -> None:

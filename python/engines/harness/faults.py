@@ -9,13 +9,16 @@ import socket
 import socketserver
 import subprocess
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock import testing
 from penstock._program import program
 from penstock.testing import Node
+
+_Result = TypeVar("_Result")
 
 _PAGE = 4096
 _SEGMENT = re.compile(r"segment (\d+) of volume \w+: \d+ slots of (\d+) bytes")
@@ -38,6 +41,29 @@ def damage(node: Node, namespace: int = 0, depth: int = 0) -> int:
     if not flipped:
         raise ValueError(f"no segment in {node.data} has anything in it")
     return flipped
+
+
+def while_stopped(node: Node, run: Callable[[], _Result], seconds: float = 30) -> list[_Result]:
+    """Stop a node, if it is not stopped yet, and let an engine run again and again until the node was stopped for that long.
+
+    Return what the runs return, at least one. Each of them has ended while the node was stopped. The node continues then.
+    """
+    node.pause()
+    end = time.monotonic() + seconds
+    results = [run()]
+    while time.monotonic() < end:
+        results.append(run())
+    assert testing._stopped(node.pid), "the node has run meanwhile"
+    node.resume()
+    return results
+
+
+def until(run: Callable[[], Mapping[str, float]], event: str) -> None:
+    """Let an engine run until an event happens: engines leave nodes alone for a while that did not answer in time."""
+    for _ in range(100):
+        if run()[event] > 0:
+            return
+    raise TimeoutError(f"no {event} in 100 runs")
 
 
 def namespaces(node: Node) -> dict[str, int]:

@@ -43,9 +43,9 @@ class SGLang:
     def __exit__(self, *_: object) -> None:
         self.process.kill()
 
-    def start(self, model: Path, backend: dict[str, Any] | None, **options: Any) -> None:
+    def start(self, model: Path, backend: dict[str, Any] | None, *, page: int = PAGE, **options: Any) -> None:
         """End the engine, if there is one, and make another in new processes, with further options of SGLang."""
-        self.process.call("start", model=str(model), page=PAGE, storage=backend, timeout=PATIENCE, **options)
+        self.process.call("start", model=str(model), page=page, storage=backend, timeout=PATIENCE, **options)
 
     def stop(self) -> None:
         """End the engine."""
@@ -79,18 +79,18 @@ def loaded(answers: list[dict[str, Any]]) -> list[int]:
     return [answer["cached"]["storage"] for answer in answers]
 
 
-def whole(prompt: list[int]) -> int:
+def whole(prompt: list[int], page: int = PAGE) -> int:
     """How many tokens of a prompt can be cached: its whole pages, but for the last token, which is computed."""
-    return (len(prompt) - 1) // PAGE * PAGE
+    return (len(prompt) - 1) // page * page
 
 
-def page_keys(prompt: list[int]) -> list[str]:
+def page_keys(prompt: list[int], page: int = PAGE) -> list[str]:
     """The keys of a prompt's pages for the first version of the weights, as docs/engines.md has them."""
     salt = hashlib.sha256(b"default").hexdigest()[:16]
     found, prior = [], b""
-    for start in range(0, whole(prompt), PAGE):
-        page = b"".join(token.to_bytes(4, "little") for token in prompt[start : start + PAGE])
-        prior = hashlib.sha256(prior + page).digest()
+    for start in range(0, whole(prompt, page), page):
+        tokens = b"".join(token.to_bytes(4, "little") for token in prompt[start : start + page])
+        prior = hashlib.sha256(prior + tokens).digest()
         found.append(f"{salt}:{prior.hex()}")
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -126,14 +125,6 @@ class Vllm:
 
 def tokens_of(answers: list[Answer]) -> list[list[int]]:
     return [answer["tokens"] for answer in answers]
-
-
-def until(run: Callable[[], dict[str, int]], event: str) -> None:
-    """Generate until an event happens: the engine leaves nodes alone for a while that did not answer in time."""
-    for _ in range(100):
-        if run()[event] > 0:
-            return
-    raise TimeoutError(f"no {event} in 100 runs")
 
 
 class Stored:

@@ -317,6 +317,8 @@ class PenstockL2:
         known = set(self._slots.values())
         if present - known:  # another process has stored objects of another length
             self._later(of.op, self._discover, lambda: self._ask(of.op, watch=False))
+        else:  # since the submit, another operation may have found a length
+            self._ask(of.op, watch=False)
         for length in [length for length, slot in self._slots.items() if slot in absent]:  # evicted
             del self._slots[length]
         for length in self._namespaces.keys() - self._slots.keys():
