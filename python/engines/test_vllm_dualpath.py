@@ -356,12 +356,12 @@ def test_refused_groups(kinds: list[str], why: str) -> None:
 @pytest.mark.filterwarnings("ignore")  # those of vLLM's imports
 def test_keys_of_a_cache_salt() -> None:
     """The connector's salts of vLLM's own keys are those that the gateway computes (server/front/salt_test.go)."""
-    from penstock.vllm import _engine
+    from penstock.vllm import _engine, _extra
 
     vectors = json.loads((Path(__file__).parents[2] / "server" / "front" / "testdata" / "cache_salts.json").read_text())
     for vector in vectors:
         request = SimpleNamespace(lora_request=None, mm_features=[], prompt_embeds=None, cache_salt=vector["salt"])
-        extra = _engine.salts_of().of(request)
+        extra = _extra.Extras(_engine._keys, None).of(request)
         assert extra is not None
         assert _adapter.canonical(extra(0, BLOCK)) == vector["first"].encode()
         assert extra(BLOCK, 2 * BLOCK) is None

@@ -36,12 +36,15 @@ def test_page(vllm: Vllm, agents: list[Session], tmp_path: Path) -> None:
     readme.install(pip, tmp_path)
     first = max((turn.prompt for turn in agents[0].turns), key=len)
     first = first[: len(first) // 2]
-    adapter = make_adapter(tmp_path / "red", Path(vllm.model), seed=1)
-    lora = f" --enable-lora --max-loras 2 --max-lora-rank 8 --lora-modules red={adapter}"
-    vllm.start("alone", None)
+    adapters = {name: make_adapter(tmp_path / name, Path(vllm.model), seed=seed) for name, seed in (("red", 1), ("blue", 2))}
+    # vLLM on the CPU needs one slot more than there are adapters.
+    lora = " --enable-lora --max-loras 3 --max-lora-rank 8 --lora-modules " + " ".join(f"{name}={path}" for name, path in adapters.items())
+    vllm.start("alone", None, enable_lora=True, max_loras=3, max_lora_rank=8)
 
-    def alone(prompt: list[int]) -> list[int]:
-        tokens: list[int] = vllm.generate("alone", [prompt])[0]["tokens"]
+    def alone(prompt: list[int], name: str = "") -> list[int]:
+        numbers = {name: i for i, name in enumerate(adapters, 1)}
+        adapter = {"lora_name": name, "lora_int_id": numbers[name], "lora_path": str(adapters[name])} if name else None
+        tokens: list[int] = vllm.generate("alone", [prompt], adapters=[adapter])[0]["tokens"]
         return tokens
 
     with ExitStack() as stack:
@@ -107,11 +110,23 @@ def test_page(vllm: Vllm, agents: list[Session], tmp_path: Path) -> None:
             loaded = _metric(ports["8001"], "hit_tokens")
             assert tokens(complete(first, cache_salt="s")) == alone(first)
 
-        # One engine computes a request for an adapter.
-        attempts = [_metric(engine_port, "attempts") for engine_port in ports.values()]
-        red = tokens(complete(first, model="red"))
-        assert red == tokens(complete(first, model="red", at=ports["8002"])) != alone(first)
-        assert [_metric(engine_port, "attempts") for engine_port in ports.values()] == attempts
+        # Each adapter finds the KV that was computed with it only, of a prompt whose KV without an adapter is stored.
+        answers = [alone(first), *(alone(first, name) for name in adapters)]
+        assert len(set(map(tuple, answers))) == 3
+        for name, answer in zip(adapters, answers[1:], strict=True):
+            attempts = _metric(ports["8001"], "attempts")
+            loaded = _metric(ports["8001"], "hit_tokens")
+            assert tokens(complete(first, model=name)) == answer
+            assert _metric(ports["8001"], "hit_tokens") == loaded
+            assert _metric(ports["8001"], "attempts") == attempts + 1
+        for name, answer in zip(adapters, answers[1:], strict=True):
+            for salt in (None, "s"):
+                loaded = _metric(ports["8001"], "hit_tokens")
+                while _metric(ports["8001"], "hit_tokens") - loaded < (len(first) - 1) // BLOCK * BLOCK:
+                    assert time.monotonic() < end
+                    loaded = _metric(ports["8001"], "hit_tokens")
+                    assert tokens(complete(first, model=name, cache_salt=salt)) == answer
+        assert tokens(complete(first)) == answers[0]
 
         # Text is tokenized by an engine, for completions and for chats.
         assert len(tokens(complete("Once upon a time"))) == OUTPUT

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 import re
+import threading
 import time
 import urllib.request
 from collections import Counter
@@ -23,7 +24,7 @@ from conftest import certificate
 
 from penstock import Event, EventKind, Gateway, Keys, Role, Store, _adapter, errors, testing
 from penstock._cluster import Action, ActionKind, Member, Part
-from penstock.vllm._extra import Extras
+from penstock.vllm._extra import Adapters, Extras
 from penstock.vllm._layout import Layer, LayerGroup, Layout, split
 from penstock.vllm._pd_plan import EVENTS, Ended, Options, Progress, Release, Report, Stopped, join_members, read_options, split_peer
 from penstock.vllm._pd_scheduler import Scheduler, _Running, _Taken, _Turn
@@ -108,12 +109,18 @@ class Request:
         return self.aborted or self.num_output_tokens == self.output
 
 
-def keys(request: Request, start: int, end: int) -> tuple[tuple[str, str], ...] | None:
+def keys(request: Request, start: int, end: int) -> tuple[tuple[Any, ...], ...] | None:
     """Return the extra keys of a block, as vLLM's generate_block_hash_extra_keys. A contract test compares them."""
-    return (("cache_salt", request.cache_salt),) if request.cache_salt and start == 0 else None
+    images = [("mm", image.identifier, image.start - start) for image in request.mm_features if start < image.stop and image.start < end]
+    return (*images, *([("cache_salt", request.cache_salt)] if request.cache_salt and start == 0 else [])) or None
 
 
 EXTRAS = Extras(keys, None)
+
+
+def image(identifier: str, start: int, stop: int) -> Any:
+    """Return an image of a prompt, in the tokens from start to stop."""
+    return SimpleNamespace(identifier=identifier, start=start, stop=stop)
 
 
 class Broadcasts:
@@ -444,6 +451,7 @@ class Course:
     prompt: list[int]
     request: Any
     salt: str | None = None
+    images: tuple[Any, ...] = ()
     events: list[Event] = dataclasses.field(default_factory=list)
     prefill: tuple[Engine, Request] | None = None
     decode: tuple[Engine, Request] | None = None
@@ -507,9 +515,9 @@ class Cluster:
         assert event.kind == EventKind.STARTED
         params = {"penstock": {"attempt": event.attempt, "epoch": event.epoch}}
         pe, de = self.engines[event.prefill], self.engines[event.decode]
-        salt = course.salt
-        course.prefill = pe, Request(f"{event.attempt} at {pe.name}", list(course.prompt), params, 1, cache_salt=salt)
-        course.decode = de, Request(f"{event.attempt} at {de.name}", list(course.prompt), params, OUTPUT, cache_salt=salt)
+        extra: dict[str, Any] = {"cache_salt": course.salt, "mm_features": course.images}
+        course.prefill = pe, Request(f"{event.attempt} at {pe.name}", list(course.prompt), params, 1, **extra)
+        course.decode = de, Request(f"{event.attempt} at {de.name}", list(course.prompt), params, OUTPUT, **extra)
         for engine, request in (course.prefill, course.decode):
             if engine.role not in self.lose:
                 engine.add(request)
@@ -523,14 +531,18 @@ class Cluster:
     def until_over(self, *courses: Course) -> None:
         self.until(lambda: all(course.over for course in courses))
 
-    def submit(self, prompt: list[int], salt: str | None = None) -> Course:
-        ids = self.ids(prompt, salt)
+    def submit(self, prompt: list[int], salt: str | None = None, images: tuple[Any, ...] = ()) -> Course:
+        ids = self.ids(prompt, salt, images)
         request = self.gateway.submit(f"request {len(self.courses)}", ids=ids, prompt=len(prompt), output=OUTPUT)
-        course = self.courses[request] = Course(prompt, request, salt)
+        course = self.courses[request] = Course(prompt, request, salt, images)
         return course
 
-    def ids(self, tokens: list[int], salt: str | None) -> Keys:
-        """Return the ids of the salted chain as server/front computes them."""
+    def ids(self, tokens: list[int], salt: str | None, images: tuple[Any, ...] = ()) -> Keys:
+        """Return the ids of the salted chain as server/front computes them, and with images as vLLM's keys of the blocks determine them."""
+        if images:
+            chain = _adapter.Chain(self.ns, BLOCK)
+            chain.extend(tokens, EXTRAS.of(Request("", tokens, None, OUTPUT, mm_features=images)))
+            return Keys([bytes(chain.ids[i : i + 16]) for i in range(0, len(chain.ids), 16)])
         if salt is None:
             return self.ns.chain(tokens)
         first = self.ns.chain(tokens[:BLOCK], extra=VECTORS[salt][0].encode())
@@ -767,19 +779,104 @@ def test_cache_salt(make: Callable[..., Cluster]) -> None:
     c.check()
 
 
+def test_images(make: Callable[..., Cluster]) -> None:
+    """A gateway that has the hashes of images plans their requests. Blocks in front of an image are shared, others belong to the image."""
+    c = make()
+    prompt = list(range(37))
+    one, other = ((image(name, 2 * BLOCK + 1, 4 * BLOCK + 1),) for name in "ab")
+    for images, hit in ((one, 0), (other, 2 * BLOCK), (one, 36), (other, 36), ((), 2 * BLOCK)):
+        course = c.submit(prompt, images=images)
+        c.until_over(course)
+        c.idle()
+        assert course.event(EventKind.MATCHED).hit == hit
+        assert course.tokens == expected(prompt)
+        ids = c.ids(prompt, None, images)
+        c.until(partial(lambda ids: all(ns.match(ids).prefix == len(ids) for ns in c.shards), ids))
+    course = c.submit(prompt, images=one)
+    course.images = other
+    c.until_over(course)
+    c.idle()
+    assert course.kinds()[-1] == EventKind.FAILED
+    c.check()
+
+
+@dataclasses.dataclass
+class Lora:
+    """The part of vLLM's LoRARequest that the connector uses."""
+
+    lora_path: str
+    lora_name: str = "a"
+    lora_int_id: int = 1
+    load_inplace: bool = False
+    is_3d_lora_weight: bool = False
+
+
+def test_identity_of_an_adapter(tmp_path: Path) -> None:
+    """The engine's answer to the gateway's question, and the salts of the adapter's blocks, are those that the gateway expects
+    (server/front/salt_test.go). A request waits until the adapter's files are read, for a time."""
+    vectors = json.loads((Path(__file__).parents[2] / "server" / "front" / "testdata" / "adapter_salts.json").read_text())
+    for name, text in vectors[0]["files"].items():
+        (tmp_path / name).write_text(text)
+    may_read = threading.Event()
+
+    def find(path: str) -> str:
+        assert may_read.wait(BUSY)
+        return path
+
+    now = 0.0
+    extras = Extras(keys, Adapters(find), tuple(vectors[0]["lora"]), timeout=10, clock=lambda: now)
+    side = Scheduler(Options(), _adapter.Counters("x"), role=Role.PREFILL, extras=extras)
+
+    def ask(path: Path, **fields: Any) -> Request:
+        params = {"penstock": {"identify": True}}
+        return Request("question", [0], params, 1, lora_request=Lora(str(path), **fields))
+
+    question = ask(tmp_path)
+    assert side.lookup(question, 0) == (None, False)
+    planned = Request("planned", [0], {"penstock": {"attempt": "a", "epoch": 1}}, 1, lora_request=Lora(str(tmp_path)))
+    assert side.lookup(planned, 0) == (None, False)
+    side.finished(planned)
+    may_read.set()
+    while side.lookup(question, 0)[0] is None:
+        pass
+    question.num_output_tokens = 1
+    assert side.identity(question) == {"penstock": {"adapter": vectors[0]["identity"]}}
+    assert not side.finished(question)
+    assert not extras._waiting
+
+    for vector in vectors:
+        ns: Any = Chained()
+        request = Request("r", list(range(4 * BLOCK)), None, 1, cache_salt=vector["salt"] or None, lora_request=Lora(str(tmp_path)))
+        while not extras.ready(request):
+            pass
+        _adapter.Chain(ns, BLOCK).extend(request.all_token_ids, extras.of(request))
+        assert ns.extras == [vector["first"].encode(), vector["second"].encode(), b"", b""]
+
+    # Other requests, one that has ended before its first token, and an adapter without files get no answer.
+    assert side.identity(planned) is None
+    assert side.identity(ask(tmp_path)) is None
+    missing = ask(tmp_path / "missing", lora_int_id=2)
+    while side.lookup(missing, 0)[0] is None:
+        pass
+    missing.num_output_tokens = 1
+    assert side.identity(missing) is None
+    assert side._counters["unnamed"] == 1
+    side.close()
+
+
+class Chained:
+    """A namespace that records the extras of blocks."""
+
+    def __init__(self) -> None:
+        self.extras: list[bytes] = []
+
+    def chain(self, tokens: list[int], *, parent: bytes | None, extra: bytes) -> Keys:
+        self.extras += [extra, *[b""] * (len(tokens) // BLOCK - 1)]
+        return Keys([bytes(16)] * (len(tokens) // BLOCK))
+
+
 def test_cache_salt_vectors() -> None:
     """The connector's salts are those that the gateway computes (server/front/salt_test.go)."""
-
-    class Chained:
-        """A namespace that records the extras of blocks."""
-
-        def __init__(self) -> None:
-            self.extras: list[bytes] = []
-
-        def chain(self, tokens: list[int], *, parent: bytes | None, extra: bytes) -> Keys:
-            self.extras += [extra, *[b""] * (len(tokens) // BLOCK - 1)]
-            return Keys([bytes(16)] * (len(tokens) // BLOCK))
-
     assert len(VECTORS) >= 7
     for salt, (first, second) in VECTORS.items():
         ns: Any = Chained()

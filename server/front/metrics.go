@@ -81,8 +81,8 @@ func newMetrics(r prometheus.Registerer, engines []*engine) *metrics {
 		failures:       prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "engine_failures_total", Help: "Engines that failed their part of such a request before the first byte, by side (prefill, decode)."}, []string{"engine", "side"}),
 		unknownEngines: prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "unknown_engines_total", Help: "Starts on an engine that the gateway does not have."}),
 		tokenizeErrors: prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "tokenize_errors_total", Help: "Prompts of which no engine made tokens."}),
-		modelsErrors:   prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "models_errors_total", Help: "Failed requests for the list of the engines' models."}),
-		unplanned:      prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "unplanned_requests_total", Help: "Completions that went to one engine without a plan, because their model is a LoRA adapter or is not in the engines' list (adapter, unlisted)."}, []string{"reason"}),
+		modelsErrors:   prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "models_errors_total", Help: "Failed requests for the list of the engines' models, and for the identity of a LoRA adapter."}),
+		unplanned:      prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "unplanned_requests_total", Help: "Completions that went to one engine without a plan, because no engine identifies their LoRA adapter, because their prompt has images or other media, or because their model is not in the engines' list (adapter, media, unlisted)."}, []string{"reason"}),
 		promptTokens:   prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "prompt_tokens_total", Help: "Tokens of the prompts of such requests."}),
 		hitTokens:      prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "hit_tokens_total", Help: "Tokens of these prompts that storage had when the request arrived."}),
 		start:          prometheus.NewHistogram(prometheus.HistogramOpts{Name: prefix + "start_seconds", Help: "Time from the submission of such a request to its first start.", Buckets: firstByteBuckets}),
@@ -93,7 +93,7 @@ func newMetrics(r prometheus.Registerer, engines []*engine) *metrics {
 	for _, outcome := range outcomes {
 		m.planned.WithLabelValues(outcome)
 	}
-	for _, reason := range []string{unplannedAdapter, unplannedUnlisted} {
+	for _, reason := range []string{unplannedAdapter, unplannedMedia, unplannedUnlisted} {
 		m.unplanned.WithLabelValues(reason)
 	}
 	for _, e := range engines {

@@ -108,7 +108,8 @@ func (r *planned) route(out *http.Request, req *request) (*http.Response, error)
 	return resp, err
 }
 
-// serveAny serves a request without a plan if its model requires it. reason is then the reason.
+// serveAny serves a request without a plan if its model or its prompt requires it. reason is then the
+// reason.
 func (r *planned) serveAny(out *http.Request, req *request) (resp *http.Response, reason string, err error) {
 	if out.Header.Get("Content-Encoding") != "" {
 		return nil, "", unsupported("Content-Encoding", "the gateway does not read compressed bodies")
@@ -117,16 +118,31 @@ func (r *planned) serveAny(out *http.Request, req *request) (resp *http.Response
 	if err != nil {
 		return nil, "", err
 	}
-	if reason := r.models.unplanned(out, req.fields); reason != "" {
-		resp, err := r.front.pooled.route(out, req)
-		return resp, reason, err
+	media, err := hasMedia(out, req.fields)
+	if err != nil {
+		return nil, "", err
 	}
-	resp, err = r.serve(out, req, params)
-	return resp, "", err
+	reason, adapter := unplannedMedia, ""
+	if !media {
+		reason, adapter = r.models.unplanned(out, req.fields)
+	}
+	if reason == "" {
+		resp, err = r.serve(out, req, params, adapter)
+		var refused *refusal
+		if adapter == "" || !errors.As(err, &refused) || refused.code != refusedByPlanner {
+			return resp, "", err
+		}
+		// The adapter's files, or the engines' options of LoRA, may differ between the engines or from
+		// those of the identity.
+		r.models.setIdentity(modelOf(req.fields), identity{})
+		reason = unplannedAdapter
+	}
+	resp, err = r.front.pooled.route(out, req)
+	return resp, reason, err
 }
 
-// serve serves a request with a plan.
-func (r *planned) serve(out *http.Request, req *request, params fields) (*http.Response, error) {
+// serve serves a request with a plan. adapter is the identity of its LoRA adapter, or empty.
+func (r *planned) serve(out *http.Request, req *request, params fields, adapter string) (*http.Response, error) {
 	output, err := outputTokens(req.fields, isChat(out), r.front.opts.OutputTokens)
 	if err != nil {
 		return nil, err
@@ -135,7 +151,7 @@ func (r *planned) serve(out *http.Request, req *request, params fields) (*http.R
 	if err := r.class(&ask, out.Header, req); err != nil {
 		return nil, err
 	}
-	if ask.Salts, err = saltsOf(req.fields); err != nil {
+	if ask.Salts, err = saltsOf(req.fields, adapter); err != nil {
 		return nil, err
 	}
 	tokens, resp, err := r.tokensOf(out, req)
@@ -243,6 +259,10 @@ func bodies(f, params fields, attempt attemptParams) (prefill, decode payload) {
 	return f.edited(edits...), f.edited(transfer)
 }
 
+// refusedByPlanner is the code of a refusal for which the planner has no reason of its own, such as the
+// failure of every attempt.
+const refusedByPlanner = "planner_refused"
+
 // refusalOf returns the response for a request that failed at the planner or at storage.
 func (r *planned) refusalOf(err error) error {
 	own := &refusal{reason: rejectPlanner, message: err.Error()}
@@ -265,7 +285,7 @@ func (r *planned) refusalOf(err error) error {
 	case refused.Refusal == gateway.OldWeights:
 		own.status, own.code, own.retry = http.StatusServiceUnavailable, "weights_changed", true
 	default:
-		own.status, own.code = http.StatusServiceUnavailable, "planner_refused"
+		own.status, own.code = http.StatusServiceUnavailable, refusedByPlanner
 	}
 	return own
 }

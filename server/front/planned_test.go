@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -832,8 +833,6 @@ func TestUnsupported(t *testing.T) {
 		{"/v1/completions", `{"prompt":"x","kv_transfer_params":[]}`, "kv_transfer_params: want an object"},
 		{"/v1/chat/completions", `{"prompt":"x"}`, "messages: there are none"},
 		{"/v1/chat/completions", `{"messages":"x"}`, "messages: want a list"},
-		{"/v1/chat/completions", `{"messages":[{"content":"x"},{"content":["x",{"type":"image_url"}]}]}`, `messages[1].content[1].type: \"image_url\" is no text`},
-		{"/v1/chat/completions", `{"messages":[{"content":[{"image_url":"x"}]}]}`, `messages[0].content[0].type`},
 	} {
 		resp, text, err := c.call(t.Context(), s.path, s.body)
 		c.must(err)
@@ -855,26 +854,43 @@ func TestUnsupported(t *testing.T) {
 	}
 }
 
-// TestAdapters: a request for a LoRA adapter, or for a model that the engines do not list, goes to one
-// engine, with the client's body, and the planner does not get it.
-func TestAdapters(t *testing.T) {
-	c := newCluster(t, Options{}, dualpath.Options{})
-	got := make(chan string, 2)
+// alone makes both engines answer "alone" to requests without an attempt, whose bodies got receives, and
+// questions about an adapter as identify does.
+func (c *cluster) alone(identify http.HandlerFunc) (got chan string) {
+	got = make(chan string, 2)
 	for _, e := range []*member{c.p, c.d} {
 		inner := *e.answer.Load()
 		handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			var body bytes.Buffer
 			_, _ = body.ReadFrom(r.Body)
-			if !strings.Contains(body.String(), "penstock") && strings.HasSuffix(r.URL.Path, "completions") {
+			switch {
+			case strings.Contains(body.String(), "identify"):
+				if want := `{"model":"tuned","prompt":[0],"max_tokens":1,"kv_transfer_params":{"penstock":{"identify":true}}}`; body.String() != want || r.URL.Path != "/v1/completions" || r.Header.Get("Authorization") != "Bearer sk-1" {
+					c.Errorf("%s with %v gets %s", r.URL, r.Header, &body)
+				}
+				identify(w, r)
+			case !strings.Contains(body.String(), "penstock") && strings.HasSuffix(r.URL.Path, "completions"):
 				got <- body.String()
 				fmt.Fprint(w, "alone")
-				return
+			default:
+				r.Body = io.NopCloser(&body)
+				inner(w, r)
 			}
-			r.Body = io.NopCloser(&body)
-			inner(w, r)
 		})
 		e.answer.Store(&handler)
 	}
+	return got
+}
+
+// TestAdapters: a request for a LoRA adapter that the engines do not identify, or for a model that they do
+// not list, goes to one engine, with the client's body, and the planner does not get it.
+func TestAdapters(t *testing.T) {
+	c := newCluster(t, Options{}, dualpath.Options{})
+	var asked atomic.Int32
+	got := c.alone(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		fmt.Fprint(w, `{"choices":[],"kv_transfer_params":null}`)
+	})
 	lists := func() int { return int(c.p.listed.Load() + c.d.listed.Load()) }
 	for i, s := range []struct {
 		model, reason, text string
@@ -909,6 +925,9 @@ func TestAdapters(t *testing.T) {
 		}
 	}
 	c.ended(outcomeDone, 4)
+	if n := asked.Load(); n != 1 {
+		t.Errorf("%d questions about the adapter", n)
+	}
 
 	// The list is renewed after a time. Until an engine sends another one, the last one is valid.
 	expire := func() {
@@ -949,6 +968,125 @@ func TestAdapters(t *testing.T) {
 		if n, want := c.value("models_errors_total"), failures+float64(i+2); n != want {
 			t.Errorf("%v errors are counted; want %v", n, want)
 		}
+	}
+}
+
+// TestIdentity: a request for a LoRA adapter is planned with ids that the engines' identity of the adapter
+// salts. If the attempts fail, because the engines have another one, the request goes to one engine, and
+// the identity is asked for again. So it is if no engine answers.
+func TestIdentity(t *testing.T) {
+	c := newCluster(t, Options{}, dualpath.Options{})
+	var answer atomic.Pointer[http.HandlerFunc]
+	var asked atomic.Int32
+	says := func(f http.HandlerFunc) { answer.Store(&f) }
+	alone := c.alone(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		(*answer.Load())(w, r)
+	})
+	prompt := make([]kv.Token, 2*geo.BlockTokens)
+	words, err := json.Marshal(prompt)
+	c.must(err)
+	body := `{"model":"tuned","prompt":` + string(words) + `}`
+	idsOf := func(identity string) []kv.BlockID {
+		chain, err := c.ns.Chain()
+		c.must(err)
+		chain = chain.Salt([]byte("(" + identity + ",())"))
+		ids, _ := chain.Append(nil, prompt)
+		return ids
+	}
+	got := make(chan []kv.BlockID, 1)
+	good := *c.d.work.Load()
+	c.d.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+		load, err := gateway.ParsePayload(q.Payload)
+		c.must(err)
+		got <- load.IDs
+		good(w, r, q)
+	})
+	planned := func(identity string, questions int32) {
+		t.Helper()
+		resp, text, err := c.call(t.Context(), "/v1/completions", body)
+		if err != nil || resp.StatusCode != http.StatusOK || text != "an answer" {
+			t.Fatalf("%v, %s, %v", resp, text, err)
+		}
+		if ids := receive(t, got); !slices.Equal(ids, idsOf(identity)) {
+			t.Errorf("the engines have the ids %x of another adapter than %s", ids, identity)
+		}
+		if n := asked.Load(); n != questions {
+			t.Errorf("%d questions; want %d", n, questions)
+		}
+	}
+	unplanned := func(questions int32) {
+		t.Helper()
+		before := c.value("unplanned_requests_total", unplannedAdapter)
+		resp, text, err := c.call(t.Context(), "/v1/completions", body)
+		if err != nil || resp.StatusCode != http.StatusOK || text != "alone" {
+			t.Fatalf("%v, %s, %v", resp, text, err)
+		}
+		if sent := receive(t, alone); sent != body {
+			t.Errorf("the engine got %s", sent)
+		}
+		if n := asked.Load(); n != questions || c.value("unplanned_requests_total", unplannedAdapter) != before+1 {
+			t.Errorf("%d questions; want %d; or the request is not counted", n, questions)
+		}
+	}
+	says(say(`{"kv_transfer_params":{"penstock":{"adapter":"('one',False)"}}}`))
+	planned("('one',False)", 1)
+	planned("('one',False)", 1)
+
+	// Both engines have another adapter now.
+	says(say(`{"kv_transfer_params":{"penstock":{"adapter":"('two',False)"}}}`))
+	works := *c.d.work.Load()
+	for _, e := range []*member{c.p, c.d} {
+		e.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+			q.Done(errors.New("the gateway planned another prompt"))
+			<-r.Context().Done()
+		})
+	}
+	unplanned(1)
+	c.d.does(works)
+	c.p.does(good)
+	planned("('two',False)", 2)
+
+	// The identity is asked for again after a time, and the last one is not used if no engine answers.
+	expire := func() {
+		c.front.planned.models.setIdentity("tuned", identity{"('two',False)", time.Now().Add(-time.Second)})
+	}
+	expire()
+	planned("('two',False)", 3)
+	failures := c.value("models_errors_total")
+	for i, f := range []http.HandlerFunc{say("nothing"), func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusUnauthorized) }, say(strings.Repeat(" ", identityBytes) + "{}")} {
+		says(f)
+		expire()
+		unplanned(int32(4 + i))
+		if n, want := c.value("models_errors_total"), failures+float64(i+1); n != want {
+			t.Errorf("%v errors are counted; want %v", n, want)
+		}
+	}
+}
+
+// TestMedia: a chat with parts that are not text goes to one engine.
+func TestMedia(t *testing.T) {
+	c := newCluster(t, Options{}, dualpath.Options{})
+	got := c.alone(nil)
+	for _, body := range []string{
+		`{"messages":[{"content":"x"},{"content":["x",{"type":"image_url","image_url":{"url":"data:"}}]}]}`,
+		`{"messages":[{"content":[{"image_url":"x"}]}]}`,
+		`{"model":"tuned","messages":[{"content":[{"type":"text","text":"x"},{"type":"input_audio"}]}]}`,
+	} {
+		before := c.value("unplanned_requests_total", unplannedMedia)
+		resp, text, err := c.call(t.Context(), "/v1/chat/completions", body)
+		if err != nil || resp.StatusCode != http.StatusOK || text != "alone" {
+			t.Fatalf("%s: %v, %s, %v", body, resp, text, err)
+		}
+		if sent := receive(t, got); sent != body {
+			t.Errorf("the engine got %s", sent)
+		}
+		if n := c.value("unplanned_requests_total", unplannedMedia); n != before+1 {
+			t.Errorf("%v requests are counted; want %v", n, before+1)
+		}
+	}
+	if n := c.value("attempts_total"); n != 0 {
+		t.Errorf("%v attempts", n)
 	}
 }
 

@@ -1,6 +1,7 @@
 package front
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -8,22 +9,30 @@ import (
 	"github.com/penstock-kv/penstock/client/gateway"
 )
 
-// saltsOf returns the salts of the chain of a prompt with vLLM's field cache_salt, as the vLLM
-// connector computes them (python/src/penstock/vllm/_extra.py). vLLM counts the salt as a key of the
-// first block. The connector hashes the keys of a block in front of the block if they differ from
-// those of the block before: the first block has the salt, and the second one has none.
-func saltsOf(f fields) ([]gateway.Salt, error) {
+// saltsOf returns the salts of the chain of a prompt with vLLM's field cache_salt, and with a LoRA
+// adapter if its identity is not empty, as the vLLM connector computes them
+// (python/src/penstock/vllm/_extra.py). Each block has the adapter. vLLM counts the cache salt as a key
+// of the first block. The connector hashes adapter and keys of a block in front of the block if they
+// differ from those of the block before.
+func saltsOf(f fields, adapter string) ([]gateway.Salt, error) {
+	rest := "None"
+	if adapter != "" {
+		rest = "(" + adapter + ",())"
+	}
 	raw := f.get("cache_salt")
 	if raw == nil {
-		return nil, nil
+		if adapter == "" {
+			return nil, nil
+		}
+		return []gateway.Salt{{Block: 0, Extra: []byte(rest)}}, nil
 	}
 	var salt string
 	if json.Unmarshal(raw, &salt) != nil || salt == "" {
 		return nil, invalid("cache_salt", "want a text that is not empty")
 	}
 	return []gateway.Salt{
-		{Block: 0, Extra: []byte("(None,(('cache_salt'," + pythonASCII(salt) + ")))")},
-		{Block: 1, Extra: []byte("None")},
+		{Block: 0, Extra: []byte("(" + cmp.Or(adapter, "None") + ",(('cache_salt'," + pythonASCII(salt) + ")))")},
+		{Block: 1, Extra: []byte(rest)},
 	}, nil
 }
 

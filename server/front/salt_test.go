@@ -37,9 +37,40 @@ func TestSalts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := saltsOf(f)
+		got, err := saltsOf(f, "")
 		if err != nil || len(got) != 2 || got[0].Block != 0 || got[1].Block != 1 || string(got[0].Extra) != v.First || string(got[1].Extra) != v.Second {
 			t.Errorf("%q: %+v, %v; want %q and %q", v.Salt, got, err, v.First, v.Second)
+		}
+	}
+}
+
+// TestAdapterSalts: the front computes the salts of an adapter's blocks as the vLLM connector does, from the
+// connector's identity of the adapter. The connector's test has the same vectors.
+func TestAdapterSalts(t *testing.T) {
+	text, err := os.ReadFile("testdata/adapter_salts.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var vectors []struct{ Identity, Salt, First, Second string }
+	if err := json.Unmarshal(text, &vectors); err != nil {
+		t.Fatal(err)
+	}
+	if len(vectors) < 2 {
+		t.Fatalf("%d vectors", len(vectors))
+	}
+	for _, v := range vectors {
+		want := []gateway.Salt{{Block: 0, Extra: []byte(v.First)}}
+		var f fields
+		if v.Salt != "" {
+			want = append(want, gateway.Salt{Block: 1, Extra: []byte(v.Second)})
+			if f, err = parseFields(fmt.Appendf(nil, `{"cache_salt": %q}`, v.Salt)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := saltsOf(f, v.Identity)
+		same := func(a, b gateway.Salt) bool { return a.Block == b.Block && string(a.Extra) == string(b.Extra) }
+		if err != nil || !slices.EqualFunc(got, want, same) {
+			t.Errorf("%q: %v, %v; want %v", v.Salt, got, err, want)
 		}
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"net/http"
 	"slices"
@@ -57,13 +56,18 @@ func checkFields(f fields) error {
 	return nil
 }
 
-// checkMessages returns an error for a chat with parts that are not text.
-func checkMessages(raw json.RawMessage) error {
+// hasMedia reports whether a request is a chat with parts that are not text, such as images. The KV of
+// its prompt depends on them, and /tokenize does not return what their blocks are salted with.
+func hasMedia(out *http.Request, f fields) (bool, error) {
+	raw := f.get("messages")
+	if !isChat(out) || raw == nil {
+		return false, nil
+	}
 	var messages []struct {
 		Content json.RawMessage `json:"content"`
 	}
 	if err := json.Unmarshal(raw, &messages); err != nil {
-		return invalid("messages", "want a list of messages")
+		return false, invalid("messages", "want a list of messages")
 	}
 	for i, m := range messages {
 		if !bytes.HasPrefix(m.Content, []byte("[")) {
@@ -71,19 +75,19 @@ func checkMessages(raw json.RawMessage) error {
 		}
 		var parts []json.RawMessage
 		if err := json.Unmarshal(m.Content, &parts); err != nil {
-			return invalid(fmt.Sprintf("messages[%d].content", i), err.Error())
+			return false, invalid(fmt.Sprintf("messages[%d].content", i), err.Error())
 		}
-		for j, part := range parts {
+		for _, part := range parts {
 			var p struct {
 				Type string `json:"type"`
 			}
 			text := part[0] == '"' || json.Unmarshal(part, &p) == nil && slices.Contains(textParts, p.Type)
 			if !text {
-				return unsupported(fmt.Sprintf("messages[%d].content[%d].type", i, j), fmt.Sprintf("%q is no text", p.Type))
+				return true, nil
 			}
 		}
 	}
-	return nil
+	return false, nil
 }
 
 // onePrompt returns the only prompt of a completion request: a text, or a list of token ids.
@@ -117,12 +121,8 @@ func (r *planned) tokensOf(out *http.Request, req *request) (tokens []kv.Token, 
 	}
 	var ask payload
 	if isChat(out) {
-		messages := req.fields.get("messages")
-		if messages == nil {
+		if req.fields.get("messages") == nil {
 			return nil, nil, invalid("messages", "there are none")
-		}
-		if err := checkMessages(messages); err != nil {
-			return nil, nil, err
 		}
 		ask = req.fields.only(chatFields...).edited()
 	} else {
@@ -197,21 +197,11 @@ func (r *planned) tokenize(out *http.Request, ask payload) ([]kv.Token, *http.Re
 
 // tokensIn decodes the response of /tokenize, which may have at most maxBytes bytes.
 func tokensIn(resp *http.Response, maxBytes int64) ([]kv.Token, error) {
-	if resp.StatusCode != http.StatusOK {
-		return nil, errors.New(resp.Status)
-	}
-	text, err := io.ReadAll(io.LimitReader(resp.Body, maxBytes+1))
-	if err != nil {
-		return nil, err
-	}
-	if int64(len(text)) > maxBytes {
-		return nil, fmt.Errorf("the response has more than %d bytes", maxBytes)
-	}
 	var got struct {
 		Tokens []kv.Token `json:"tokens"`
 	}
-	if err := json.Unmarshal(text, &got); err != nil {
-		return nil, fmt.Errorf("the response is invalid: %w", err)
+	if err := decode(resp, maxBytes, &got); err != nil {
+		return nil, err
 	}
 	if len(got.Tokens) == 0 {
 		return nil, errors.New("the response has no tokens")

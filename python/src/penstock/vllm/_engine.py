@@ -19,7 +19,7 @@ from penstock.vllm._plan import EVENTS
 
 _log = logging.getLogger("penstock.vllm")
 
-__all__ = ["Handshake", "PromMetrics", "Stats", "check_policy", "extras_of", "facts_of", "new_events", "refuse_unsupported", "salts_of"]
+__all__ = ["Handshake", "PromMetrics", "Stats", "check_policy", "extras_of", "facts_of", "new_events", "refuse_unsupported"]
 
 
 @dataclass
@@ -131,11 +131,6 @@ def windows_of(config: Any, kv_cache_config: Any) -> dict[str, int]:
 def _keys(request: Any, start: int, end: int) -> Any:
     found, _ = generate_block_hash_extra_keys(request, start, end, 0)
     return found
-
-
-def salts_of() -> Extras:
-    """Return ``extras_of`` for requests without adapters and images."""
-    return Extras(_keys, None)
 
 
 def extras_of(config: Any, timeout: float) -> Extras:

@@ -155,7 +155,7 @@ class Extras:
 
         Raises InvalidError if other processes could not compute the same extras.
         """
-        adapter = self._adapter(request)
+        adapter = self.adapter(request)
         if request.mm_features and not self._images:
             raise errors.InvalidError(
                 "without its prefix cache and its cache of processed images, the engine numbers images and does not hash them:"
@@ -171,7 +171,11 @@ class Extras:
 
         return extra
 
-    def _adapter(self, request: Any) -> tuple[object, ...] | None:
+    def adapter(self, request: Any) -> tuple[object, ...] | None:
+        """Return what determines the KV of the request's adapter, or None without one. It raises as ``of`` does.
+
+        Callers call it once, instead of ``of``.
+        """
         if request.lora_request is None:
             return None
         if self._adapters is None:

@@ -7,6 +7,9 @@
 A request names its attempt in kv_transfer_params, {"penstock": {"attempt": NAME, "epoch": N}}. The planner's order and the
 request arrive separately, in either order.
 
+With {"penstock": {"identify": true}} a gateway asks for the part of the ids that is of the request's LoRA adapter
+(Scheduler.identity), because only the engine has the adapter's weights.
+
 If no request has named an attempt after request_timeout, because the gateway has ended or the engine's HTTP server has not passed the
 request on, the attempt fails. A request arrives when vLLM puts it in its queue: the time in the queue does not count.
 
@@ -221,6 +224,7 @@ class Scheduler:
                 self._link.value.close()
         if self._thread is not None:
             self._thread.join()
+        self._extras.close()
 
     # -- the planner's orders
 
@@ -297,9 +301,13 @@ class Scheduler:
 
         None: call again later. ``computed`` is the number of tokens of the prompt in the engine's prefix cache.
         """
+        if _identifies(request):
+            return (0 if self._extras.ready(request) else None), False
         state = self._state(request)
         if state is None or state.alone:
             return 0, False
+        if state.chain is None and not self._extras.ready(request):
+            return None, False
         with self._lock:
             turn = self._turns.get(state.name)
             if turn is None and state.chain is None:
@@ -379,20 +387,21 @@ class Scheduler:
                 f"the attempt is at epoch {attempt.epoch}, the request names epoch {state.epoch}, and the engine has the weights of"
                 f" epoch {self._epoch}"
             )
-        if request.lora_request is not None or request.mm_features or request.prompt_embeds is not None:
-            return "its KV depends on more than tokens and a cache salt (LoRA, images); PenstockDualPath does not serve that"
         if (shards := len(split_peer(attempt.peer_address, attempt.peer_token))) != self._shards:
             return (
                 f"engine {attempt.peer_engine} stores a block in {shards} shards, and this one in {self._shards}: set the option shards of"
                 " all engines to the greatest tensor_parallel_size"
             )
         state.chain = _adapter.Chain(ns, self._block)
-        state.extra = self._extras.of(request)
-        full = state.chain.extend(request.all_token_ids, state.extra)
+        try:
+            state.extra = self._extras.of(request)
+            full = state.chain.extend(request.all_token_ids, state.extra)
+        except errors.InvalidError as e:
+            return f"the KV of its prompt cannot be identified: {e}"
         if attempt.prompt_tokens != request.num_tokens or bytes(attempt.ids.blob[: full * _ID]) != bytes(state.chain.ids):
             return (
                 f"the gateway planned a prompt of {attempt.prompt_tokens} tokens and the engine has another one, of {request.num_tokens},"
-                " or another cache salt"
+                " or another cache salt, LoRA adapter or image"
             )
         if attempt.hit * self._block >= request.num_tokens:
             return (
@@ -582,8 +591,23 @@ class Scheduler:
             else:
                 turn.attempt.passed()
 
+    def identity(self, request: Any) -> dict[str, Any] | None:
+        """Return the answer to a request that asks what its adapter is, at the end of the request, and None for other requests.
+
+        The answer is what ``Chain`` hashes for the adapter, as text. It is None too if the adapter cannot be identified.
+        """
+        if not _identifies(request) or not request.num_output_tokens:
+            return None
+        try:
+            return {"penstock": {"adapter": _adapter.canonical(self._extras.adapter(request)).decode()}}
+        except errors.InvalidError as e:
+            self._counters.add("unnamed")
+            self._counters.warn("adapter", f"the KV of a LoRA adapter is not stored: {e}")
+            return None
+
     def finished(self, request: Any) -> bool:
         """Remove a request. Return whether its blocks are held until the worker reports the end of its job."""
+        self._extras.forget(request)
         state = self._requests.pop(request.request_id, None)
         with self._lock:
             self._left(request)
@@ -649,3 +673,9 @@ class Scheduler:
         (self._epoch,) = values
         self._counters.settle("epochs", "reset")
         return True
+
+
+def _identifies(request: Any) -> bool:
+    """Return whether a request asks what its adapter is."""
+    named = (request.kv_transfer_params or {}).get("penstock")
+    return isinstance(named, dict) and named.get("identify") is True and "attempt" not in named

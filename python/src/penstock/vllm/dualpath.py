@@ -96,7 +96,7 @@ class PenstockDualPath(KVConnectorBase_V1):
         self._worker: Worker | None = None
         if role == KVConnectorRole.SCHEDULER:
             _engine.check_policy(self._kv_transfer_config)
-            self._scheduler = Scheduler(options, self._counters, role=part, extras=_engine.salts_of())
+            self._scheduler = Scheduler(options, self._counters, role=part, extras=_engine.extras_of(vllm_config, options.start_timeout))
         else:
             self._worker = Worker(
                 options, self._counters, role=part, broadcast=_broadcast, prefix_cache=vllm_config.cache_config.enable_prefix_caching
@@ -207,7 +207,8 @@ class PenstockDualPath(KVConnectorBase_V1):
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         assert self._scheduler is not None
-        return self._scheduler.finished(request), None
+        identity = self._scheduler.identity(request)
+        return self._scheduler.finished(request), identity
 
     def has_pending_push_work(self) -> bool:
         return self._scheduler is not None and self._scheduler.busy
