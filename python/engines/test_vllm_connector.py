@@ -34,6 +34,9 @@ def test_layouts(vllm: Vllm) -> None:
     assert taken == [
         "two layers",
         "a layer that shares another's",
+        "K and V apart",
+        "blocks of tokens",
+        "heads apart",
         "two groups",
         "chunks of attention",
         "recurrent state",
@@ -58,12 +61,12 @@ def test_layouts(vllm: Vllm) -> None:
         + kinds
         + "without PenstockConnector",
         "an encoder": "layer b has attention to an encoder (CrossAttentionSpec)" + kinds + "without PenstockConnector",
-        "one kind of two sizes": "layer b has 32768 bytes a block, and a has 16384",
+        "one kind of two sizes": "layer b has 32768 bytes a block, and a has 16384, in 1 and 1 pieces",
         "a layer without a tensor": "layer b has no KV cache",
         "two layers in one place": "layer a: block",
-        "K and V apart": "layer a: shape [2, 8, 32, 2, 32]",
+        "K and V apart in one layer": "layer b has 16384 bytes a block, and a has 16384, in 1 and 2 pieces",
         "smaller blocks of the kernel": "layer a: shape [16, 2, 32, 64]",
-        "blocks that are not contiguous": "layer a: shape [8, 32, 2, 64]",
+        "rows apart": "layer a: 252 contiguous bytes in a block of 32 tokens",
         "layers of two sizes": "layer b has 32768 bytes a block, and a has 16384",
         "a device": "layer a is on device meta",
         "groups with blocks of two sizes": "blocks of [16, 32] tokens",
@@ -324,6 +327,23 @@ def test_windows_alone_by_layers(kind: str, within: bool) -> None:
     refuse("FullAttentionSpec")
     with pytest.raises(InvalidError, match=rf'the option load is "layers", and no layer has full attention \({kind}\).* "async"'):
         refuse(kind)
+
+
+@both_loads
+def test_heads_apart(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]], node: testing.Node, load: dict[str, Any]) -> None:
+    """The heads of a block lie apart in the engine's memory, and at other distances in the next process."""
+    turns = [s.turns[0].prompt for s in agents[:4]]
+    stored = Stored()
+    for name, layout in (("heads apart", "LHBNC"), ("heads apart again", "BHLNC")):
+        want = [stored.cached(prompt) for prompt in turns]
+        vllm.start(name, connector(node, **load), kv_cache_layout=layout)
+        answers = vllm.generate(name, turns)
+        assert tokens_of(answers) == plain[0][:4]
+        assert [a["cached"] for a in answers] == want
+        vllm.stop(name)
+        for prompt, answer in zip(turns, answers, strict=True):
+            stored.add(prompt, answer["tokens"])
+    assert min(want) > 0
 
 
 def test_two_engines(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]]) -> None:

@@ -43,8 +43,10 @@ class Cluster:
         caching: tuple[str, ...] = (),
         shards: int | None = None,
         model: Path | None = None,
+        layouts: dict[str, str] | None = None,
         **options: Any,
     ) -> None:
+        self.layouts = layouts or {}
         self.vllm, self.node, self.planner = vllm, node, planner
         self.names = names
         self.wide = wide
@@ -63,12 +65,10 @@ class Cluster:
 
     def start(self, name: str) -> None:
         connector = dual_path(self.node, self.planner, name, prefill=name[0] == "p", shards=self.shards)
-        self.vllm.start(
-            name,
-            connector,
-            self.model,
-            **{**self.options, **(RANKS if name in self.wide else {}), "enable_prefix_caching": name in self.caching},
-        )
+        options = {**self.options, **(RANKS if name in self.wide else {}), "enable_prefix_caching": name in self.caching}
+        if name in self.layouts:
+            options["kv_cache_layout"] = self.layouts[name]
+        self.vllm.start(name, connector, self.model, **options)
 
     def close(self) -> None:
         self.gateway.close()
@@ -207,6 +207,19 @@ def test_prefix_cache(vllm: Vllm, agents: list[Session], plain: list[list[list[i
         assert c.events("d0")["resident_tokens"] >= again > 0
         with pytest.raises(EngineError, match="start a prefill engine with --no-enable-prefix-caching"):
             vllm.start("p1", dual_path(c.node, c.planner, "p1", prefill=True, shards=c.shards), enable_prefix_caching=True)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "wide"),
+    [("LBHNC", "BLHNC", ()), ("LHBNC", "BHLNC", ()), ("BHLNC", "LHBNC", ("d0",))],
+    ids=["heads together", "heads apart", "heads apart, two ranks"],
+)
+def test_layouts(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]], prefill: str, decode: str, wide: tuple[str, ...]) -> None:
+    """Prefill and decode engine have KV caches of other layouts. The blocks that they exchange and store have the same bytes."""
+    with cluster(vllm, ["p0", "d0"], wide=wide, layouts={"p0": prefill, "d0": decode}, max_num_batched_tokens=96) as c:
+        (group,) = c.groups
+        assert group.layers == (8 if "HB" in prefill and not wide else 4)  # two heads in each of four layers
+        check_sessions(c, agents[:6], plain, Stored())
 
 
 @pytest.mark.parametrize("wide", [("p0",), ("d0",), ("p0", "d0")], ids=["2P1D", "1P2D", "2P2D"])

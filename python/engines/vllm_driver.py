@@ -50,6 +50,17 @@ _CLONE_NEWNET = 0x40000000  # linux/sched.h
 multiproc_executor.get_mp_context = utils.get_mp_context = lambda: multiprocessing.get_context("fork")
 
 
+def take_layout(name: str) -> None:
+    """Have the engine allocate its KV cache in a layout of vLLM's KVCacheLayout.
+
+    The attention of CPUs takes any layout whose rows of a head are contiguous, and names the layout of a dense block only.
+    """
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+    from vllm.v1.kv_cache_layout import KVCacheLayout
+
+    CPUAttentionBackend.supported_kv_cache_layouts = classmethod(lambda cls: (KVCacheLayout[name],))
+
+
 class Driver:
     """One engine. connector is its kv_transfer_config, or None; options are those of LLM."""
 
@@ -69,6 +80,8 @@ class Driver:
             defaults["kv_transfer_config"] = connector
         if self._lmcache:
             hide_dunders_of_llvmlite()
+        if layout := options.pop("kv_cache_layout", None):
+            take_layout(layout)
         if options.get("tensor_parallel_size", 1) > 1:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # otherwise each rank needs a NUMA node of its own
         self.llm = LLM(model=model, **{**defaults, **options})
@@ -547,6 +560,9 @@ def layouts() -> dict[str, str]:
     def pool(blocks: int = 8) -> torch.Tensor:
         return torch.zeros(blocks, 2, 32, 64)
 
+    def heads() -> torch.Tensor:
+        return torch.zeros(2, 8, 32, 64)
+
     def config(*groups: KVCacheGroupSpec) -> KVCacheConfig:
         return KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=list(groups))
 
@@ -559,9 +575,12 @@ def layouts() -> dict[str, str]:
         "tensors of state": ({"a": a, "b": [pool(), pool()]}, one),
         "a layer without a tensor": ({"a": a}, one),
         "two layers in one place": ({"a": a, "b": a}, one),
-        "K and V apart": ({"a": torch.zeros(2, 8, 32, 2, 32), "b": b}, one),
+        "K and V apart": ({"a": torch.zeros(2, 8, 32, 2, 32), "b": torch.zeros(2, 8, 32, 2, 32)}, one),
+        "K and V apart in one layer": ({"a": torch.zeros(2, 8, 32, 2, 32), "b": b}, one),
         "smaller blocks of the kernel": ({"a": pool(16), "b": b}, one),
-        "blocks that are not contiguous": ({"a": pool().transpose(1, 2), "b": b}, one),
+        "blocks of tokens": ({"a": pool().view(8, 32, 2, 64).transpose(1, 2), "b": pool().view(8, 32, 2, 64).transpose(1, 2)}, one),
+        "heads apart": ({"a": heads().transpose(0, 1), "b": heads().transpose(0, 1)}, one),
+        "rows apart": ({"a": torch.zeros(8, 2, 32, 128)[..., :63], "b": b}, one),
         "layers of two sizes": ({"a": a, "b": torch.zeros(8, 4, 32, 64)}, one),
         "a device": ({"a": a.to("meta"), "b": b}, one),
         "two groups": ({"a": a, "b": a}, config(KVCacheGroupSpec(["a"], full), KVCacheGroupSpec(["b"], window))),

@@ -248,7 +248,8 @@ from penstock._cluster import Part, Role
 from penstock.vllm import _pd_worker
 from penstock.vllm._layout import LATENT, Layer, LayerGroup, Layout
 from penstock.vllm._pd_plan import Append, Job, Options, Plan, Step
-LAYERS, BLOCKS, PAGE, TOKENS, SIZE = 3, 32, 4096, 4, _adapter.Chain.SIZE
+PIECES = 1  # fragments of each of the model's three layers
+LAYERS, BLOCKS, PAGE, TOKENS, SIZE = 3 * PIECES, 32, 4096, 4, _adapter.Chain.SIZE
 # The engine's stream while it begins a step, and while it computes: torch's current stream may change.
 begins, computes = Stream(), Stream()
 now = begins
@@ -261,16 +262,18 @@ config = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=SimpleNa
 class Side:
     def __init__(self, role):
         self.device = device = Device(source.size)
-        self.layers = [Layer(f"model.layers.{i}", device.address + i * BLOCKS * PAGE, PAGE, PAGE, 0) for i in range(LAYERS)]
+        bases = [device.address + i * BLOCKS * PAGE for i in range(LAYERS)]
+        self.layers = [Layer(f"model.layers.{i // PIECES}", base, PAGE, PAGE, 0, i % PIECES) for i, base in enumerate(bases)]
         self.layout = self.of("FullAttentionSpec")
         limits = {name: 60 for name in ("connect_timeout", "job_timeout", "layer_timeout", "append_timeout")}
-        o = Options(servers=NODE, planner="p:1", engine=role.name, namespace="dual", buffer_mib=8, **limits)
+        o = Options(servers=NODE, planner="p:1", engine=role.name, namespace=f"dual{PIECES}", buffer_mib=8, **limits)
         self.worker = _pd_worker.Worker(o, _adapter.Counters(role.name), role=role, broadcast=None)
         _pd_worker.read_layout = lambda tensors, config, windows: self.layout
         self.worker.register({}, config, {}, {"model": "m"}, 0, 1)
     def of(self, spec):
         facts = {"layers": [[layer.name, 0, [1, PAGE], [PAGE, 1], "torch.uint8"] for layer in self.layers], "specs": [spec]}
-        return Layout([LayerGroup(0, self.layers)], 1, BLOCKS, TOKENS, [(self.device.address, self.device.size, self.device)], facts, 0)
+        group = LayerGroup(0, self.layers, fragments=PIECES)
+        return Layout([group], 1, BLOCKS, TOKENS, [(self.device.address, self.device.size, self.device)], facts, 0)
     def compute(self, layer, page, block):
         computes.copy(self.device.address + at(layer, page).start, source.address + at(layer, block).start, PAGE)
     def check(self, layer, page, block):
@@ -318,12 +321,13 @@ def run(name, blocks, hit, mine, theirs, pages, there):
     if waits:
         waits.join()
     computes.close_gate()
-    for layer in range(LAYERS):
+    for layer in range(3):
         prefill.worker.wait_for_layer(f"model.layers.{layer}")
-        for block in range(hit):
-            prefill.check(layer, pages[block], block)
-        for block in range(hit, blocks):
-            prefill.compute(layer, pages[block], block)
+        for piece in range(layer * PIECES, (layer + 1) * PIECES):
+            for block in range(hit):
+                prefill.check(piece, pages[block], block)
+            for block in range(hit, blocks):
+                prefill.compute(piece, pages[block], block)
         prefill.worker.save_layer(f"model.layers.{layer}")
     prefill.worker.end()
     prefill.worker.poll()
@@ -358,9 +362,13 @@ print("end")
 
 
 @pytest.mark.usefixtures("driver")
-def test_dualpath_for_vllm_on_a_device(run: Run) -> None:
-    """Two workers move KV that the streams have still to compute, and no copy writes to blocks that a stream still uses."""
-    assert run(DEVICE + DUALPATH) == "end\n"
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_dualpath_for_vllm_on_a_device(run: Run, pieces: int) -> None:
+    """Two workers move KV that the streams have still to compute, and no copy writes to blocks that a stream still uses.
+
+    With several pieces more of one layer wait than the staging memory has room for.
+    """
+    assert run(DEVICE + DUALPATH.replace("PIECES = 1", f"PIECES = {pieces}")) == "end\n"
 
 
 def test_bad_devices(make: MakeNamespace) -> None:

@@ -7,6 +7,7 @@ import ctypes
 import dataclasses
 import hashlib
 import json
+import math
 import re
 import threading
 import time
@@ -25,7 +26,7 @@ from conftest import certificate
 from penstock import Event, EventKind, Gateway, Keys, Role, Store, _adapter, errors, testing
 from penstock._cluster import Action, ActionKind, Member, Part
 from penstock.vllm._extra import Adapters, Extras
-from penstock.vllm._layout import Layer, LayerGroup, Layout, split
+from penstock.vllm._layout import APART, Layer, LayerGroup, Layout, split
 from penstock.vllm._pd_plan import EVENTS, Ended, Options, Progress, Release, Report, Stopped, join_members, read_options, split_peer
 from penstock.vllm._pd_scheduler import Scheduler, _Running, _Taken, _Turn
 from penstock.vllm._pd_worker import Worker
@@ -159,6 +160,7 @@ class Rank:
         *,
         latent: bool,
         windows: bool,
+        apart: bool,
         prefix_cache: bool,
     ) -> None:
         self.worker = Worker(o, counters, role=role, broadcast=broadcasts.of(rank), prefix_cache=prefix_cache)
@@ -169,21 +171,33 @@ class Rank:
         self.base = ctypes.addressof(self.memory)
         # All blocks of a layer are adjacent, or all layers of a block.
         self.layer, self.block = (BLOCKS * self.page, self.page) if latent else (self.page, LAYERS * self.page)
-        layers = [Layer(f"layer {i}", self.base + i * self.layer, self.block, self.page, 0) for i in range(LAYERS)]
+        self.head, fragments = BLOCK * HEAD, 1
+        if apart:  # all blocks of a head are adjacent
+            self.block, fragments = self.head, len(self.heads)
+            self.head, self.layer = BLOCKS * self.block, BLOCKS * self.page
+        layers = [
+            Layer(f"layer {i}", self.base + i * self.layer + k * self.head, self.block, self.page // fragments, 0, k)
+            for i in range(LAYERS)
+            for k in range(fragments)
+        ]
         shape = [1, BLOCK, ROW] if latent else [len(self.heads), BLOCK, HEAD]
-        facts = [[layer.name, 0, shape, [shape[1] * shape[2], shape[2], 1], "torch.uint8"] for layer in layers]
+        strides = [APART if apart else shape[1] * shape[2], shape[2], 1]
+        facts = [[f"layer {i}", 0, shape, strides, "torch.uint8"] for i in range(LAYERS)]
         memory = [(self.base, len(self.memory), self.memory)]
         specs = ["MLAAttentionSpec" if latent else "FullAttentionSpec"]
-        groups = [LayerGroup(0, layers)]
+        groups = [LayerGroup(0, layers, fragments=fragments)]
         if windows:
-            groups = [LayerGroup(WINDOW if g else 0, [layers[i] for i in group]) for g, group in enumerate(GROUPS)]
+            groups = [
+                LayerGroup(WINDOW if g else 0, [one for one in layers if one.name in [f"layer {i}" for i in group]], fragments=fragments)
+                for g, group in enumerate(GROUPS)
+            ]
         layout = Layout(groups, 1, BLOCKS, BLOCK, memory, {"layers": facts, "specs": specs})
         self.worker.open(layout, {"model": "m"}, rank, ranks, heads=shape[0])
 
     def places(self, block: int, token: int, layer: int) -> list[int]:
         """Return where each head has the KV of a token of a block."""
         page = block * self.block + layer * self.layer
-        return [page + (i * BLOCK + token) * HEAD for i in range(len(self.heads))]
+        return [page + i * self.head + token * HEAD for i in range(len(self.heads))]
 
     def write(self, block: int, token: int, layer: int, kv: bytes) -> None:
         for head, at in zip(self.heads, self.places(block, token, layer), strict=True):
@@ -197,7 +211,8 @@ class Rank:
 
     def spoil(self, block: int) -> None:
         for layer in range(LAYERS):
-            ctypes.memset(self.base + block * self.block + layer * self.layer, 0xCC, self.page)
+            for at in self.places(block, 0, layer):
+                ctypes.memset(self.base + at, 0xCC, BLOCK * HEAD)
 
 
 class Engine:
@@ -219,6 +234,7 @@ class Engine:
         ranks: int = 1,
         latent: bool = False,
         windows: bool = False,
+        apart: bool = False,
         prefix_cache: bool = False,
         **options: Any,
     ) -> None:
@@ -249,7 +265,7 @@ class Engine:
         self.counters = _adapter.Counters(name)
         self.broadcasts = Broadcasts()
         self.ranks = [
-            Rank(o, self.counters, role, i, ranks, self.broadcasts, latent=latent, windows=windows, prefix_cache=prefix_cache)
+            Rank(o, self.counters, role, i, ranks, self.broadcasts, latent=latent, windows=windows, apart=apart, prefix_cache=prefix_cache)
             for i in range(ranks)
         ]
         self.workers = [rank.worker for rank in self.ranks]
@@ -1435,6 +1451,20 @@ def test_turns_of_a_session_with_windows(make: Callable[..., Cluster], chunk: in
     check_turns(make(chunk=chunk, windows=True))
 
 
+@pytest.mark.parametrize("make", [(1, 1), (2, 2), (2, 1), (1, 2)], indirect=True, ids=["1P1D", "2P2D", "2P1D", "1P2D"])
+@pytest.mark.parametrize("windows", [False, True])
+def test_heads_apart(make: Callable[..., Cluster], windows: bool) -> None:
+    """The heads of a layer lie apart in the engines' memory, also of an engine that has two shards."""
+    check_turns(make(chunk=5, windows=windows, apart=True))
+
+
+@two_ranks
+@pytest.mark.parametrize(("chunk", "layer"), [(1000, 0), (5, LAYERS - 1)])
+def test_rank_that_loads_no_layer_of_heads_apart(make: Callable[..., Cluster], chunk: int, layer: int) -> None:
+    """As test_rank_that_loads_no_layer. Each rank keeps all fragments of the last layer until all ranks have taken the step."""
+    lose_layer(make(chunk=chunk, apart=True), layer, -1)
+
+
 @pytest.mark.parametrize("make", [(1, 1), (2, 2)], indirect=True, ids=["1P1D", "2P2D"])
 def test_windows_that_lack_a_block(make: Callable[..., Cluster]) -> None:
     """If a cached block is missing, the model computes the whole prompt, because the window in front of that block was not read."""
@@ -1566,6 +1596,9 @@ class Shard:
     member: Member
 
 
+TOKENS_OUTSIDE = "tokens outside"
+
+
 @pytest.mark.parametrize(
     ("shape", "heads", "spec", "shards"),
     [
@@ -1573,6 +1606,7 @@ class Shard:
         ([1, BLOCK, HEAD], 1, "FullAttentionSpec", 2),
         ([2, BLOCK, HEAD], 4, "FullAttentionSpec", 2),
         ([BLOCK, 2, HEAD], 2, "FullAttentionSpec", 2),
+        ([2, BLOCK, HEAD], 2, TOKENS_OUTSIDE, 2),
         ([2, BLOCK * HEAD], 2, "FullAttentionSpec", 2),
         ([2, BLOCK, HEAD], 2, "MLAAttentionSpec", 2),
     ],
@@ -1580,7 +1614,10 @@ class Shard:
 def test_pages_that_are_not_cut(shape: list[int], heads: int, spec: str, shards: int) -> None:
     """An engine whose pages are not heads one after the other, or too few heads, does not start with several shards on a rank."""
     layers = [Layer("layer 0", 0, 256, 256, 0)]
-    facts = {"layers": [["layer 0", 0, shape, [], "torch.uint8"]], "specs": [spec]}
+    strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    if spec == TOKENS_OUTSIDE:
+        spec, strides = "FullAttentionSpec", [HEAD, 2 * HEAD, 1]
+    facts = {"layers": [["layer 0", 0, shape, strides, "torch.uint8"]], "specs": [spec]}
     layout = Layout([LayerGroup(0, layers)], 1, BLOCKS, BLOCK, [(0, 256 * BLOCKS, None)], facts)
     with pytest.raises(errors.InvalidError, match=f"layer 0: pages of shape .* cannot be cut into {shards} shards"):
         split(layout, shards, heads)

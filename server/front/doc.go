@@ -21,7 +21,8 @@
 //
 // With a planner, completions have another router:
 //
-//	                          models: LoRA adapter? ─────────────────────► one engine, through pooled
+//	                          models: LoRA adapter? its salt ────────────► GET /v1/models, POST /v1/completions, through pooled
+//	                          images, unknown models ────────────────────► one engine, through pooled
 //	                          planned: text, messages ─► tokens ─────────► POST /tokenize, through pooled
 //	                          session: gateway.Serve ─► storage, planner
 //	                            │ Started: attempt, epoch, both engines
@@ -52,8 +53,10 @@
 //
 // The planner chooses both engines of a request, by the load of the cluster, and keeps the queue.
 // It orders the queue by priority and tenant, and refuses requests whose first token would be late.
-// A completion whose model is a LoRA adapter is not planned: models.go requests the list of models
-// from an engine. The ids of a prompt with a cache salt are those of the vLLM connector (salt.go).
+// models.go requests the list of models from an engine and, for a LoRA adapter, the salt of its
+// blocks, which comes from the adapter's weights. The ids of a prompt with a cache salt or an adapter
+// are those of the vLLM connector (salt.go). A request whose ids only an engine can compute, because
+// its prompt has images or its adapter is not identified, is not planned.
 // class.go takes priority, tenant and time limit from the request. The health of engines matters
 // only for /tokenize and GET. A session has one goroutine that owns the state of a request, one
 // that receives the planner's events, and one for each request to an engine.

@@ -1,13 +1,20 @@
-"""The location of a block in the engine's memory: an address for each layer.
+"""The location of a block in the engine's memory: an address for each layer, or for each fragment of a layer.
 
 engine     KV cache groups     full         window       window
            layers              0            1            2          they may share memory: a block id belongs to one group
 Penstock   layer groups        0: layer 0   1: layers 1 and 2
+
+Where the bytes of a block in a layer are not in one piece, each contiguous piece is a fragment, and a layer of the namespace. The
+fragments of all layers have the same distance from a block to the next:
+
+engine     layer 0, heads apart   │head 0: b0 b1 b2 …│head 1: b0 b1 b2 …│    vLLM's LHBNC; also K and V apart
+Penstock   layers 0 and 1         a block: head 0 of b1, head 1 of b1
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import re
 from collections.abc import Mapping
@@ -19,7 +26,7 @@ from penstock._memory import Pointers, copy_device
 from penstock.errors import InvalidError
 from penstock.vllm._plan import NULL, Blocks
 
-__all__ = ["LATENT", "Definition", "Layer", "LayerGroup", "Layout", "Part", "read_layout", "split", "wait_for_engine"]
+__all__ = ["APART", "LATENT", "Definition", "Layer", "LayerGroup", "Layout", "Part", "read_layout", "split", "wait_for_engine"]
 
 LATENT = "MLAAttentionSpec"
 """The specification of layers whose KV is latent: the same in all ranks, without heads."""
@@ -42,13 +49,16 @@ class Definition:
 
 @dataclass(frozen=True)
 class Layer:
-    """Block b of a layer is the page bytes from address + b × stride on. pool is the engine's KV cache group of the layer."""
+    """A layer, or a fragment of one. Block b is the page bytes from address + b × stride on. pool is the engine's KV cache group of the
+    layer."""
 
     name: str
     address: int
     stride: int
     page: int
     pool: int
+    fragment: int = 0
+    """The number of the fragment in the engine's layer."""
 
 
 @dataclass
@@ -58,8 +68,11 @@ class LayerGroup:
     window: int
     """Number of tokens before a token that its layers read; 0: all."""
     layers: list[Layer]
+    """All fragments of a layer, then those of the next one."""
     state: bool = False
     """Whether the layers have recurrent state. The block of a prefix's end then holds the state after all tokens of the prefix."""
+    fragments: int = 1
+    """Fragments of each layer."""
 
     @property
     def pools(self) -> list[int]:
@@ -68,7 +81,7 @@ class LayerGroup:
 
 @dataclass(frozen=True)
 class Part:
-    """Consecutive layers of a layer group, which one read loads."""
+    """Consecutive layers of a layer group, which one read loads, with all their fragments."""
 
     group: int
     first: int
@@ -112,9 +125,9 @@ class Layout:
     def parts(self, layers: int) -> list[Part]:
         """Return all layers in parts of at most ``layers``, in the order in which the model computes them."""
         parts = [
-            Part(g, first, tuple(group.layers[first : first + layers]))
+            Part(g, first, tuple(group.layers[first : first + layers * group.fragments]))
             for g, group in enumerate(self.groups)
-            for first in range(0, len(group.layers), layers)
+            for first in range(0, len(group.layers), layers * group.fragments)
         ]
         return sorted(parts, key=lambda part: min(_place(layer.name) for layer in part.layers))
 
@@ -145,27 +158,34 @@ class Layout:
 def split(layout: Layout, shards: int, heads: int) -> list[Layout]:
     """Return the layout of each shard of a KV cache whose pages are cut by KV heads, ``heads`` on this rank.
 
-    A shard's facts are those of a rank that has only its heads. Raises InvalidError for pages that are not heads one after the other.
+    A shard's facts are those of a rank that has only its heads. Raises InvalidError for pages that are not heads one after the other,
+    in one piece or each a fragment.
     """
     if shards == 1:
         return [layout]
     facts: list[list[Any]] = []
-    for name, window, shape, _, dtype in layout.facts["layers"]:
-        if len(shape) != 3 or shape[:2] != [heads, layout.block_tokens] or heads % shards or layout.facts["specs"] != ["FullAttentionSpec"]:
+    for name, window, shape, strides, dtype in layout.facts["layers"]:
+        by_head = len(shape) == 3 and shape[:2] == [heads, layout.block_tokens]
+        by_head = by_head and strides in ([shape[1] * shape[2], shape[2], 1], [APART, shape[2], 1])
+        if not by_head or heads % shards or layout.facts["specs"] != ["FullAttentionSpec"]:
             raise InvalidError(
-                f"layer {name}: pages of shape {shape} with {heads} KV heads in blocks of {layout.block_tokens} tokens"
+                f"layer {name}: pages of shape {shape}, strides {strides}, with {heads} KV heads in blocks of {layout.block_tokens} tokens"
                 f" ({', '.join(layout.facts['specs'])}) cannot be cut into {shards} shards; want [heads, tokens, bytes] of full attention,"
                 f" and a multiple of {shards} heads"
             )
         part = [heads // shards, *shape[1:]]
-        facts.append([name, window, part, [part[1] * part[2], part[2], 1], dtype])
+        facts.append([name, window, part, [part[1] * part[2] if strides[0] else APART, part[2], 1], dtype])
 
     def cut(shard: int) -> Layout:
-        def part(layer: Layer) -> Layer:
-            page = layer.page // shards
-            return replace(layer, address=layer.address + shard * page, page=page)
+        def layers(group: LayerGroup) -> list[Layer]:
+            if group.fragments == 1:
+                page = group.layers[0].page // shards
+                return [replace(layer, address=layer.address + shard * page, page=page) for layer in group.layers]
+            count = group.fragments // shards
+            mine = range(shard * count, (shard + 1) * count)
+            return [replace(layer, fragment=layer.fragment - mine.start) for layer in group.layers if layer.fragment in mine]
 
-        groups = [replace(group, layers=[part(layer) for layer in group.layers]) for group in layout.groups]
+        groups = [replace(g, layers=layers(g), fragments=max(1, g.fragments // shards)) for g in layout.groups]
         return replace(layout, groups=groups, facts={**layout.facts, "layers": facts})
 
     return [cut(shard) for shard in range(shards)]
@@ -176,10 +196,10 @@ def read_layout(tensors: Mapping[str, Any], config: Any, windows: Mapping[str, i
     all tokens.
 
     Raises InvalidError, with the name of the layer or group, for a layout that cannot be stored whole: recurrent state without
-    snapshots, a layer that is in no group, a shape whose first dimension is not the block, memory that is neither host memory nor a
-    CUDA device's, or a CUDA device that the library cannot use.
+    snapshots, a layer that is in no group, a shape of which neither of the first two dimensions is the block, memory that is neither
+    host memory nor a CUDA device's, or a CUDA device that the library cannot use.
     """
-    groups: dict[tuple[_Reads, int], LayerGroup] = {}
+    groups: dict[tuple[_Reads, int, int], LayerGroup] = {}
     named: dict[str, tuple[int, _Reads]] = {}  # by layer: its KV cache group, and the tokens that it reads
     sizes = set()
     for pool, kv_group in enumerate(config.kv_cache_groups):
@@ -199,31 +219,36 @@ def read_layout(tensors: Mapping[str, Any], config: Any, windows: Mapping[str, i
     facts: list[Any] = []
     for name, tensor in tensors.items():
         pool, reads = named.get(name, (-1, _Reads()))
-        layer = _layer(name, tensor, config.num_blocks, pool)
+        pages, layers = _layers(name, tensor, config.num_blocks, pool)
+        layer, fragments = layers[0], len(layers)
         if pool < 0:
             if layer.address in stored:
                 continue  # it shares the KV cache of a layer that is stored
             raise InvalidError(f"layer {name} has a KV cache of its own and is in no KV cache group; it would not be stored")
         if layer.page % block_tokens and not reads.state:
-            raise InvalidError(f"layer {name}: {layer.page} bytes a block of {block_tokens} tokens; want a whole number for each token")
+            raise InvalidError(
+                f"layer {name}: {layer.page} contiguous bytes in a block of {block_tokens} tokens; want a whole number for each token"
+            )
         storage = tensor.untyped_storage()
         memory.setdefault(storage.data_ptr(), (storage.data_ptr(), storage.nbytes(), tensor))
-        facts.append([name, reads.fact, list(tensor.shape[1:]), list(tensor.stride()[1:]), str(tensor.dtype)])
-        groups.setdefault((reads, layer.page), LayerGroup(reads.window, [], bool(reads.state))).layers.append(layer)
+        facts.append([name, reads.fact, *pages.facts(tensor), str(tensor.dtype)])
+        group = groups.setdefault((reads, layer.page, fragments), LayerGroup(reads.window, [], bool(reads.state), fragments))
+        group.layers += layers
         stored.add(layer.address)
     devices = {tensor.device for tensor in tensors.values()}
     if len(devices) > 1:
         raise InvalidError(f"the layers are on the devices {', '.join(sorted(map(str, devices)))}; want one for all layers")
-    full = [group.layers[0] for (reads, _), group in groups.items() if reads == _Reads()]
-    if not full and (states := [group.layers[0] for (reads, _), group in groups.items() if reads.state]):
+    full = [group for (reads, *_), group in groups.items() if reads == _Reads()]
+    if not full and (states := [group.layers[0] for (reads, *_), group in groups.items() if reads.state]):
         raise InvalidError(
             f"layer {states[0].name} has recurrent state (MambaSpec), and no layer of the model has full attention; PenstockConnector"
             " stores recurrent state beside full attention: start the engine without PenstockConnector"
         )
     if len(full) > 1:
-        a, b = full[:2]
+        (a, x), (b, y) = ((group.layers[0], group.fragments) for group in full[:2])
         raise InvalidError(
-            f"layer {b.name} has {b.page} bytes a block, and {a.name} has {a.page}; want the same in layers that read all tokens"
+            f"layer {b.name} has {y * b.page} bytes a block, and {a.name} has {x * a.page}, in {y} and {x} pieces; want the same in layers"
+            " that read all tokens"
         )
     specs = sorted({type(g.kv_cache_spec).__name__ for g in config.kv_cache_groups})
     ordered = [groups[key] for key in sorted(groups)]
@@ -293,20 +318,82 @@ def _no_snapshots(spec: Any) -> tuple[str, str] | None:
     return None
 
 
-def _layer(name: str, tensor: Any, blocks: int, pool: int) -> Layer:
+APART = 0
+"""In the facts of a layer, the stride of a dimension along which its fragments lie apart. The real stride depends on the size of the
+engine's memory, and the bytes of a block do not."""
+
+
+class _Pages(NamedTuple):
+    """Where the bytes of a block are in a layer's tensor."""
+
+    block: int
+    """The dimension of the blocks."""
+    apart: tuple[int, ...]
+    """The dimensions along which fragments lie apart, in the order of the tensor."""
+    together: tuple[int, ...]
+    """The dimensions of a fragment, whose elements are contiguous, in the order of memory."""
+
+    def facts(self, tensor: Any) -> list[list[int]]:
+        """Return sizes and strides of the dimensions of a block."""
+        dims = [d for d in range(tensor.dim()) if d != self.block]
+        size = math.prod(tensor.shape[d] for d in self.together)
+        # A dimension of size 1 may have any stride.
+        return [
+            [tensor.shape[d] for d in dims],
+            [tensor.stride(d) if tensor.stride(d) <= size and d not in self.apart else APART for d in dims],
+        ]
+
+    def fragments(self, tensor: Any) -> list[tuple[int, ...]]:
+        """Return the place of each fragment in the dimensions apart."""
+        return list(itertools.product(*(range(tensor.shape[d]) for d in self.apart)))
+
+    def content(self, tensor: Any, block: int, fragment: int) -> bytes:
+        """Return the bytes of a fragment of a block, in the order of memory, as the engine sees them."""
+        import torch
+
+        one = tensor
+        places = {self.block: block, **dict(zip(self.apart, self.fragments(tensor)[fragment], strict=True))}
+        for d in sorted(places, reverse=True):
+            one = one.select(d, places[d])
+        rest = [d for d in range(tensor.dim()) if d not in places]
+        ones = [d for d in rest if d not in self.together]  # of size 1
+        one = one.permute([rest.index(d) for d in (*ones, *self.together)])
+        content: bytes = one.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes()
+        return content
+
+
+def _pages(name: str, tensor: Any, blocks: int) -> _Pages:
+    block = next((d for d in range(min(2, tensor.dim())) if tensor.shape[d] == blocks), None)
+    run = 1
+    together: list[int] = []
+    for d in sorted(range(tensor.dim()), key=tensor.stride):
+        if d != block and tensor.shape[d] > 1 and tensor.stride(d) == run:
+            together.insert(0, d)
+            run *= tensor.shape[d]
+    if block is None or not together:
+        raise InvalidError(
+            f"layer {name}: shape {list(tensor.shape)}, strides {list(tensor.stride())}; want {blocks} blocks as the first or second"
+            " dimension, each in contiguous pieces"
+        )
+    return _Pages(block, tuple(d for d in range(tensor.dim()) if d != block and d not in together and tensor.shape[d] > 1), tuple(together))
+
+
+def _layers(name: str, tensor: Any, blocks: int, pool: int) -> tuple[_Pages, list[Layer]]:
     if not hasattr(tensor, "data_ptr"):
         raise InvalidError(f"layer {name} registers a {type(tensor).__name__}; the connector stores tensors")
     if tensor.device.type not in ("cpu", "cuda"):
         raise InvalidError(
             f"layer {name} is on device {tensor.device}; the connector moves memory of the host and of CUDA: use PenstockTier"
         )
-    if not tensor.shape or tensor.shape[0] != blocks or not tensor[0].is_contiguous():
-        raise InvalidError(
-            f"layer {name}: shape {list(tensor.shape)}, strides {list(tensor.stride())}; want {blocks} blocks as the first dimension,"
-            " each contiguous"
-        )
-    page = tensor[0].numel() * tensor.element_size()
-    return Layer(name, tensor.data_ptr(), tensor.stride(0) * tensor.element_size(), page, pool)
+    pages = _pages(name, tensor, blocks)
+    size = tensor.element_size()
+    page = math.prod(tensor.shape[d] for d in pages.together) * size
+    stride = tensor.stride(pages.block) * size
+    layers = []
+    for k, place in enumerate(pages.fragments(tensor)):
+        offset = sum(i * tensor.stride(d) for i, d in zip(place, pages.apart, strict=True)) * size
+        layers.append(Layer(name, tensor.data_ptr() + offset, stride, page, pool, k))
+    return pages, layers
 
 
 def _check(layout: Layout, tensors: Mapping[str, Any]) -> None:
@@ -343,8 +430,6 @@ def _write(layout: Layout, address: int, content: bytes) -> None:
 
 
 def _check_block(layout: Layout, layers: list[Layer], block: int, tensors: Mapping[str, Any]) -> None:
-    import torch
-
     addresses = [layer.address + block * layer.stride for layer in layers]
     before = [_read(layout, address, layer.page) for address, layer in zip(addresses, layers, strict=True)]
     patterns = []
@@ -355,8 +440,8 @@ def _check_block(layout: Layout, layers: list[Layer], block: int, tensors: Mappi
         for address, pattern in zip(addresses, patterns, strict=True):
             _write(layout, address, pattern)
         for layer, pattern in zip(layers, patterns, strict=True):
-            seen = tensors[layer.name][block].reshape(-1).view(torch.uint8).cpu().numpy().tobytes()
-            if seen != pattern:
+            tensor = tensors[layer.name]
+            if _pages(layer.name, tensor, layout.blocks).content(tensor, block, layer.fragment) != pattern:
                 raise InvalidError(
                     f"layer {layer.name}: block {block} is not at {layer.address:#x} + {block} × {layer.stride}, where the connector"
                     " expects it: this version of the engine has another layout"

@@ -107,7 +107,7 @@ class Worker:
         self._counters = counters
         self._role = role
         self._broadcast = broadcast
-        self._layers: dict[str, int] = {}
+        self._layers: dict[str, list[int]] = {}  # by name: the numbers of its fragments
         self._memory: list[Layer] = []
         self._rank, self._ranks = 0, 1
         self._on_device = False
@@ -141,8 +141,7 @@ class Worker:
     def open(self, layout: Layout, facts: Mapping[str, Any], rank: int, ranks: int, *, heads: int = 0) -> None:
         """Register a KV cache of a known layout, which has ``heads`` KV heads."""
         o = self._options
-        self._memory, order, stride = _device(layout)
-        self._layers = {layer.name: i for i, layer in enumerate(self._memory)}
+        self._take(layout)
         if layout.facts["specs"] == [LATENT]:
             if o.shards > 1:
                 raise errors.InvalidError(
@@ -165,6 +164,7 @@ class Worker:
         shards = o.shards or ranks
         mine = shards // ranks
         layouts = split(layout, mine, heads)
+        order, stride = self._take(layouts[0])  # each shard has fragments of its own, and all have the same number
         bases = [define(o, part, facts, rank * mine + i, shards) for i, part in enumerate(layouts)]
 
         def open_shard(store: Store, part: Layout, base: _layout.Definition) -> _Shard:
@@ -202,6 +202,14 @@ class Worker:
             )
             for base, shard in zip(bases, opened.shards, strict=True)
         )
+
+    def _take(self, layout: Layout) -> tuple[list[int], int]:
+        """Number the layers of a layout. Return order and stride as ``_device`` does."""
+        self._memory, order, stride = _device(layout)
+        self._layers = {}
+        for i, layer in enumerate(self._memory):
+            self._layers.setdefault(layer.name, []).append(i)
+        return order, stride
 
     def begin(self, plan: Plan) -> None:
         """Begin a step, before the engine computes."""
@@ -306,9 +314,15 @@ class Worker:
         """Send what a step that all ranks have taken has computed of the last layer."""
         running = self._running.get(release.name)
         if running is not None and not running.failed:
-            self._computed(running, len(self._layers) - 1, release.computed)
+            for fragment in self._last:
+                self._computed(running, fragment, release.computed)
             if release.computed == running.job.blocks:
                 running.finish()
+
+    @property
+    def _last(self) -> list[int]:
+        """The fragments of the last layer."""
+        return self._layers[self._memory[-1].name]
 
     def _order(self, order: Order) -> None:
         running = self._running.get(order.name)
@@ -328,20 +342,21 @@ class Worker:
     def wait_for_layer(self, name: str) -> None:
         """Wait until a layer of the cached prefixes of this step is in the KV cache and verified."""
         self._waited = True
-        layer = self._layers.get(name)
+        fragments = self._layers.get(name, [])
         for _, running in self._steps:
-            if layer is None or running.failed:
+            if not fragments or running.failed:
                 continue
             try:
                 for handle in running.handles.values():
                     assert isinstance(handle, PrefillJob)
-                    handle.layer(layer, timeout=self._options.layer_timeout)
+                    for fragment in fragments:
+                        handle.layer(fragment, timeout=self._options.layer_timeout)
             except errors.Error as e:
-                self._fail(running, f"layer {layer} did not come: {e}")
-        if layer is not None:
+                self._fail(running, f"layer {name} did not come: {e}")
+        for fragment in fragments:
             for step in self._passing:
                 # Also if the layer has not come: each rank decides by the plan alone, and the engine computes the blocks again.
-                self._pass(layer, step.pages[: step.hit])
+                self._pass(fragment, step.pages[: step.hit])
 
     def _pass(self, layer: int, pages: Sequence[int]) -> None:
         """Copy blocks of a layer from rank 0 to the other ranks."""
@@ -350,14 +365,15 @@ class Worker:
 
     def save_layer(self, name: str) -> None:
         """Send the blocks of a layer that this step has computed. With several ranks the last layer waits for its release."""
-        layer = self._layers.get(name)
-        if layer is None or (self._ranks > 1 and layer == len(self._layers) - 1):
+        fragments = self._layers.get(name, [])
+        if not fragments or (self._ranks > 1 and fragments == self._last):
             return
         if self._steps:
             self._follow()
         for step, running in self._steps:
             if not running.failed:
-                self._computed(running, layer, step.computed)
+                for fragment in fragments:
+                    self._computed(running, fragment, step.computed)
 
     def _computed(self, running: _Running, layer: int, end: int) -> None:
         for handle in running.handles.values():
