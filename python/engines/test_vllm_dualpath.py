@@ -290,10 +290,7 @@ def test_latent_kv(vllm: Vllm, agents: list[Session], latent: tuple[Path, list[l
 
 
 def test_sliding_windows(vllm: Vllm, agents: list[Session], tmp_path: Path) -> None:
-    """In three of four layers a token reads the last 64 tokens. Of these layers, storage delivers only the last two blocks of each prefix.
-
-    The engines do not serve a model that has a window in every layer.
-    """
+    """In three of four layers a token reads the last 64 tokens. Of these layers, storage delivers only the last two blocks of a prefix."""
     windows = ["sliding_attention"] * 3
     model = make_llama(tmp_path / "some", layer_types=[*windows, "full_attention"], sliding_window=64)
     plain = tokens_of(vllm, model, agents[:4])
@@ -325,11 +322,25 @@ def test_sliding_windows(vllm: Vllm, agents: list[Session], tmp_path: Path) -> N
             assert tokens == want
             assert [(e.hit, e.epoch) for e in events if e.kind == EventKind.MATCHED] == [(0, epoch)]
 
-        every = make_llama(tmp_path / "every", layer_types=[*windows, "sliding_attention"], sliding_window=64)
-        with pytest.raises(EngineError, match="InvalidError: every layer has a sliding window"):
-            vllm.start("every", dual_path(c.node, c.planner, "every", prefill=True), every, **ALONE)
         with pytest.raises(EngineError, match="a prefix cache, and layers with a sliding window"):
             vllm.start("caching", dual_path(c.node, c.planner, "caching", prefill=False), model, enable_prefix_caching=True)
+
+
+def test_a_window_in_every_layer(vllm: Vllm, agents: list[Session], tmp_path: Path) -> None:
+    """A model in which each token reads the last 64 tokens in all layers is stored as full attention: the engines keep all blocks of a
+    request. Prompts are computed in several steps, after which the engine would free blocks."""
+    model = make_llama(tmp_path / "every", layer_types=["sliding_attention"] * 4, sliding_window=64)
+    plain = tokens_of(vllm, model, agents[:6])
+    stored = Stored()
+    with cluster(vllm, ["p0", "d0"], model=model, caching=("d0",), max_num_batched_tokens=96) as c:
+        assert [(group.kind, group.layers) for group in c.groups] == [(GroupKind.FULL, 4)]
+        hits: list[int] = []
+        check_sessions(c, agents[:6], plain, stored, hits)
+        assert max(hits) > 2
+        small = {"num_gpu_blocks_override": 16, "max_num_batched_tokens": 96, **ALONE}
+        why = r"InvalidError: every layer has a sliding window, .* room for 480 tokens, and max_model_len is 1024"
+        with pytest.raises(EngineError, match=why):
+            vllm.start("p1", dual_path(c.node, c.planner, "p1", prefill=True), model, **small)
 
 
 @pytest.mark.parametrize(

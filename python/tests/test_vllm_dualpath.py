@@ -1498,7 +1498,7 @@ def test_first_block_with_windows(windows: bool, recomputed: int | None, first: 
 @pytest.mark.parametrize(
     ("groups", "pools", "why"),
     [
-        ([64], 1, "every layer has a sliding window, before which the engine frees blocks; PenstockDualPath serves full attention"),
+        ([64], 1, "every layer has a window of another kind than sliding attention, or windows of two sizes"),
         ([0, 64], 2, "the engine has a KV cache group for each kind of layer; .* start it without --no-disable-hybrid-kv-cache-manager"),
         ([0], 2, "the engine has a KV cache group for each kind of layer"),
     ],

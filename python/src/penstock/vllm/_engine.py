@@ -111,9 +111,33 @@ def facts_of(config: Any, kv_caches: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def keep_all_blocks(config: Any, kv_cache_config: Any) -> None:
+    """Have the engine keep the blocks of all tokens of a request if each layer has a sliding window. Without its hybrid KV cache manager
+    the engine does so if other layers have full attention.
+
+    It takes effect because the scheduler makes its KV cache manager from kv_cache_config after its connector. Raises InvalidError if
+    the KV cache has no room for the longest request then.
+    """
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec, replace_as  # older releases have no replace_as
+
+    if len(kv_cache_config.kv_cache_groups) != 1:
+        return
+    (group,) = kv_cache_config.kv_cache_groups
+    spec = group.kv_cache_spec
+    if type(spec) is not SlidingWindowSpec:
+        return
+    length, blocks = config.model_config.max_model_len, kv_cache_config.num_blocks - 1  # without the null block
+    if blocks * spec.block_size < length:
+        raise errors.InvalidError(
+            f"every layer has a sliding window, and PenstockDualPath keeps the KV of all tokens of a request: the KV cache has room for"
+            f" {blocks * spec.block_size} tokens, and max_model_len is {length}. Give the KV cache more memory, or set --max-model-len"
+        )
+    group.kv_cache_spec = replace_as(spec, FullAttentionSpec, drop=("extra_retained_tokens",))
+
+
 def windows_of(config: Any, kv_cache_config: Any) -> dict[str, int]:
-    """Return the layers that read a sliding window, each with the number of tokens that it reads before the next one, for an engine
-    without the hybrid KV cache manager.
+    """Return the layers that read a sliding window beside layers that read all tokens, each with the number of tokens that it reads
+    before the next one, for an engine without the hybrid KV cache manager.
 
     Without that manager vLLM keeps the KV of all tokens in these layers too, and the KV cache group names no layer's window.
     """
@@ -125,7 +149,8 @@ def windows_of(config: Any, kv_cache_config: Any) -> dict[str, int]:
             window = getattr(config.compilation_config.static_forward_context.get(name), "sliding_window", None)
             if type(spec).__name__ == "FullAttentionSpec" and isinstance(window, int):
                 windows[name] = max(1, window - 1 + lookahead)
-    return windows
+    layers = sum(len(group.layer_names) for group in kv_cache_config.kv_cache_groups)
+    return windows if len(windows) < layers else {}
 
 
 def _keys(request: Any, start: int, end: int) -> Any:

@@ -52,6 +52,7 @@ from penstock.vllm._pd_plan import (
     join_members,
     split_peer,
 )
+from penstock.vllm._plan import NULL
 from penstock.vllm._worker import open_namespace
 
 __all__ = ["Scheduler"]
@@ -437,7 +438,7 @@ class Scheduler:
         state = self._requests.get(request.request_id)
         if state is None or state.alone or self._role == Role.PREFILL:
             return
-        pages = tuple(blocks[: -(-request.num_tokens // self._block)])
+        pages = _pages(blocks, 0, -(-request.num_tokens // self._block))
         with self._lock:
             turn = self._turns.get(state.name)
             if turn is None:  # the planner has ended the attempt since the lookup
@@ -491,7 +492,7 @@ class Scheduler:
         if end > prompt:
             return
         whole = -(-prompt // self._block)
-        pages = tuple(blocks[state.pages : whole])
+        pages = _pages(blocks, state.pages, whole)
         state.pages += len(pages)
         step = Step(next(self._numbers), state.name, first, hit, pages, whole if end == prompt else end // self._block)
         plan.steps.append(step)
@@ -679,3 +680,13 @@ def _identifies(request: Any) -> bool:
     """Return whether a request asks what its adapter is."""
     named = (request.kv_transfer_params or {}).get("penstock")
     return isinstance(named, dict) and named.get("identify") is True and "attempt" not in named
+
+
+def _pages(blocks: Sequence[int], first: int, end: int) -> tuple[int, ...]:
+    """Return the engine's blocks from first to end. Raise InvalidError if the engine has freed one of those before the end."""
+    if NULL in blocks[:end]:
+        raise errors.InvalidError(
+            "the engine has freed blocks of a running request, which other requests may write while they are transferred: this version of"
+            " the engine makes its KV cache manager before its connector. Start the engine without PenstockDualPath"
+        )
+    return tuple(blocks[first:end])

@@ -526,8 +526,8 @@ def _device(layout: Layout) -> tuple[list[Layer], list[int], int]:
         raise errors.InvalidError(GROUPS)
     if layout.groups[0].window:
         raise errors.InvalidError(
-            "every layer has a sliding window, before which the engine frees blocks; PenstockDualPath serves full attention, alone or"
-            " beside sliding windows"
+            "every layer has a window of another kind than sliding attention, or windows of two sizes; PenstockDualPath serves full"
+            " attention, alone or beside sliding windows, and one sliding window in every layer"
         )
     if len(layout.memory) != 1:
         raise errors.InvalidError(f"the KV cache lies in {len(layout.memory)} allocations; PenstockDualPath serves one")

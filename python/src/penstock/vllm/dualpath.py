@@ -82,13 +82,14 @@ class PenstockDualPath(KVConnectorBase_V1):
 
     It is no SupportsHMA, so vLLM allocates blocks of all tokens in layers with a sliding window too, if other layers have full
     attention. Otherwise the engine would free and reuse blocks while they are transferred. Of these layers only the blocks within the
-    window at the end of a cached prefix are read and sent.
+    window at the end of a cached prefix are read and sent. A model in which every layer has a window is served as one with full attention.
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         options = read_options(self._kv_transfer_config.kv_connector_extra_config)
         part = _role(self._kv_transfer_config)
+        _engine.keep_all_blocks(vllm_config, kv_cache_config)
         _refuse(vllm_config, kv_cache_config, options, part)
         self._counters = _adapter.Counters("vllm-dualpath")
         self._sent: dict[str, int] = {}
