@@ -348,8 +348,13 @@ def test_a_window_in_every_layer(vllm: Vllm, agents: list[Session], tmp_path: Pa
     [
         ({**RANKS}, {"shards": 3}, "option 'shards' of PenstockDualPath is 3; want a multiple of tensor_parallel_size, which is 2"),
         ({}, {"shards": 4}, "cannot be cut into 4 shards"),
+        (
+            {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"},
+            {},
+            "pipeline_parallel_size is 2; the connector supports only tensor parallelism: start the engine with --pipeline-parallel-size 1",
+        ),
     ],
-    ids=["no multiple", "too many"],
+    ids=["no multiple", "too many", "pipeline"],
 )
 def test_refused_ranks(vllm: Vllm, options: dict[str, Any], extra: dict[str, Any], why: str) -> None:
     """An engine does not start with ranks that it cannot serve, and the reason names the setting."""

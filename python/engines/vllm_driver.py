@@ -82,7 +82,7 @@ class Driver:
             hide_dunders_of_llvmlite()
         if layout := options.pop("kv_cache_layout", None):
             take_layout(layout)
-        if options.get("tensor_parallel_size", 1) > 1:
+        if options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1) > 1:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # otherwise each rank needs a NUMA node of its own
         self.llm = LLM(model=model, **{**defaults, **options})
 

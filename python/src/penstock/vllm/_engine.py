@@ -88,7 +88,8 @@ def refuse_unsupported(config: Any) -> None:
     parallel = config.parallel_config
     for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
         if (size := getattr(parallel, name, 1)) != 1:
-            raise errors.InvalidError(f"{name} is {size}; the connector supports only tensor parallelism")
+            option = "--" + name.replace("_", "-")
+            raise errors.InvalidError(f"{name} is {size}; the connector supports only tensor parallelism: start the engine with {option} 1")
 
 
 def facts_of(config: Any, kv_caches: dict[str, Any]) -> dict[str, Any]:
