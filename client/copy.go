@@ -78,8 +78,7 @@ type sharedView struct {
 // connection's fields; while the connection is idle, localConns owns them.
 type localConn struct {
 	owner *localConns
-	// file is a duplicate of conn's socket, for blocking calls.
-	conn *net.UnixConn
+	// file is the socket. Its calls block the thread.
 	file *os.File
 	in   *bufio.Reader
 	view *sharedView
@@ -219,9 +218,9 @@ func (l *localConns) connect(ctx context.Context, path string, node api.LocalID)
 	}
 	file, err := sys.Blocking(conn, localCheckEvery)
 	if err != nil {
-		return nil, errors.Join(err, l.unshare(view), conn.Close())
+		return nil, errors.Join(err, l.unshare(view))
 	}
-	c := &localConn{owner: l, conn: conn, file: file, view: view, session: hello.Session}
+	c := &localConn{owner: l, file: file, view: view, session: hello.Session}
 	c.in = bufio.NewReader(c)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -350,12 +349,12 @@ func closeConns(conns []*localConn) {
 // end fails the running call on the connection. The node takes its loans back when the connection
 // is closed.
 func (c *localConn) end() {
-	_ = c.conn.CloseRead() // fails if the node has gone
+	_ = sys.EndReads(c.file) // fails if the node has gone
 }
 
 func (c *localConn) close() {
-	_ = errors.Join(c.file.Close(), c.conn.Close()) // nothing is in flight on them
-	_ = c.owner.unshare(c.view)                     // fails only for a mapping that does not exist
+	_ = c.file.Close()          // nothing is in flight on it
+	_ = c.owner.unshare(c.view) // fails only for a mapping that does not exist
 	if c.staging != nil {
 		_ = c.staging.Close()
 	}

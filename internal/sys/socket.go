@@ -134,18 +134,34 @@ func PeerUID(conn *net.UnixConn) (uint32, error) {
 	return cred.Uid, nil
 }
 
-// Blocking returns the socket of conn as a file. Read and Write of the file block the calling
-// thread for at most patience, and then return EAGAIN. Afterwards only CloseRead and Close of conn
-// may be called. The file has its own descriptor.
+// Blocking returns the socket of conn as a file, and closes conn, also after an error. Read and Write
+// of the file block the calling thread for at most patience, and then return EAGAIN. The file is not
+// in the runtime's poller, which would wake a thread for each message that the file's reader gets
+// and for each message that the peer takes.
 func Blocking(conn *net.UnixConn, patience time.Duration) (*os.File, error) {
+	fd, err := blockingDescriptor(conn, patience)
+	// Close removes the socket from the poller.
+	if err = errors.Join(err, conn.Close()); err == nil {
+		return os.NewFile(uintptr(fd), "unix socket"), nil
+	}
+	if fd >= 0 {
+		err = errors.Join(err, unix.Close(fd))
+	}
+	return nil, fmt.Errorf("sys: make a socket block: %w", err)
+}
+
+// blockingDescriptor returns a second descriptor of the socket of conn, which it has set to block,
+// or -1.
+func blockingDescriptor(conn *net.UnixConn, patience time.Duration) (fd int, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
-		return nil, fmt.Errorf("sys: make a socket block: %w", err)
+		return -1, err
 	}
-	fd := -1
+	fd = -1
 	limit := unix.NsecToTimeval(patience.Nanoseconds())
 	if cerr := raw.Control(func(own uintptr) {
 		if fd, err = unix.FcntlInt(own, unix.F_DUPFD_CLOEXEC, 0); err != nil {
+			fd = -1
 			return
 		}
 		err = errors.Join(unix.SetNonblock(fd, false),
@@ -154,11 +170,21 @@ func Blocking(conn *net.UnixConn, patience time.Duration) (*os.File, error) {
 	}); cerr != nil {
 		err = cerr
 	}
-	if err == nil {
-		return os.NewFile(uintptr(fd), "unix socket"), nil
+	return fd, err
+}
+
+// EndReads ends the reads of a socket that Blocking has returned, the running one and all later
+// ones. It may be called while another goroutine uses the file.
+func EndReads(file *os.File) error {
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("sys: end the reads of a socket: %w", err)
 	}
-	if fd >= 0 {
-		err = errors.Join(err, unix.Close(fd))
+	if cerr := raw.Control(func(fd uintptr) { err = unix.Shutdown(int(fd), unix.SHUT_RD) }); cerr != nil {
+		err = cerr
 	}
-	return nil, fmt.Errorf("sys: make a socket block: %w", err)
+	if err != nil {
+		return fmt.Errorf("sys: end the reads of a socket: %w", err)
+	}
+	return nil
 }

@@ -3,11 +3,15 @@ package sys
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -237,4 +241,100 @@ func TestHugeBytesAgree(t *testing.T) {
 			t.Errorf("page %d: %d bytes, %v", i, n, err)
 		}
 	}
+}
+
+// TestBlockingSocket: a socket for blocking calls is not in the runtime's poller, times out, passes
+// messages, and its reads end when another goroutine ends them.
+func TestBlockingSocket(t *testing.T) {
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	conn, err := net.DialUnix("unix", nil, listener.Addr().(*net.UnixAddr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer, err := listener.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer peer.Close()
+	if raw, err := conn.SyscallConn(); err != nil || !polled(t, raw) {
+		t.Fatalf("the poller of this runtime does not show its sockets: %v", err)
+	}
+	file, err := Blocking(conn, 10*time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if raw, err := file.SyscallConn(); err != nil || polled(t, raw) {
+		t.Errorf("the socket is in the poller: %v", err)
+	}
+	if _, err := conn.Write([]byte("x")); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("the connection was left open: %v", err)
+	}
+	buf := make([]byte, 8)
+	if n, err := file.Read(buf); !errors.Is(err, syscall.EAGAIN) {
+		t.Errorf("without a message: %d bytes, %v", n, err)
+	}
+	if _, err := peer.Write([]byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := file.Read(buf); err != nil || string(buf[:n]) != "hello" {
+		t.Errorf("%q, %v", buf[:n], err)
+	}
+	if _, err := file.Write([]byte("back")); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := peer.Read(buf); err != nil || string(buf[:n]) != "back" {
+		t.Errorf("%q, %v", buf[:n], err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		for {
+			if _, err := file.Read(buf); !errors.Is(err, syscall.EAGAIN) {
+				ended <- err
+				return
+			}
+		}
+	}()
+	if err := EndReads(file); err != nil {
+		t.Error(err)
+	}
+	if err := <-ended; !errors.Is(err, io.EOF) {
+		t.Errorf("the read ended with %v; want the end of the stream", err)
+	}
+	if err := file.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := EndReads(file); err == nil {
+		t.Error("the reads of a closed socket were ended")
+	}
+}
+
+// polled reports whether an epoll instance of this process watches the socket.
+func polled(t *testing.T, raw syscall.RawConn) bool {
+	t.Helper()
+	var stat unix.Stat_t
+	var err error
+	if cerr := raw.Control(func(fd uintptr) { err = unix.Fstat(int(fd), &stat) }); cerr != nil || err != nil {
+		t.Fatal(cerr, err)
+	}
+	files, err := filepath.Glob("/proc/self/fdinfo/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		info, err := os.ReadFile(f)
+		if err != nil {
+			continue // the descriptor of this loop
+		}
+		for line := range strings.Lines(string(info)) {
+			if strings.HasPrefix(line, "tfd:") && strings.Contains(line, fmt.Sprintf(" ino:%x ", stat.Ino)) {
+				return true
+			}
+		}
+	}
+	return false
 }
