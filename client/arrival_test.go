@@ -8,6 +8,8 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"github.com/penstock-kv/penstock/internal/spread"
+
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
 )
@@ -154,7 +156,7 @@ func TestFirstBadOf(t *testing.T) {
 	for k := range sums {
 		sums[k] = xxh3.Hash(mem[k*layerBytes:][:layerBytes])
 	}
-	s := &Store{hashers: make(hashers, 1)}
+	s := &Store{workers: spread.NewOf(1)}
 	for mask := range 1 << layers {
 		landed := make([]arrivedLayer, layers)
 		for k := range landed {

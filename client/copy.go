@@ -534,7 +534,7 @@ func (r *reading) copyPieces(t *readTask, resp *pb.ReadResponse, mem []byte, arr
 			}
 		}
 	}
-	r.store.share(len(layers), total, func(from, to int) {
+	r.store.workers.Do(len(layers), total, func(from, to int) {
 		for _, c := range layers[from:to] {
 			copy(r.targets[c.target].Bytes()[c.offset:], c.from)
 			at, n := uint64(c.offset-zones[c.target].lo), uint64(len(c.from))

@@ -188,7 +188,7 @@ func (w *writing) stage(c writeChunk, mem []byte) []*pb.PieceSums {
 			}
 		}
 	}
-	w.store.share(len(layers), at, func(from, to int) {
+	w.store.workers.Do(len(layers), at, func(from, to int) {
 		for _, l := range layers[from:to] {
 			copy(l.to, l.from)
 			if l.sum != nil {

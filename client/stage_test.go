@@ -66,6 +66,30 @@ func TestWriteOverUnixSocket(t *testing.T) {
 	}
 }
 
+// TestPartStoredOverUnixSocket: the bytes of stored keys lie in the staging memory between those of
+// the other keys. Each key gets its own bytes, in calls of few and of many bytes.
+func TestPartStoredOverUnixSocket(t *testing.T) {
+	r, _, _ := newWriter(t, func(so *storage.Options, o *server.Options) { so.WriteBytesMax, o.Limits.WriteBytes = 4<<20, 4<<20 })
+	ns := r.namespace("f", geometry, kv.IndexFlat)
+	for seed, keys := range map[uint32]int{5: 3, 6: 256} {
+		ids := chain(ns, keys, seed)
+		r.mustPut(ns, ids[1:2])
+		r.mustPut(ns, ids[keys-1:])
+		local, messages := r.calls(func() {
+			w, err := r.put(ns, ids, 0, 0)
+			if err != nil || w.Stored != keys-2 || w.Existed != 2 || w.Bytes != int64(keys-2)*8192 {
+				t.Errorf("%d keys: %+v, %v", keys, w, err)
+			}
+		})
+		if local != 1 || messages != 0 {
+			t.Errorf("%d keys: %d calls over the socket and %d messages; want 1 and 0", keys, local, messages)
+		}
+		if got := r.get(ns, ids); got.Blocks != keys {
+			t.Errorf("read: %+v", got)
+		}
+	}
+}
+
 // TestWriteNotOverUnixSocket: pieces larger than the staging memory, clients with NoLocal, and
 // nodes that accept no writes on the socket.
 func TestWriteNotOverUnixSocket(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/internal/placement"
+	"github.com/penstock-kv/penstock/internal/spread"
 	"github.com/penstock-kv/penstock/kv"
 )
 
@@ -32,8 +33,8 @@ type Store struct {
 	hints hotHints
 	// apart makes the Store log apartText once.
 	apart sync.Once
-	// hashers limits the number of goroutines that help to verify large pieces.
-	hashers hashers
+	// workers help to copy and to hash large pieces.
+	workers *spread.Pool
 
 	// ctx ends when Close begins; running counts the Store's own goroutines.
 	ctx     context.Context
@@ -61,7 +62,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 		return nil, err
 	}
 	opts.Servers = slices.Clone(opts.Servers)
-	s := &Store{opts: opts, hashers: newHashers()}
+	s := &Store{opts: opts, workers: spread.New()}
 	s.imms.Store(rand.Uint32())
 	s.local.turn = make(chan struct{}, 1)
 	s.calls.init(s)

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/zeebo/xxh3"
+
+	"github.com/penstock-kv/penstock/internal/spread"
 )
 
 // TestFirstBad: the first wrong layer is found, for any number of helpers.
@@ -23,7 +25,7 @@ func TestFirstBad(t *testing.T) {
 		sums[k] = xxh3.Hash(mem[k*layerBytes:][:layerBytes])
 	}
 	for helpers := range 8 {
-		s := &Store{hashers: make(hashers, helpers)}
+		s := &Store{workers: spread.NewOf(helpers)}
 		if k, _ := s.firstBad(mem, layerBytes, sums); k != -1 {
 			t.Fatalf("%d helpers: layer %d of intact ones", helpers, k)
 		}
@@ -39,12 +41,9 @@ func TestFirstBad(t *testing.T) {
 		if k, _ := s.firstBad(nil, layerBytes, nil); k != -1 {
 			t.Fatalf("no layers: %d", k)
 		}
-		if len(s.hashers) != 0 {
-			t.Fatalf("%d helpers were kept", len(s.hashers))
-		}
 	}
 	// Concurrent calls do not wait for each other's helpers.
-	s := &Store{hashers: make(hashers, 1)}
+	s := &Store{workers: spread.NewOf(1)}
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
@@ -64,7 +63,7 @@ func BenchmarkFirstBad(b *testing.B) {
 	for k := range sums {
 		sums[k] = xxh3.Hash(mem[:layerBytes])
 	}
-	for name, s := range map[string]*Store{"alone": {hashers: make(hashers)}, "shared": {hashers: newHashers()}} {
+	for name, s := range map[string]*Store{"alone": {workers: spread.NewOf(0)}, "shared": {workers: spread.New()}} {
 		b.Run(name, func(b *testing.B) {
 			b.SetBytes(layers * layerBytes)
 			for i := range b.N {

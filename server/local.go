@@ -11,7 +11,6 @@ import (
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/server/handoff"
 	"github.com/penstock-kv/penstock/server/storage"
-	"github.com/penstock-kv/penstock/trie"
 )
 
 // session returns the session on the unix socket with the given id.
@@ -113,8 +112,7 @@ func (s *cacheService) write(ctx context.Context, by caller, req *pb.WriteReques
 	if err != nil {
 		return nil, err
 	}
-	w := &staged{from: session.Staging()}
-	r.Attach = w.attach
+	r.Attach = func(res *storage.Reservation) error { return res.TakeFrom(session.Staging()) }
 	resp := &pb.WriteResponse{Reserve: new(pb.ReserveResponse)}
 	id, err := s.reserveFor(ctx, r, resp.Reserve)
 	if err != nil {
@@ -131,50 +129,12 @@ func (s *cacheService) write(ctx context.Context, by caller, req *pb.WriteReques
 	}
 	// The bytes have arrived. The commit continues even if the engine ends, as it does over the
 	// data plane.
-	resp.Commit, err = s.commit(context.WithoutCancel(ctx), id, granted, w.copy)
+	resp.Commit, err = s.commit(context.WithoutCancel(ctx), id, granted, nil)
 	if err != nil {
 		st := status.Convert(statusOf(err))
 		resp.CommitCode, resp.CommitError = uint32(st.Code()), st.Message()
 	}
 	return resp, nil
-}
-
-// staged describes the bytes of one write in staging memory.
-type staged struct {
-	from        []byte
-	reservation *storage.Reservation
-}
-
-// attach refuses the write if its pieces do not fit the staging memory.
-func (w *staged) attach(res *storage.Reservation) error {
-	w.reservation = res
-	if need := w.bytes(); need > int64(len(w.from)) {
-		return fmt.Errorf("%w: the pieces have %d bytes and the staging memory has %d", storage.ErrRequest, need, len(w.from))
-	}
-	return nil
-}
-
-// bytes returns the total size of the pieces.
-func (w *staged) bytes() (total int64) {
-	g := w.reservation.Namespace().Geometry
-	for _, p := range w.reservation.Grants {
-		total += g.PieceBytes(p.Group)
-	}
-	return total
-}
-
-// copy copies the granted pieces into the reservation. The checksums are verified on that copy,
-// because the engine can change the staging memory at any time.
-func (w *staged) copy(context.Context) error {
-	g, from, to := w.reservation.Namespace().Geometry, w.from, w.reservation.Bytes()
-	for _, p := range w.reservation.Grants {
-		size := g.PieceBytes(p.Group)
-		if p.Status == trie.Added {
-			copy(to[p.Offset:], from[:size])
-		}
-		from = from[size:]
-	}
-	return nil
 }
 
 // ReturnLoans implements penstock.v1.Cache. A session that has ended has returned all its loans, so

@@ -72,8 +72,8 @@ var edges = []struct {
 	{"server/netoracle", []string{"dualpath/...", "internal/certs", "internal/yamlfile"}, "it reads the operator's systems and returns the network in the types of netcost, and decides nothing"},
 	{"server/monitor", []string{"server", "server/front", "server/netoracle", "server/offload", "server/planner"}, "it reads the definitions of the metrics of each component, and runs no component"},
 	{"server/console", []string{"internal/top"}, "it renders the state that a node supplies, and does not depend on the parts of the node"},
-	{"server/...", []string{"kv", "api/...", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "server/...", "internal/arena", "internal/bearer", "internal/fair", "internal/placement", "internal/ratelog", "internal/sys", "internal/top", "internal/top/fromapi", "internal/webmux"}, "the server joins contracts; cmd chooses the backends. Of internal/sys it uses only the memory limits of the process, internal/placement computes which blocks a node would copy to nodes that have joined, and internal/top the rates of the console"},
-	{"client/...", []string{"kv", "api/...", "rdma", "rdma/copier", "client/...", "internal/arena", "internal/placement", "internal/sys"}, "a client is linked into an engine: it must not contain the server, the index or a device. Of internal/sys it uses only blocking calls on a unix socket"},
+	{"server/...", []string{"kv", "api/...", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "server/...", "internal/arena", "internal/bearer", "internal/fair", "internal/placement", "internal/ratelog", "internal/spread", "internal/sys", "internal/top", "internal/top/fromapi", "internal/webmux"}, "the server joins contracts; cmd chooses the backends. Of internal/sys it uses only the memory limits of the process, internal/placement computes which blocks a node would copy to nodes that have joined, and internal/top the rates of the console"},
+	{"client/...", []string{"kv", "api/...", "rdma", "rdma/copier", "client/...", "internal/arena", "internal/placement", "internal/spread", "internal/sys"}, "a client is linked into an engine: it must not contain the server, the index or a device. Of internal/sys it uses only blocking calls on a unix socket"},
 
 	{"client/gateway", []string{"kv", "api/...", "client", "internal/prefixset"}, "a gateway calls storage and the planner, and holds no KV"},
 	{"client/planners", []string{"api/...", "client"}, "it finds the planner that leads, without access to etcd; leader and gateway use it through grpc.ClientConnInterface"},
@@ -91,6 +91,7 @@ var edges = []struct {
 	{"internal/webmux", nil, "storage nodes, planners and gateways list their paths with it, and the gateway does not import the server"},
 	{"internal/options", nil, "every package with options imports it"},
 	{"internal/sys", nil, "system calls do not depend on their callers"},
+	{"internal/spread", nil, "clients and nodes copy and hash with it, and neither imports the other"},
 	{"internal/fair", nil, "an order of calls does not depend on the resource that they wait for"},
 	{"internal/arena", []string{"internal/fair", "internal/runs", "internal/sys"}, "an allocator does not depend on its users"},
 	{"internal/runs", nil, "a set of numbers depends neither on memory nor on disks"},

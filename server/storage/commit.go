@@ -38,6 +38,8 @@ type committing struct {
 	// is the reservation's memory or a copy made by copySlot.
 	slot []byte
 	mem  *hold
+	// from, if not nil, has the payload in staging memory: verify copies it into the slot.
+	from []byte
 	sums []uint64
 	ref  kv.Ref
 	// live is set if the slot is committed in the store.
@@ -95,10 +97,20 @@ func (n *Node) commit(ctx context.Context, r *Reservation, pieces []PieceSums, c
 
 // match finds the grant of each piece, that is, its place in the reservation's memory.
 func (r *Reservation) match(pieces []PieceSums) ([]committing, error) {
-	grants := make(map[PieceRef]Grant, len(r.Grants))
+	type source struct {
+		Grant
+		from []byte
+	}
+	grants := make(map[PieceRef]source, len(r.Grants))
+	rest := r.staged
 	for _, g := range r.Grants {
+		s := source{Grant: g}
+		if r.staged != nil {
+			size := r.ns.Geometry.PieceBytes(g.Group)
+			s.from, rest = rest[:size], rest[size:]
+		}
 		if g.Status == trie.Added {
-			grants[g.PieceRef] = g
+			grants[g.PieceRef] = s
 		}
 	}
 	all := make([]committing, 0, len(pieces))
@@ -116,6 +128,7 @@ func (r *Reservation) match(pieces []PieceSums) ([]committing, error) {
 			StoredPiece: StoredPiece{PieceRef: p.PieceRef},
 			slot:        r.Bytes()[g.Offset-layout.HeaderBytes():][:layout.SlotBytes()],
 			mem:         r.mem,
+			from:        g.from,
 			sums:        p.LayerSums,
 		})
 	}
@@ -132,17 +145,43 @@ func (r *Reservation) match(pieces []PieceSums) ([]committing, error) {
 
 func (c *committing) refuse(reason string, err error) { c.Reason, c.Err = reason, err }
 
-// verify compares the checksums of the bytes in memory with the writer's checksums.
+// verify copies the pieces that are in staging memory, and compares the checksums of the bytes in
+// the reservation's memory with the writer's checksums. Each layer is hashed right after its copy,
+// while it is in the CPU cache.
 func (n *Node) verify(r *Reservation, all []committing) {
-	var sums []uint64
+	type layer struct {
+		from, at []byte
+	}
+	var layers []layer
+	total := int64(0)
 	for i := range all {
 		c := &all[i]
 		layout := r.layouts[c.Group]
-		payload := c.slot[layout.HeaderBytes():][:layout.PayloadBytes]
-		sums = ondisk.AppendLayerSums(sums[:0], payload, layout.Layers)
-		if k := firstDifference(sums, c.sums); k >= 0 {
+		payload, from := c.slot[layout.HeaderBytes():][:layout.PayloadBytes], c.from
+		size := len(payload) / layout.Layers
+		total += int64(len(payload))
+		for len(payload) > 0 {
+			l := layer{at: payload[:size]}
+			if from != nil {
+				l.from, from = from[:size], from[size:]
+			}
+			layers, payload = append(layers, l), payload[size:]
+		}
+	}
+	sums := make([]uint64, len(layers))
+	n.workers.Do(len(layers), total, func(first, end int) {
+		for k := first; k < end; k++ {
+			copy(layers[k].at, layers[k].from)
+			sums[k] = ondisk.LayerSum(layers[k].at)
+		}
+	})
+	for i := range all {
+		c := &all[i]
+		got := sums[:len(c.sums)]
+		sums = sums[len(c.sums):]
+		if k := firstDifference(got, c.sums); k >= 0 {
 			n.opts.Metrics.CorruptBlocks.WithLabelValues("write").Inc()
-			c.refuse("corrupt", fmt.Errorf("layer %d arrived with checksum %016x; the writer computed %016x", k, sums[k], c.sums[k]))
+			c.refuse("corrupt", fmt.Errorf("layer %d arrived with checksum %016x; the writer computed %016x", k, got[k], c.sums[k]))
 		}
 	}
 }
@@ -289,6 +328,10 @@ func (n *Node) writePlaced(ctx context.Context, r *Reservation, all []committing
 	}
 	var volumes sync.WaitGroup
 	for _, part := range parts {
+		if len(parts) == 1 {
+			n.writeVolume(ctx, part) // wakes one thread less
+			break
+		}
 		volumes.Go(func() { n.writeVolume(ctx, part) })
 	}
 	volumes.Wait()

@@ -16,6 +16,7 @@ import (
 	"github.com/penstock-kv/penstock/blockstore/health"
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/internal/invariants"
+	"github.com/penstock-kv/penstock/internal/spread"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/trie"
 )
@@ -37,7 +38,8 @@ type Node struct {
 	lanes    []*lane
 	detached *semaphore.Weighted
 	room     *roomMaker
-	movers   []*mover // by volume
+	movers   []*mover     // by volume
+	workers  *spread.Pool // of Commit
 	loans    loanBook
 	limits   atomic.Pointer[Limits]
 
@@ -109,6 +111,7 @@ func Open(ctx context.Context, opts Options) (*Node, error) {
 		prefixes:     newPrefixHits(prefixesMax),
 		hotPrefixes:  newHotPrefixes(opts.HotPrefix),
 		hot:          newHotSet(opts.HotBytes),
+		workers:      spread.New(),
 		detached:     semaphore.NewWeighted(math.MaxInt64),
 		reservations: make(map[ReservationID]*Reservation),
 		unrecorded:   make(map[kv.NamespaceID]bool),

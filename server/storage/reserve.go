@@ -74,6 +74,8 @@ type Reservation struct {
 	// above is the lease that protects the parent block from eviction until the reservation ends; 0
 	// if there is none.
 	above trie.LeaseID
+	// staged, if not nil, has the bytes of all offered pieces, one after the other.
+	staged []byte
 	// onEnd is called at the end of the reservation, before its memory is released.
 	onEnd func()
 }
@@ -83,6 +85,22 @@ func (r *Reservation) Bytes() []byte { return r.mem.buf.Bytes() }
 
 // ArenaOffset returns the offset of Bytes in the arena.
 func (r *Reservation) ArenaOffset() int64 { return r.mem.buf.Offset() }
+
+// TakeFrom makes Commit copy the granted pieces from staged to Bytes, and verify the copies. staged
+// has the bytes of all pieces of Grants, one after the other. The writer may change them at any time,
+// so they are not verified there. They must stay mapped until Commit returns. Attach calls TakeFrom.
+// Error: ErrRequest if staged is too short.
+func (r *Reservation) TakeFrom(staged []byte) error {
+	need := int64(0)
+	for _, g := range r.Grants {
+		need += r.ns.Geometry.PieceBytes(g.Group)
+	}
+	if have := int64(len(staged)); need > have {
+		return fmt.Errorf("%w: the pieces have %d bytes and the staging memory has %d", ErrRequest, need, have)
+	}
+	r.staged = staged
+	return nil
+}
 
 // Namespace returns the namespace as of Reserve.
 func (r *Reservation) Namespace() kv.Namespace { return r.ns }
