@@ -862,7 +862,9 @@ func (c *cluster) alone(identify http.HandlerFunc) (got chan string) {
 		inner := *e.answer.Load()
 		handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			var body bytes.Buffer
-			_, _ = body.ReadFrom(r.Body)
+			if _, err := body.ReadFrom(r.Body); err != nil {
+				return // the front has closed the request
+			}
 			switch {
 			case strings.Contains(body.String(), "identify"):
 				if want := `{"model":"tuned","prompt":[0],"max_tokens":1,"kv_transfer_params":{"penstock":{"identify":true}}}`; body.String() != want || r.URL.Path != "/v1/completions" || r.Header.Get("Authorization") != "Bearer sk-1" {
