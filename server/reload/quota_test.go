@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/server/access"
 )
 
@@ -29,7 +28,7 @@ func TestQuotasOfRoles(t *testing.T) {
 	inUse := func(name string, quota int64) {
 		t.Helper()
 		policy := p.creds.Roles()
-		if got := policy.TenantQuotas(); len(got) != 1 || got[0] != (kv.TenantQuota{Prefix: "a/", Bytes: quota}) || policy.Named(name) == nil {
+		if got := policy.TenantQuotas(); len(got) != 1 || got[0].Prefix != "a/" || got[0].Bytes != quota || policy.Named(name) == nil {
 			t.Errorf("the quotas are %v; want %d, and the principal %s", got, quota, name)
 		}
 	}
