@@ -37,6 +37,9 @@ func (t *Trie) SetTenantQuotas(quotas []kv.TenantQuota) {
 	quotas = slices.SortedFunc(slices.Values(quotas), func(a, b kv.TenantQuota) int { return strings.Compare(a.Prefix, b.Prefix) })
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if slices.EqualFunc(t.tenants, quotas, func(tn *tenant, q kv.TenantQuota) bool { return tn.prefix == q.Prefix && tn.quotaBytes == q.Bytes }) {
+		return
+	}
 	tenants := make([]*tenant, len(quotas))
 	for i, q := range quotas {
 		invariants.Assert(q.Prefix != "" && q.Bytes > 0 && (i == 0 || !strings.HasPrefix(q.Prefix, quotas[i-1].Prefix)), "tenants: quota %d is %+v", i, q)

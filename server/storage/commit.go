@@ -494,7 +494,7 @@ func (n *Node) putInQuota(ctx context.Context, r *Reservation, entries []trie.En
 			case s == trie.OverQuota || s == trie.ParentAbsent:
 				again = append(again, i)
 				bytes += r.layouts[entries[i].Group].SlotBytes()
-			case entries[i].Group == 0:
+			case entries[i].Group == 0 && (s == trie.Added || s == trie.Exists):
 				last = entries[i].ID
 			}
 		}
