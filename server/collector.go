@@ -125,6 +125,22 @@ func principalFigures() []principalFigure {
 	}
 }
 
+// tenantFigure is one metric of a tenant with a quota.
+type tenantFigure struct {
+	desc  *prometheus.Desc
+	value func(trie.TenantStats) int64
+}
+
+func tenantFigures() []tenantFigure {
+	of := func(name, help string, value func(trie.TenantStats) int64) tenantFigure {
+		return tenantFigure{prometheus.NewDesc("penstock_tenant_"+name, help, []string{"tenant"}, nil), value}
+	}
+	return []tenantFigure{
+		of("used_bytes", "Bytes of the slots of all namespaces of a tenant with a quota, unmatchable blocks included.", func(s trie.TenantStats) int64 { return s.UsedBytes }),
+		of("quota_bytes", "Quota of a tenant on this node, by the roles in use.", func(s trie.TenantStats) int64 { return s.Bytes }),
+	}
+}
+
 func counter(name, help string, value func(*scrape) float64) figure {
 	return figure{prometheus.NewDesc("penstock_"+name, help, nil, nil), prometheus.CounterValue, value}
 }
@@ -288,6 +304,9 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, f := range principalFigures() {
 		ch <- f.desc
 	}
+	for _, f := range tenantFigures() {
+		ch <- f.desc
+	}
 	for _, f := range moveFigures() {
 		ch <- f.desc
 	}
@@ -361,6 +380,11 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for name, s := range c.server.rates.snapshot() {
 		for _, f := range principalFigures() {
 			ch <- prometheus.MustNewConstMetric(f.desc, f.kind, f.value(c.server, name, s), name)
+		}
+	}
+	for _, tn := range s.node.Index.Tenants {
+		for _, f := range tenantFigures() {
+			ch <- prometheus.MustNewConstMetric(f.desc, prometheus.GaugeValue, float64(f.value(tn)), tn.Prefix+"*")
 		}
 	}
 	for _, n := range c.server.data.NICs() {

@@ -41,7 +41,8 @@ func (s *adminService) SetRoles(ctx context.Context, req *pb.SetRolesRequest) (*
 	if id, ok := identityOf(ctx); ok {
 		by = &id.Credential
 	}
-	changes, revision, err := ReplaceRoles(ctx, s.opts.RolesDocument, req.GetDocument(), req.GetRevision(), by, req.GetDryRun())
+	check := func(p *access.Policy) error { return s.node.CheckTenantQuotas(p.TenantQuotas()) }
+	changes, revision, err := ReplaceRoles(ctx, s.opts.RolesDocument, req.GetDocument(), req.GetRevision(), by, check, req.GetDryRun())
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -51,8 +52,9 @@ func (s *adminService) SetRoles(ctx context.Context, req *pb.SetRolesRequest) (*
 // ReplaceRoles replaces the roles document that has the given revision, unless dryRun is set, and returns the
 // changes for people and the revision of the document. It refuses a document that is invalid, or that the caller with the
 // credential by could not replace; nil: that no principal could replace. It refuses a caller who could not replace the
-// present document, which the node may not use yet.
-func ReplaceRoles(ctx context.Context, d RolesDocument, text []byte, revision int64, by *access.Credential, dryRun bool) (changes []string, _ int64, err error) {
+// present document, which the node may not use yet. check, if not nil, returns an error if a node cannot use the
+// document.
+func ReplaceRoles(ctx context.Context, d RolesDocument, text []byte, revision int64, by *access.Credential, check func(*access.Policy) error, dryRun bool) (changes []string, _ int64, err error) {
 	if len(text) > access.BytesMax {
 		return nil, 0, status.Errorf(codes.InvalidArgument, "the document has %d bytes; etcd takes at most %d", len(text), access.BytesMax)
 	}
@@ -67,6 +69,11 @@ func ReplaceRoles(ctx context.Context, d RolesDocument, text []byte, revision in
 	}
 	if !next.Governed() {
 		return nil, 0, status.Error(codes.FailedPrecondition, `no principal of the document has the roles operate and admin on "*", so no client could replace it`)
+	}
+	if check != nil {
+		if err := check(next); err != nil {
+			return nil, 0, err
+		}
 	}
 	present, err := d.Get(ctx)
 	if err != nil {

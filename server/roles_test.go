@@ -80,7 +80,7 @@ func TestReplaceRolesAfterRevocation(t *testing.T) {
 		t.Fatal("the principal has no credential")
 	}
 	replace := func(text []byte, revision int64) (int64, error) {
-		_, now, err := server.ReplaceRoles(t.Context(), document, text, revision, &id.Credential, false)
+		_, now, err := server.ReplaceRoles(t.Context(), document, text, revision, &id.Credential, nil, false)
 		return now, err
 	}
 	first, err := replace(both, 0)

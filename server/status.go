@@ -49,6 +49,9 @@ func (s *Server) status() *pb.StatusResponse {
 	for _, k := range s.node.KeyUse() {
 		m.Keys = append(m.Keys, &pb.KeyStatus{Id: k.ID, Blocks: k.Slots, Bytes: k.Bytes, Newest: k.Newest})
 	}
+	for _, tn := range st.Index.Tenants {
+		m.Tenants = append(m.Tenants, &pb.TenantStatus{Namespaces: tn.Prefix + "*", QuotaBytes: tn.Bytes, UsedBytes: tn.UsedBytes, NamespaceCount: tn.Namespaces})
+	}
 	m.Io, m.IoReason = common(m.Volumes)
 	info := s.data.Info()
 	m.DataProvider, m.DataDetail = info.Provider, info.Detail

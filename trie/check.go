@@ -150,6 +150,19 @@ func (c *checker) totals() {
 			c.fail("quota", "namespace %q counts %d bytes; it has %d", ns.def.Name, ns.bytes, b)
 		}
 	}
+	tenants, idle := make(map[*tenant]int64), make(map[*tenant]int)
+	for ns := range t.namespacesLocked() {
+		if ns.tenant != t.tenantOfLocked(ns.def.Name) {
+			c.fail("tenant", "namespace %q is not of the tenant that its name begins with", ns.def.Name)
+		}
+		tenants[ns.tenant] += ns.bytes
+		idle[ns.tenant] += ns.garbage
+	}
+	for _, tn := range t.tenants {
+		if tn.bytes != tenants[tn] || tn.garbage != idle[tn] {
+			c.fail("tenant", "tenant %q counts %d bytes, %d unmatchable nodes; its namespaces have %d and %d", tn.prefix, tn.bytes, tn.garbage, tenants[tn], idle[tn])
+		}
+	}
 	if live != t.nodes.live || linked != t.table.count || garbage != t.garbage || live != t.policy.Len() {
 		c.fail("count", "%d nodes (counted %d), %d linked (%d), %d unmatchable (%d), %d in the policy",
 			live, t.nodes.live, linked, t.table.count, garbage, t.garbage, t.policy.Len())

@@ -111,6 +111,30 @@
 // newest of their namespace: from those of all namespaces, in the order in which they began. Then
 // it takes from the newest epochs.
 //
+// # Tenants
+//
+// A tenant is the set of namespaces whose names begin with a prefix (SetTenantQuotas). Its quota holds
+// for all of them together, beside the quotas of the namespaces: Put refuses a piece that one of the
+// two does not admit. Prefixes do not overlap, so a namespace has at most one tenant.
+//
+//	quotas  a/: 100   b/: 50
+//	          │         └──────────────┐
+//	   ┌──────┴──────┐                 ▼
+//	 a/x, quota 10  a/y, no quota     b/z      c, no tenant
+//
+// A namespace points to its tenant, and each change of its bytes changes those of the tenant. So the
+// check of a quota takes constant time. A new namespace finds its tenant by a binary search for its
+// name. A deleted namespace counts until ReclaimStep has removed its pieces. Quotas of tenants are not
+// stored; SetTenantQuotas sums up the bytes of the namespaces, and examines no node.
+//
+// EvictTenant evicts unmatchable pieces, then from namespaces over their own quota, then from epochs
+// that are not the newest of their namespace, then from the newest epochs. There is no order by age
+// over the namespaces of a tenant: the policy's order is over the nodes of all tenants, and a list of
+// leaves is over those of one space. So EvictTenant takes the oldest leaves of a space, and chooses the
+// space in proportion to the bytes (lottery). A namespace that is read keeps its touched leaves by their
+// second chance, and the blocks of a namespace that is not used any more are evicted by and by. A
+// victim costs a walk over the tenant's namespaces for every 16 leaves, and none over blocks.
+//
 // # Losses in a crash
 //
 // A crash may undo a Put that was not durable, and any eviction. Open drops the records of blocks

@@ -66,7 +66,7 @@ const (
 	TooDeep
 	// StaleEpoch: the epoch is not a live one of the namespace.
 	StaleEpoch
-	// OverQuota: the piece does not fit into the namespace's quota.
+	// OverQuota: the piece does not fit into the quota of the namespace or of its tenant.
 	OverQuota
 )
 

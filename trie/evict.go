@@ -42,6 +42,8 @@ type Evicted struct {
 	Why       Why
 	// SlotBytes is the size of the slot, in bytes, as Options.SlotBytes returned it.
 	SlotBytes int64
+	// Tenant is the prefix of the quota of the namespace's tenant; "" if there is none.
+	Tenant string
 }
 
 const (
@@ -55,8 +57,9 @@ const (
 )
 
 // Evict removes pieces until their slots have want bytes in total, and appends them to dst. The
-// order is: unmatchable pieces, pieces of namespaces over their quota, pieces of live epochs that
-// are not the newest of their namespace, Transfer pieces, then the policy's order. Evict always
+// order is: unmatchable pieces, pieces of namespaces over their quota, pieces of tenants over their
+// quota in the order of EvictTenant, pieces of live epochs that are not the newest of their
+// namespace, Transfer pieces, then the policy's order. Evict always
 // goes leaf first and never takes a leased piece. If only is not 0, Evict takes pieces of that
 // namespace alone. Within a namespace the oldest epoch goes first, and the pieces of one epoch go
 // by age, with a second chance for a touched piece. If Evict returns fewer bytes than want, nothing
@@ -68,10 +71,30 @@ func (t *Trie) Evict(dst []Evicted, want int64, only kv.NamespaceID, now time.Ti
 	}
 	t.ExpireLeases(now)
 	e := eviction{t: t, dst: dst, base: len(dst), want: want, only: only}
-	if err := e.run(); err != nil {
-		return e.dst, err
+	err := e.run()
+	return e.dst, err
+}
+
+// EvictTenant removes pieces of the namespaces of a tenant only, whose quota has the given prefix, until
+// their slots have want bytes in total, and appends them to dst. The order is: unmatchable pieces,
+// pieces of namespaces over their quota, pieces of live epochs that are not the newest of their
+// namespace, then pieces of the newest epochs of all namespaces of the tenant, of each in proportion to
+// its bytes. Otherwise it is as Evict for one namespace. Without a quota with this prefix EvictTenant
+// removes nothing.
+func (t *Trie) EvictTenant(dst []Evicted, want int64, prefix string, now time.Time) ([]Evicted, error) {
+	if err := t.usable(); err != nil {
+		return dst, err
 	}
-	return e.dst, nil
+	t.ExpireLeases(now)
+	t.mu.RLock()
+	tn := t.tenantOfLocked(prefix)
+	t.mu.RUnlock()
+	if tn == nil || tn.prefix != prefix {
+		return dst, nil
+	}
+	e := eviction{t: t, dst: dst, base: len(dst), want: want, tenant: tn}
+	err := e.run()
+	return e.dst, err
 }
 
 // eviction is the state of one call of Evict.
@@ -80,22 +103,37 @@ type eviction struct {
 	dst  []Evicted
 	base int
 	want int64
-	only kv.NamespaceID
+	// only is the namespace of which pieces count towards want; 0: all. tenant, if not nil, has the
+	// namespaces of which pieces count.
+	only   kv.NamespaceID
+	tenant *tenant
+	// excess is the tenant that is over its quota and loses pieces until it is within the quota; nil:
+	// none.
+	excess *tenant
 	// freed is the size, in bytes, of the slots in dst[base:counted] that count towards want.
 	counted int
 	freed   int64
-	// chances counts the touched leaves of list that got a second chance in this call.
+	// chances counts the touched leaves of list or, if lottery is not nil, of the lists of lottery, that
+	// got a second chance in this call.
 	chances int
 	list    *leaves
+	// lottery is not nil while pieces of the newest epochs of a tenant's namespaces are evicted.
+	lottery *lottery
 }
 
 func (e *eviction) done() bool {
 	for e.counted = max(e.counted, e.base); e.counted < len(e.dst); e.counted++ {
-		if v := &e.dst[e.counted]; e.only == 0 || v.Namespace == e.only {
+		v := &e.dst[e.counted]
+		if (e.only == 0 || v.Namespace == e.only) && (e.tenant == nil || v.Tenant == e.tenant.prefix) {
 			e.freed += v.SlotBytes
 		}
 	}
 	return e.freed >= e.want
+}
+
+// enoughLocked is done, but also true once excess is within its quota, or if a quota was removed meanwhile.
+func (e *eviction) enoughLocked() bool {
+	return e.done() || e.tenant != nil && e.tenant.removed || e.excess != nil && (e.excess.removed || !e.excess.overQuota())
 }
 
 func (e *eviction) run() error {
@@ -105,23 +143,52 @@ func (e *eviction) run() error {
 	if e.only != 0 {
 		return e.steps(func() bool { return e.fromNamespace(e.only, false) })
 	}
-	for _, id := range e.t.overQuota() {
+	for _, id := range e.t.overQuota(e.tenant) {
 		if err := e.steps(func() bool { return e.fromNamespace(id, true) }); err != nil {
 			return err
 		}
 	}
-	for _, sp := range e.t.superseded() {
+	if e.tenant != nil {
+		return e.ofTenant(e.tenant)
+	}
+	for _, tn := range e.t.tenantsOverQuota() {
+		e.excess = tn
+		if err := e.ofTenant(tn); err != nil {
+			return err
+		}
+	}
+	e.excess = nil
+	if err := e.ofOldEpochs(nil); err != nil {
+		return err
+	}
+	return e.steps(e.byPolicy)
+}
+
+// ofTenant evicts pieces of live epochs of a tenant's namespaces, the newest epochs last.
+func (e *eviction) ofTenant(tn *tenant) error {
+	if err := e.ofOldEpochs(tn); err != nil {
+		return err
+	}
+	e.lottery, e.list, e.chances = e.t.lotteryOf(tn), nil, 0
+	defer func() { e.lottery = nil }()
+	return e.steps(e.fromLottery)
+}
+
+// ofOldEpochs evicts pieces of the live epochs that are not the newest of their namespace. If tn is not
+// nil, it takes them from the namespaces of this tenant only.
+func (e *eviction) ofOldEpochs(tn *tenant) error {
+	for _, sp := range e.t.superseded(tn) {
 		if err := e.steps(func() bool { return e.fromSpace(sp) }); err != nil {
 			return err
 		}
 	}
-	return e.steps(e.byPolicy)
+	return nil
 }
 
 // garbage evicts unmatchable pieces (deleted or of retired epochs), if the bytes of any of them
 // count towards want.
 func (e *eviction) garbage() error {
-	for more := e.t.hasGarbage(e.only); more && !e.done(); {
+	for more := e.t.hasGarbage(e.only, e.tenant); more && !e.done(); {
 		var err error
 		if e.dst, more, err = e.t.ReclaimStep(e.dst, victimsPerStep); err != nil {
 			return err
@@ -168,12 +235,13 @@ func (e *eviction) byPolicy() (more bool) {
 	return true
 }
 
-// overQuota returns the namespaces that hold more bytes than their quota.
-func (t *Trie) overQuota() (ids []kv.NamespaceID) {
+// overQuota returns the namespaces that hold more bytes than their quota. If tn is not nil, it returns
+// only namespaces of this tenant.
+func (t *Trie) overQuota(tn *tenant) (ids []kv.NamespaceID) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	for id, ns := range t.recorded {
-		if ns.overQuota() {
+		if ns.overQuota() && (tn == nil || ns.tenant == tn) {
 			ids = append(ids, id)
 		}
 	}
@@ -181,12 +249,15 @@ func (t *Trie) overQuota() (ids []kv.NamespaceID) {
 }
 
 // superseded returns the spaces (one for each epoch of a namespace) of all live epochs except the
-// newest of each namespace, in the order in which the epochs began.
-func (t *Trie) superseded() (spaces []*space) {
+// newest of each namespace, in the order in which the epochs began. If tn is not nil, it returns only
+// spaces of this tenant's namespaces.
+func (t *Trie) superseded(tn *tenant) (spaces []*space) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	for _, ns := range t.recorded {
-		spaces = append(spaces, ns.live[1:]...)
+		if tn == nil || ns.tenant == tn {
+			spaces = append(spaces, ns.live[1:]...)
+		}
 	}
 	slices.SortFunc(spaces, func(a, b *space) int { return cmp.Compare(a.serial, b.serial) })
 	return spaces
@@ -243,7 +314,7 @@ func (e *eviction) fromSpace(sp *space) (more bool) {
 	end := len(e.dst) + victimsPerStep
 	for range looksPerStep {
 		switch {
-		case e.done() || sp.dead || sp.leaves.oldest == 0:
+		case e.enoughLocked() || sp.dead || sp.leaves.oldest == 0:
 			return false
 		case len(e.dst) >= end:
 			return true
@@ -262,12 +333,16 @@ func (e *eviction) oldestLeaf(l *leaves) {
 		l.remove(&t.nodes, n)
 		return
 	}
-	if e.list != l {
+	leaves := l.len
+	switch {
+	case e.lottery != nil:
+		leaves = e.lottery.leaves
+	case e.list != l:
 		e.list, e.chances = l, 0
 	}
 	// Matches may touch leaves as fast as eviction examines them. So one call gives second chances
-	// at most secondChances times the length of the list.
-	if e.chances < secondChances*l.len && t.policy.Cool(n) {
+	// at most secondChances times the number of leaves.
+	if e.chances < secondChances*leaves && t.policy.Cool(n) {
 		e.chances++
 		l.remove(&t.nodes, n)
 		l.addNewest(&t.nodes, n)

@@ -2,9 +2,9 @@ package trie
 
 import (
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,6 +18,7 @@ import (
 type model struct {
 	pieces []*mpiece
 	leases []mlease
+	quotas []kv.TenantQuota
 }
 
 type mpiece struct {
@@ -90,6 +91,27 @@ func (m *model) bytes(ns int) (n int64) {
 	return n
 }
 
+// tenant returns the quota of the tenant with a namespace of this name; its prefix is "" if there is none.
+func (m *model) tenant(name string) (quota kv.TenantQuota) {
+	for _, q := range m.quotas {
+		if strings.HasPrefix(name, q.Prefix) {
+			quota = q
+		}
+	}
+	return quota
+}
+
+// tenantBytes returns the bytes of the namespaces whose names begin with prefix. names are the names of
+// all namespaces.
+func (m *model) tenantBytes(prefix string, names []kv.Namespace) (n int64) {
+	for ns, def := range names {
+		if strings.HasPrefix(def.Name, prefix) {
+			n += m.bytes(ns)
+		}
+	}
+	return n
+}
+
 // discard makes every piece for which f is true garbage, with its descendants.
 func (m *model) discard(f func(*mpiece) bool) {
 	for _, p := range m.pieces {
@@ -103,7 +125,8 @@ func (m *model) expire(now time.Time) {
 	m.leases = slices.DeleteFunc(m.leases, func(l mlease) bool { return !l.expires.IsZero() && !l.expires.After(now) })
 }
 
-func (m *model) put(ns int, def kv.Namespace, epoch kv.Epoch, e Entry) PutStatus {
+func (m *model) put(ns int, defs []kv.Namespace, epoch kv.Epoch, e Entry) PutStatus {
+	def := defs[ns]
 	if !def.IsLive(epoch) {
 		return StaleEpoch
 	}
@@ -126,6 +149,9 @@ func (m *model) put(ns int, def kv.Namespace, epoch kv.Epoch, e Entry) PutStatus
 		return Exists
 	}
 	if def.QuotaBytes > 0 && m.bytes(ns)+1 > def.QuotaBytes {
+		return OverQuota
+	}
+	if q := m.tenant(def.Name); q.Prefix != "" && m.tenantBytes(q.Prefix, defs)+1 > q.Bytes {
 		return OverQuota
 	}
 	m.pieces = append(m.pieces, &mpiece{ns: ns, epoch: epoch, group: e.Group, id: e.ID, parent: parent, ref: e.Ref, class: e.Class})
@@ -293,6 +319,7 @@ func FuzzModel(f *testing.F) {
 		}
 		fz.tr = openTest(t, fz.opts)
 		fz.create()
+		fz.tenants(3, 9)
 		for len(fz.in) > 0 && !t.Failed() {
 			fz.step()
 		}
@@ -311,7 +338,7 @@ func (f *fuzzer) create() {
 		{Index: kv.IndexTrie, Geometry: kv.Geometry{Groups: []kv.Group{window, state}}},
 		{Index: kv.IndexFlat, Geometry: kv.Geometry{Groups: []kv.Group{full}}},
 	} {
-		def.Name, def.Epoch, def.Geometry.BlockTokens = fmt.Sprint("ns", i), 1, 2
+		def.Name, def.Epoch, def.Geometry.BlockTokens = []string{"a", "a/x", "b/y", "c"}[i], 1, 2
 		got, err := f.tr.Create(def)
 		if err != nil {
 			f.t.Fatal(err)
@@ -321,7 +348,7 @@ func (f *fuzzer) create() {
 }
 
 func (f *fuzzer) step() {
-	op, ns := f.byte()%20, f.byte()%4
+	op, ns := f.byte()%22, f.byte()%4
 	switch op {
 	case 0, 1, 2, 3, 4:
 		f.put(ns)
@@ -349,6 +376,10 @@ func (f *fuzzer) step() {
 		f.move()
 	case 18:
 		f.epochs(ns)
+	case 20:
+		f.evictTenant(ns)
+	case 21:
+		f.tenants(f.byte(), f.byte())
 	}
 }
 
@@ -388,7 +419,7 @@ func (f *fuzzer) put(ns int) {
 		f.t.Fatal(err)
 	}
 	for i, e := range entries {
-		if want := f.m.put(ns, def, epoch, e); status[i] != want || known[i] != want {
+		if want := f.m.put(ns, f.defs, epoch, e); status[i] != want || known[i] != want {
 			f.t.Fatalf("put %v group %d in %s: %v, Known returns %v; the model has %v", e.ID, group, def.Name, status[i], known[i], want)
 		}
 	}
@@ -555,11 +586,93 @@ func (f *fuzzer) evict(ns int) {
 	}
 }
 
+// tenants sets the quotas of tenants: the bits of which choose prefixes, which do not overlap. A quota may
+// be below what the tenant has.
+func (f *fuzzer) tenants(which, bytes int) {
+	f.m.quotas = nil
+	for i, prefix := range [][]string{{"a", "b/", "x"}, {"a/", "b", "c"}}[which/8%2] {
+		if which>>i&1 == 1 {
+			f.m.quotas = append(f.m.quotas, kv.TenantQuota{Prefix: prefix, Bytes: int64(bytes%24 + 1)})
+		}
+	}
+	slices.Reverse(f.m.quotas) // in any order
+	f.tr.SetTenantQuotas(f.m.quotas)
+	for i, def := range f.defs {
+		if got, ok := f.tr.TenantQuota(def.Name); got != f.m.tenant(def.Name) || ok != (got.Prefix != "") {
+			f.t.Fatalf("%s: the quota of its tenant is %+v; the model has %+v", f.defs[i].Name, got, f.m.tenant(def.Name))
+		}
+	}
+	f.usage()
+}
+
+// usage compares the bytes of the tenants with the model.
+func (f *fuzzer) usage() {
+	for _, got := range f.tr.Tenants() {
+		if want := f.m.tenantBytes(got.Prefix, f.defs); got.UsedBytes != want || !slices.Contains(f.m.quotas, got.TenantQuota) {
+			f.t.Fatalf("tenant %+v; the model has %d bytes, and the quotas %+v\n%v", got, want, f.m.quotas, f.tr)
+		}
+	}
+	if n := len(f.tr.Tenants()); n != len(f.m.quotas) {
+		f.t.Fatalf("%d tenants; the model has %d", n, len(f.m.quotas))
+	}
+}
+
+// evictTenant evicts from a tenant. Only unmatchable pieces of other namespaces may be evicted too, and
+// older epochs go before newest ones.
+func (f *fuzzer) evictTenant(ns int) {
+	want := int64(f.byte()%6 + 1)
+	prefix := f.m.tenant(f.defs[ns].Name).Prefix
+	if prefix == "" {
+		prefix = "x"
+	}
+	f.m.expire(f.now)
+	old := func(p *mpiece) bool { return p.epoch != f.defs[p.ns].Epoch }
+	over := false
+	for i, def := range f.defs {
+		over = over || def.QuotaBytes > 0 && f.m.bytes(i) > def.QuotaBytes
+	}
+	member := func(p *mpiece) bool {
+		return f.m.tenant(f.defs[p.ns].Name).Prefix == prefix
+	}
+	gone, err := f.tr.EvictTenant(nil, want, prefix, f.now)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	var got, chosen int64
+	newest := false
+	for _, g := range gone {
+		p := f.m.pieces[slices.IndexFunc(f.m.pieces, func(p *mpiece) bool { return p.ref == g.Ref })]
+		if !member(p) && !p.garbage {
+			f.t.Fatalf("evict %d from %q: %+v is of another tenant", want, prefix, g)
+		}
+		if g.Tenant != f.m.tenant(f.defs[p.ns].Name).Prefix {
+			f.t.Fatalf("evict %d from %q: %+v has another tenant", want, prefix, g)
+		}
+		if member(p) {
+			got += g.SlotBytes
+			if !p.garbage {
+				chosen += g.SlotBytes
+			}
+			newest = newest || !p.garbage && !old(p)
+		}
+	}
+	f.take(gone, "evict from a tenant")
+	for _, p := range f.m.pieces {
+		if member(p) && f.m.evictable(p) && (got < want || newest && !over && !p.garbage && old(p)) {
+			f.t.Fatalf("evict %d from %q: got %d although %+v may be evicted\n%v", want, prefix, got, *p, f.tr)
+		}
+	}
+	if chosen > want {
+		f.t.Fatalf("evict %d from %q: %d matchable pieces, of 1 byte each", want, prefix, chosen)
+	}
+	f.usage()
+}
+
 // order checks that no piece of an epoch was evicted while an older epoch of the namespace had
-// evictable pieces: always if only that namespace was evicted from, and otherwise if no namespace
-// is over its quota.
+// evictable pieces: always if only that namespace was evicted from, and otherwise if neither a
+// namespace nor a tenant has a quota.
 func (f *fuzzer) order(gone []Evicted, only kv.NamespaceID) {
-	if only == 0 && slices.ContainsFunc(f.tr.Stats().Namespaces, func(s NamespaceStats) bool { return s.QuotaBytes > 0 }) {
+	if only == 0 && (len(f.m.quotas) > 0 || slices.ContainsFunc(f.tr.Stats().Namespaces, func(s NamespaceStats) bool { return s.QuotaBytes > 0 })) {
 		return
 	}
 	for _, g := range gone {
@@ -624,6 +737,8 @@ func (f *fuzzer) move() {
 		if moved[i] {
 			p.ref = moves[i].To
 		}
+	}
+	for _, p := range pieces {
 		got, ok := f.tr.Find(f.defs[p.ns].ID, p.epoch, PieceKey{ID: p.id, Group: uint8(p.group)})
 		if q := f.m.find(p.ns, p.epoch, p.group, p.id); ok != (q != nil) || ok && got != q.ref {
 			f.t.Fatalf("find %+v: %v, %v\n%v", *p, got, ok, f.tr)
@@ -862,6 +977,7 @@ func (f *fuzzer) rare(ns int) {
 func (f *fuzzer) reopen() {
 	closeTest(f.t, f.tr)
 	f.tr = openTest(f.t, f.opts)
+	f.tr.SetTenantQuotas(f.m.quotas)
 	f.m.leases = nil
 	for i, d := range f.defs {
 		f.live(i, d.Settle(unpinned))
@@ -906,6 +1022,7 @@ func (f *fuzzer) compare() {
 		}
 		delete(want, ref)
 	}
+	f.usage()
 	for ref, p := range want {
 		f.t.Fatalf("the index lacks %v: %+v\n%v\n%v", ref, *p, f.tr.Stats().Load, f.tr)
 	}

@@ -166,7 +166,7 @@ func (t *Trie) writeDefinition(ns *namespace, def kv.Namespace, wipe bool) error
 	}
 	t.marks = next
 	old := ns.live
-	ns.def, ns.live = def, live
+	ns.def, ns.live, ns.tenant = def, live, t.tenantOfLocked(def.Name)
 	t.namespaces[def.ID], t.byName[def.Name] = ns, ns
 	if !ns.announced {
 		t.recorded[def.ID] = ns
@@ -500,7 +500,7 @@ func (t *Trie) DeleteAll(id kv.NamespaceID) error {
 
 // SetQuota changes a namespace's quota durably; 0 means no quota. SetQuota evicts nothing. If the
 // namespace holds more than the new quota, Evict takes from that namespace first, and Put refuses
-// until the namespace is below the quota.
+// until the namespace is below the quota. Room.Bytes is the negative excess.
 func (t *Trie) SetQuota(name string, bytes int64) error {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
@@ -532,19 +532,33 @@ func (t *Trie) SetReplicas(name string, replicas int) error {
 	return t.writeDefinition(ns, def, false)
 }
 
-// Room returns how many bytes of slots the namespace may still take before its quota is reached:
-// math.MaxInt64 without a quota, 0 above the quota.
-func (t *Trie) Room(id kv.NamespaceID) (int64, error) {
+// Room is what a namespace may still store.
+type Room struct {
+	// QuotaBytes is the quota of the namespace, and Bytes the size of the slots that it may still take,
+	// negative above the quota. Both are math.MaxInt64 without a quota.
+	QuotaBytes, Bytes int64
+	// TenantQuotaBytes and TenantBytes are those of the namespace's tenant, and Tenant is the prefix of
+	// its quota, "" if there is none.
+	TenantQuotaBytes, TenantBytes int64
+	Tenant                        string
+}
+
+// Room returns what the namespace may still store.
+func (t *Trie) Room(id kv.NamespaceID) (Room, error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	ns, err := t.lookupLocked(id)
-	switch {
-	case err != nil:
-		return 0, err
-	case ns.def.QuotaBytes == 0:
-		return math.MaxInt64, nil
+	if err != nil {
+		return Room{}, err
 	}
-	return max(0, ns.def.QuotaBytes-ns.bytes), nil
+	r := Room{math.MaxInt64, math.MaxInt64, math.MaxInt64, math.MaxInt64, ""}
+	if q := ns.def.QuotaBytes; q != 0 {
+		r.QuotaBytes, r.Bytes = q, q-ns.bytes
+	}
+	if tn := ns.tenant; tn != nil {
+		r.TenantQuotaBytes, r.TenantBytes, r.Tenant = tn.quotaBytes, tn.quotaBytes-tn.bytes, tn.prefix
+	}
+	return r, nil
 }
 
 // start checks the format version of the database and reads the marks. It writes the version into

@@ -175,9 +175,14 @@ func (t *Trie) doomedAbove(n uint32) Why {
 	return t.nodes.at(n).doomedWhy()
 }
 
-func (t *Trie) hasGarbage(only kv.NamespaceID) bool {
+// hasGarbage reports whether a namespace, a tenant (if tn is not nil) or, without both, the index has
+// unmatchable pieces.
+func (t *Trie) hasGarbage(only kv.NamespaceID, tn *tenant) bool {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
+	if tn != nil {
+		return tn.garbage > 0
+	}
 	if ns, ok := t.namespaces[only]; ok {
 		return ns.garbage > 0
 	}

@@ -44,6 +44,16 @@ type NamespaceStats struct {
 	Leases int64
 }
 
+// TenantStats are the figures of a tenant with a quota.
+type TenantStats struct {
+	kv.TenantQuota
+	// UsedBytes is the size of the slots of all pieces of the tenant's namespaces, unmatchable ones and
+	// those of deleted namespaces included.
+	UsedBytes int64
+	// Namespaces is the number of the tenant's namespaces, announced ones included.
+	Namespaces int64
+}
+
 // Stats are the figures of an index.
 type Stats struct {
 	// Blocks counts the blocks with a matchable piece of layer group 0 in all namespaces, and
@@ -64,6 +74,8 @@ type Stats struct {
 	Load LoadStats
 	// Namespaces are the namespaces with a record, sorted by name.
 	Namespaces []NamespaceStats
+	// Tenants are the tenants with a quota, sorted by prefix.
+	Tenants []TenantStats
 	// Announced is the number of announced namespaces, which Namespaces leaves out.
 	Announced int64
 }
@@ -114,6 +126,7 @@ func (t *Trie) indexStats() (s Stats, open bool) {
 		s.Pieces += n.Pieces
 		s.Namespaces = append(s.Namespaces, n)
 	}
+	s.Tenants = t.tenantStatsLocked()
 	return s, !t.closed
 }
 
@@ -167,6 +180,9 @@ func (s Stats) String() string {
 		for _, e := range n.Live[1:] {
 			fmt.Fprintf(&b, "    epoch %d: blocks %d  pieces %d  bytes %d\n", e.Epoch, e.Blocks, e.Pieces, e.Bytes)
 		}
+	}
+	for _, tn := range s.Tenants {
+		fmt.Fprintf(&b, "  %s*: namespaces %d  bytes %d of %d\n", tn.Prefix, tn.Namespaces, tn.UsedBytes, tn.Bytes)
 	}
 	return b.String()
 }

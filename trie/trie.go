@@ -53,6 +53,8 @@ type Trie struct {
 	byName     map[string]*namespace
 	// recorded has the namespaces that have a record in Pebble.
 	recorded map[kv.NamespaceID]*namespace
+	// tenants are the tenants with a quota, sorted by prefix. No prefix begins with another.
+	tenants []*tenant
 	// garbage is the number of nodes that are doomed (deleted) or in a dead space (a retired
 	// epoch).
 	garbage int
@@ -121,6 +123,8 @@ type namespace struct {
 	// unmatchable nodes.
 	bytes   int64
 	garbage int
+	// tenant has the quota that the namespace counts towards; nil: none.
+	tenant *tenant
 	// leases counts the open leases on pieces of the namespace. Trie.leases.mu guards it.
 	leases int64
 }
@@ -150,8 +154,9 @@ func (ns *namespace) overQuota() bool {
 	return ns.def.QuotaBytes > 0 && ns.bytes > ns.def.QuotaBytes
 }
 
+// room reports whether slots of the size bytes fit the quotas of the namespace and of its tenant.
 func (ns *namespace) room(bytes int64) bool {
-	return ns.def.QuotaBytes == 0 || ns.bytes+bytes <= ns.def.QuotaBytes
+	return (ns.def.QuotaBytes == 0 || ns.bytes+bytes <= ns.def.QuotaBytes) && ns.tenant.room(bytes)
 }
 
 // Open reads the index in opts.Dir into DRAM, or creates an empty one. It drops the records that
@@ -327,6 +332,9 @@ func (t *Trie) freeSpaceLocked(sp *space) {
 func (t *Trie) addGarbageLocked(ns *namespace, n int) {
 	t.garbage += n
 	ns.garbage += n
+	if ns.tenant != nil {
+		ns.tenant.garbage += n
+	}
 }
 
 // addBytesLocked adds n bytes of slots to the byte count of a space. n is negative for freed slots.
@@ -334,6 +342,9 @@ func (t *Trie) addBytesLocked(sp *space, n int64) {
 	sp.bytes += n
 	sp.ns.bytes += n
 	t.bytes += n
+	if tn := sp.ns.tenant; tn != nil {
+		tn.bytes += n
+	}
 }
 
 // addNodeLocked creates a node for a piece, and adds the node to the table and to its parent. It
@@ -383,10 +394,14 @@ func (t *Trie) removeNodeLocked(dst []Evicted, n uint32, why Why) []Evicted {
 		why = nd.doomedWhy()
 	}
 	t.goneLocked(nd, why)
-	dst = append(dst, Evicted{
+	gone := Evicted{
 		Ref: nd.ref(), ID: nd.id, Namespace: ns.def.ID, Epoch: sp.epoch,
 		Group: int(group), Class: nd.class(), Why: why, SlotBytes: ns.slotBytes[group],
-	})
+	}
+	if ns.tenant != nil {
+		gone.Tenant = ns.tenant.prefix
+	}
+	dst = append(dst, gone)
 	doomed := nd.has(flagDoomed)
 	if doomed {
 		sp.doomed--

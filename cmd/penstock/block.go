@@ -276,7 +276,7 @@ func refusedError(f client.RefusedPiece, id kv.BlockID, outcome client.Outcome) 
 	case "stale_epoch":
 		what += " (the weights' epoch was bumped meanwhile)"
 	case "over_quota":
-		what += " (the namespace's quota is used up; penstock ns quota)"
+		what += " (the quota of the namespace or of its tenant is used up; penstock ns show, penstock status)"
 	}
 	if outcome == client.Busy {
 		return fmt.Errorf("%s: %w", what, errBusy)

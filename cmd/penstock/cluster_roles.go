@@ -83,13 +83,14 @@ func newRolesSet(w world, c *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set FILE",
 		Short: "Replace the roles document, unless it has changed since it was read",
-		Long: `Replace the roles document by a file, and print the principals that differ. The first
+		Long: `Replace the roles document by a file, and print what differs. The first
 line of the file has the revision of the document that the change was made from, as
 penstock cluster roles get prints it: if the document has another revision, the command is
 refused, so that it replaces no change of another administrator.
 
-The command needs the roles operate and admin on "*". It is refused if the file is invalid, or
-if the caller would lack these roles afterwards.`,
+The command needs the roles operate and admin on "*". It is refused if the file is invalid, if
+the caller would lack these roles afterwards, or if the quota of a tenant is below one block of
+one of its namespaces on the node.`,
 		Example: `  penstock cluster roles get > roles.yaml
   penstock cluster roles set roles.yaml --dry-run
   penstock cluster roles set roles.yaml
@@ -98,7 +99,7 @@ if the caller would lack these roles afterwards.`,
 	}
 	addConfigFlag(cmd, &file)
 	f := cmd.Flags()
-	f.BoolVar(&dryRun, "dry-run", false, "print the principals that differ, and change nothing")
+	f.BoolVar(&dryRun, "dry-run", false, "print the principals and quotas that differ, and change nothing")
 	f.Int64Var(&revision, "revision", -1, "revision of the document that is replaced, instead of the one in the first line of the file; 0: there is no document")
 	cmd.RunE = func(cmd *cobra.Command, paths []string) error {
 		raw, err := os.ReadFile(paths[0])
@@ -131,7 +132,7 @@ func (r rolesSet) words() (text string) {
 		text += line + "\n"
 	}
 	if len(r.Changes) == 0 {
-		text = "no principal differs\n"
+		text = "nothing differs\n"
 	}
 	if r.DryRun {
 		return text + fmt.Sprintf("nothing was changed; the document has revision %d\n", r.Revision)
@@ -237,7 +238,7 @@ func rolesIn(document *membership.Roles) rolesStore {
 			return rolesRead{d.Revision, string(d.Text)}, err
 		},
 		set: func(ctx context.Context, text []byte, revision int64, dryRun bool) (rolesSet, error) {
-			changes, now, err := server.ReplaceRoles(ctx, document, text, revision, nil, dryRun)
+			changes, now, err := server.ReplaceRoles(ctx, document, text, revision, nil, nil, dryRun)
 			return rolesSet{now, dryRun, append([]string{}, changes...)}, err
 		},
 	}

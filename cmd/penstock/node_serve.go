@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/server"
+	"github.com/penstock-kv/penstock/server/access"
 	"github.com/penstock-kv/penstock/server/config"
 	"github.com/penstock-kv/penstock/server/handoff"
 	"github.com/penstock-kv/penstock/server/metrics"
@@ -69,7 +70,11 @@ func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *me
 	if n.live, err = newLive(n.cfg.Auth, level, n.cfg.DrainWithin, &manager{socket: n.from.notifySocket, log: n.log}); err != nil {
 		return err
 	}
-	n.live.follow(n.from.cfg.Keys(), n.from.path, n.candidate, func() { n.server.EndRemovedSessions() }, counters.Reloads, n.log)
+	n.live.follow(n.from.cfg.Keys(), n.from.path, n.candidate, n.checkRoles, func() {
+		n.server.EndRemovedSessions()
+		n.storage.SetTenantQuotas(n.live.credentials.Roles().TenantQuotas())
+	}, counters.Reloads, n.log)
+	n.storage.SetTenantQuotas(n.live.credentials.Roles().TenantQuotas())
 	roles, err := n.live.followRoles(n.cfg.Auth, n.cfg.Cluster, n.log)
 	if err != nil {
 		return err
@@ -151,6 +156,11 @@ func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *me
 		Logger:        n.log,
 	})
 	return err
+}
+
+// checkRoles returns an error if the node cannot use a policy, which may be nil.
+func (n *node) checkRoles(p *access.Policy) error {
+	return n.storage.CheckTenantQuotas(p.TenantQuotas())
 }
 
 // openLocal returns a listener on the unix socket, for engines on this host, or nil if no socket is

@@ -147,7 +147,7 @@ func runPlanner(ctx context.Context, from source[config.Planner], record string,
 	live.follow(cfg.Keys(), from.path, func(context.Context) (reload.Candidate, error) {
 		next, err := from.read()
 		return reload.Candidate{Keys: next.Keys(), Auth: next.Auth, Apply: func() { live.apply(next.Log, next.DrainWithin) }}, err
-	}, nil, metrics.NewReloads(registry), log)
+	}, nil, nil, metrics.NewReloads(registry), log)
 	defer live.run(ctx, from.hangups)()
 	return serveUntil(ctx, log, live, func() error { return node.Serve(control, web) }, node.Shutdown)
 }

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/penstock-kv/penstock/server/access"
 	"github.com/penstock-kv/penstock/server/config"
 	"github.com/penstock-kv/penstock/server/metrics"
 	"github.com/penstock-kv/penstock/server/reload"
@@ -47,11 +48,11 @@ func (l *live) apply(log config.Log, drainWithin config.Duration) {
 func (l *live) drain() time.Duration { return time.Duration(l.drainWithin.Load()) }
 
 // follow makes the reloader of a process. keys is the configuration with which the process runs,
-// and read returns the configuration to change to. changed, if not nil, is called after the
-// credentials have changed.
-func (l *live) follow(keys []config.Key, path string, read func(context.Context) (reload.Candidate, error), changed func(), counters *metrics.Reloads, log *slog.Logger) {
+// and read returns the configuration to change to. check, if not nil, returns an error if the process cannot use a
+// policy. changed, if not nil, is called after the credentials have changed.
+func (l *live) follow(keys []config.Key, path string, read func(context.Context) (reload.Candidate, error), check func(*access.Policy) error, changed func(), counters *metrics.Reloads, log *slog.Logger) {
 	l.reloader = reload.New(keys, reload.Options{
-		Read: read, Path: path, Credentials: l.credentials, Changed: changed, Metrics: counters, Logger: log,
+		Read: read, Path: path, Credentials: l.credentials, Check: check, Changed: changed, Metrics: counters, Logger: log,
 		Began: l.manager.reloading, Ended: l.manager.reloaded,
 	})
 }

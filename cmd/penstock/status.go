@@ -119,6 +119,7 @@ func printStatus(t *table, s *pb.StatusResponse) {
 		}
 	}
 	printKeys(t, s.GetKeys())
+	printTenants(t, s.GetTenants())
 	t.row()
 	t.row("NIC", "ADDRESS", "STATE", "SENT", "RECEIVED")
 	for _, n := range s.GetNics() {
@@ -127,6 +128,18 @@ func printStatus(t *table, s *pb.StatusResponse) {
 			state = "down: " + n.GetReason()
 		}
 		t.row(n.GetName(), n.GetAddress(), state, size(int64(n.GetSentBytes())), size(int64(n.GetReceivedBytes())))
+	}
+}
+
+// printTenants prints a line for each tenant with a quota.
+func printTenants(t *table, tenants []*pb.TenantStatus) {
+	if len(tenants) == 0 {
+		return
+	}
+	t.row()
+	t.row("TENANT", "NAMESPACES", "USED", "QUOTA")
+	for _, tn := range tenants {
+		t.row(tn.GetNamespaces(), count(tn.GetNamespaceCount()), size(tn.GetUsedBytes()), size(tn.GetQuotaBytes()))
 	}
 }
 

@@ -63,7 +63,7 @@ var edges = []struct {
 
 	{"server/config", []string{"kv", "internal/yamlfile"}, "configuration consists of values; cmd passes them to their users"},
 	{"server/planner", []string{"dualpath", "dualpath/netcost", "dualpath/record", "api/..."}, "the planner node is the pure planner, its record and gRPC; it must not depend on parts of a storage node"},
-	{"server/access", []string{"internal/bearer", "internal/yamlfile"}, "it decides from a file of principals; package server applies it to calls"},
+	{"server/access", []string{"kv", "internal/bearer", "internal/yamlfile"}, "it decides from a file of principals; package server applies it to calls"},
 	{"server/membership", []string{"kv", "trie", "server/storage"}, "it keeps a node's namespaces equal to those in etcd; server asks it whether the node may serve"},
 	{"server/move", []string{"kv", "trie", "server/storage", "client", "client/relay", "internal/placement"}, "it copies a node's blocks to other nodes, of which it is a client; cmd composes it with the node"},
 	{"server/reload", []string{"server/access", "server/config", "server/metrics", "internal/bearer"}, "it compares configurations and exchanges credentials; cmd applies the settings to the parts"},

@@ -14,7 +14,7 @@ func (p *Principal) Governs() bool { return p.HasEverywhere(Admin) && p.HasEvery
 func (p *Policy) Governed() bool { return slices.ContainsFunc(p.principals, (*Principal).Governs) }
 
 // Changes returns one line for each principal that differs between the policies, in the order of their
-// names. The lines have no credentials, only the number of credentials that differ.
+// names, and then one for each tenant whose quota differs. The lines have no credentials, only the number of credentials that differ.
 func Changes(was, is *Policy) []string {
 	var names []string
 	for _, p := range slices.Concat(was.principals, is.principals) {
@@ -35,7 +35,7 @@ func Changes(was, is *Policy) []string {
 			}
 		}
 	}
-	return out
+	return append(out, tenantChanges(was, is)...)
 }
 
 // differences returns the differences between two versions of one principal.

@@ -20,6 +20,8 @@
 //	    tokens: [sha256:9b74c9897bac770ffc029102a200c5de1d3f2b5f1b0d9f6d0f4b1f3a9f0e6c1d]
 //	    grants:
 //	      - {roles: [operate, admin], namespaces: ["*"]}
+//	tenants:
+//	  - {namespaces: team-a/*, quota: 2TiB}  # bytes of all namespaces with this prefix on a node
 //
 // The format differs from that of a token file (package bearer). A principal has several
 // credentials, which an operator replaces one at a time, and several grants, and the errors of a
@@ -29,7 +31,14 @@
 //
 // A namespace of a grant is the exact name, or a prefix followed by "*". The roles are independent:
 // write does not include read. The role operate concerns the whole node, so it is granted on "*".
-// Package server applies the rates, and package storage the weights.
+// Package server applies the rates, and package storage the weights and the quotas.
+//
+// The quota of a tenant is in this file, because the file grants access on the same prefixes, is the one
+// document that a tenant cannot change, and is reloaded live. The role admin on a prefix permits to
+// change the quota of a namespace (penstock ns quota) and to create further namespaces, so a quota that
+// a call sets would not limit a tenant. A tenant is a prefix and not a principal: several principals may
+// write the same namespaces, whose blocks are shared. The prefixes of tenants do not overlap, so that
+// one quota holds for a namespace; those of grants may overlap, because roles add up.
 //
 // Comparison: the SHA-256 of a presented token is compared with that of each token of the file, in
 // a time that depends neither on the characters of the token nor on the principal.

@@ -31,6 +31,10 @@ type file struct {
 			Namespaces []string `yaml:"namespaces"`
 		} `yaml:"grants"`
 	} `yaml:"principals"`
+	Tenants []struct {
+		Namespaces string `yaml:"namespaces"`
+		Quota      quota  `yaml:"quota"`
+	} `yaml:"tenants"`
 }
 
 // ReadFile returns the policy in a file, or nil if path is "".
@@ -119,6 +123,11 @@ func Parse(name string, raw []byte) (*Policy, error) {
 		p.principals = append(p.principals, principal)
 		p.byName[entry.Name] = principal
 	}
+	for i, entry := range f.Tenants {
+		if key, err := p.addTenant(entry.Namespaces, entry.Quota); err != nil {
+			return nil, y.Errorf(strings.TrimSuffix(fmt.Sprintf("tenants.%d.%s", i, key), "."), "%v", err)
+		}
+	}
 	return p, nil
 }
 
@@ -200,14 +209,19 @@ func rolesOf(names []string) (all Role, err error) {
 // patternBytesMax is the maximum length of a pattern: that of the name of a namespace, and the "*".
 const patternBytesMax = 129
 
+// patternValid reports whether pattern is the name of a namespace, or a prefix followed by "*".
+func patternValid(pattern string) bool {
+	prefix := strings.TrimSuffix(pattern, "*")
+	return pattern != "" && len(pattern) <= patternBytesMax && strings.IndexFunc(prefix, func(r rune) bool { return !nameRune(r) }) < 0
+}
+
 // grant adds roles on the namespaces that match one of the patterns.
 func (p *Principal) grant(roles Role, patterns []string) error {
 	if len(patterns) == 0 {
 		return errors.New(`the grant has no namespaces; write names, prefixes such as team-a/*, or "*"`)
 	}
 	for _, pattern := range patterns {
-		prefix := strings.TrimSuffix(pattern, "*")
-		if pattern == "" || len(pattern) > patternBytesMax || strings.IndexFunc(prefix, func(r rune) bool { return !nameRune(r) }) >= 0 {
+		if !patternValid(pattern) {
 			return fmt.Errorf(`%q is neither the name of a namespace nor a prefix followed by "*"`, clip(pattern))
 		}
 		if roles&Operate != 0 && pattern != "*" {

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/penstock-kv/penstock/internal/bearer"
+	"github.com/penstock-kv/penstock/kv"
 )
 
 // Credential identifies one token or one certificate subject of a policy. It is not a secret.
@@ -82,6 +83,7 @@ type Policy struct {
 	tokens   []Identity
 	subjects []subject
 	all      map[Credential]*Principal
+	tenants  []kv.TenantQuota
 	digest   [sha256.Size]byte
 	outdated bool
 }

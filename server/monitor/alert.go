@@ -178,7 +178,7 @@ func Alerts() []Alert {
 			Meaning:     "More than 1 % of the offered blocks are not stored, because of room, quota or a device.",
 			Expr:        "instance:penstock_write_refused_blocks:ratio_rate5m > 0.01",
 			Summary:     "Storage node " + at + " does not store " + percent + " of the blocks offered.",
-			Description: "There is no room, a device fails, or a namespace is over its quota: the reasons are in `penstock_write_skipped_blocks_total`. With `full`, look for pins and leases that prevent evictions (`penstock pin list`) and for free space below `free_floor`. With `over_quota`, look at `penstock ns list`. With `device`, look at `penstock volume list`.",
+			Description: "There is no room, a device fails, or a namespace or a tenant is over its quota: the reasons are in `penstock_write_skipped_blocks_total`. With `full`, look for pins and leases that prevent evictions (`penstock pin list`) and for free space below `free_floor`. With `over_quota`, look at `penstock ns list` and, for tenants, at `penstock status`: refused are blocks for which nothing of the namespace or tenant can be evicted. With `device`, look at `penstock volume list`.",
 		},
 
 		{

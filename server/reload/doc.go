@@ -27,7 +27,8 @@
 //	log.level drain_timeout insecure
 //
 // A planner and a gateway apply auth (a gateway has no auth.roles_file), log.level, drain_timeout and
-// insecure. The quota of a namespace is no setting: penstock ns quota changes it at once. Every other
+// insecure. The quota of a namespace is no setting: penstock ns quota changes it at once.
+// The quotas of tenants are a part of the roles. Every other
 // setting needs a restart. Package config has the reason for each one in the tag restart of its
 // field, and the error of a refused reload contains the reason. The reasons are of five kinds:
 //
@@ -65,6 +66,9 @@
 //
 // Secrets: a Change and a log line have paths, the number of tokens, and the fingerprints of
 // certificates and of roles files. They never have a token or a key.
+//
+// Options.Check refuses a roles file that the process cannot use, and so leaves the one in use. The document in etcd is used
+// nevertheless, because it may revoke roles.
 //
 // Locks: Reloads take turns (Reloader.turn), and may take as long as encryption.keys_command runs. Reloader.mu is
 // held while files of tokens and certificates are read and exchanged, and for the exchange of the settings. So

@@ -23,6 +23,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/server/access"
 	"github.com/penstock-kv/penstock/server/config"
 	"github.com/penstock-kv/penstock/server/metrics"
 	"github.com/penstock-kv/penstock/server/reload"
@@ -43,6 +44,7 @@ type process struct {
 	readErr  error
 	reading  func(context.Context) error // called by Read, nil: Read takes no time
 	prepare  func() error
+	check    func(*access.Policy) error // nil: every policy can be used
 	applied  atomic.Int32
 	changed  atomic.Int32
 	creds    *reload.Credentials
@@ -84,7 +86,7 @@ func (p *process) start() {
 			next := p.next
 			return reload.Candidate{Keys: next.Keys(), Auth: next.Auth, Prepare: p.prepare, Apply: func() { p.applied.Add(1) }}, p.readErr
 		},
-		Path: "the file", Credentials: p.creds, Changed: func() { p.changed.Add(1) }, Metrics: metrics.NewReloads(p.registry), Settle: time.Millisecond,
+		Path: "the file", Credentials: p.creds, Check: p.check, Changed: func() { p.changed.Add(1) }, Metrics: metrics.NewReloads(p.registry), Settle: time.Millisecond,
 		Logger: slog.New(slog.NewTextHandler(logTo(p.log), &slog.HandlerOptions{Level: slog.LevelInfo})),
 	})
 }

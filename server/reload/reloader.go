@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/internal/options"
+	"github.com/penstock-kv/penstock/server/access"
 	"github.com/penstock-kv/penstock/server/config"
 	"github.com/penstock-kv/penstock/server/metrics"
 )
@@ -47,6 +48,9 @@ type Options struct {
 	// Changed, if not nil, is called after the content of Credentials was replaced, before the next
 	// reload begins.
 	Changed func()
+	// Check, if not nil, returns an error if the process cannot use the roles of a file, nil if there is
+	// none. It is called before they are used, while files of credentials are read, and must not wait.
+	Check func(*access.Policy) error
 	// Settle is the time between two reads of changed files, which are used if both reads return
 	// the same content. Default 250 ms.
 	Settle time.Duration
@@ -152,7 +156,7 @@ func (r *Reloader) Reload(ctx context.Context) (changes []config.Change, err err
 func (r *Reloader) compare(candidate Candidate) (was, files *contents, changes []config.Change, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if files, err = readContents(candidate.Auth); err != nil {
+	if files, err = r.readLocked(candidate.Auth); err != nil {
 		return nil, nil, nil, err
 	}
 	was = r.opts.Credentials.current.Load()
@@ -201,7 +205,18 @@ func (r *Reloader) done(changes []config.Change) {
 func (r *Reloader) reread() (*contents, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return readContents(r.opts.Credentials.current.Load().auth)
+	return r.readLocked(r.opts.Credentials.current.Load().auth)
+}
+
+// readLocked reads and checks the files of auth.
+func (r *Reloader) readLocked(auth config.Auth) (*contents, error) {
+	files, err := readContents(auth)
+	if err == nil && r.opts.Check != nil {
+		if err = r.opts.Check(files.roles); err != nil {
+			return nil, fmt.Errorf("config: auth.roles_file: %s: %w", auth.RolesFile, err)
+		}
+	}
+	return files, err
 }
 
 // adopt uses files that reread has returned, unless a reload has changed their paths since then.

@@ -86,7 +86,7 @@ func (n *Node) Evict(namespace string, bytes int64, dryRun bool) (Removed, error
 	if bytes <= 0 {
 		return Removed{}, fmt.Errorf("%w: cannot evict %d bytes; give a positive number", ErrRequest, bytes)
 	}
-	var only kv.NamespaceID
+	var from only
 	stats := n.index.Stats()
 	held := Removed{Blocks: stats.Pieces, Bytes: stats.Bytes}
 	if namespace != "" {
@@ -94,10 +94,10 @@ func (n *Node) Evict(namespace string, bytes int64, dryRun bool) (Removed, error
 		if err != nil {
 			return Removed{}, err
 		}
-		only, held = ns.ID, n.held(ns.ID)
+		from.namespace, held = ns.ID, n.held(ns.ID)
 	}
 	if !dryRun {
-		return n.evict(bytes, only)
+		return n.evict(bytes, from)
 	}
 	if held.Bytes <= bytes || held.Blocks == 0 {
 		return held, nil

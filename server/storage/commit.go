@@ -501,7 +501,7 @@ func (n *Node) publish(ctx context.Context, r *Reservation, all []committing) er
 	if len(entries) == 0 {
 		return nil
 	}
-	statuses, err := n.index.Put(nil, r.ns.ID, r.ns.Epoch, entries, n.opts.Durability == blockstore.DurabilitySync)
+	statuses, err := n.putInQuota(ctx, r, entries)
 	if err != nil {
 		err = fmt.Errorf("storage: commit: %w", err)
 	}
@@ -520,6 +520,56 @@ func (n *Node) publish(ctx context.Context, r *Reservation, all []committing) er
 	}
 	n.dropRemoved(r, owners)
 	return err
+}
+
+// putInQuota adds entries to the index, as trie.Trie.Put does. Since Reserve other writers may have used
+// up the room in the quota of the namespace or of its tenant. putInQuota then evicts blocks of the
+// namespace or of the tenant for the pieces that the index has refused, and adds these pieces again.
+func (n *Node) putInQuota(ctx context.Context, r *Reservation, entries []trie.Entry) ([]trie.PutStatus, error) {
+	durable := n.opts.Durability == blockstore.DurabilitySync
+	statuses, err := n.index.Put(nil, r.ns.ID, r.ns.Epoch, entries, durable)
+	for round := 0; round < roomRounds && err == nil && slices.Contains(statuses, trie.OverQuota); round++ {
+		var again []int // all pieces that the lack of room concerns: also those whose parent was refused
+		var bytes int64
+		var last kv.BlockID
+		for i, s := range statuses {
+			switch {
+			case s == trie.OverQuota || s == trie.ParentAbsent:
+				again = append(again, i)
+				bytes += r.layouts[entries[i].Group].SlotBytes()
+			case entries[i].Group == 0 && (s == trie.Added || s == trie.Exists):
+				last = entries[i].ID
+			}
+		}
+		fit := n.makeRoom(ctx, r, last, bytes)
+		retry := make([]trie.Entry, len(again))
+		for j, i := range again {
+			retry[j] = entries[i]
+		}
+		var next []trie.PutStatus
+		next, err = n.index.Put(nil, r.ns.ID, r.ns.Epoch, retry, durable)
+		for j, s := range next {
+			statuses[again[j]] = s
+		}
+		if !fit {
+			break
+		}
+	}
+	return statuses, err
+}
+
+// makeRoom evicts for the quotas of the namespace and its tenant, and reports whether slots of the size
+// bytes fit afterwards. The block last of this call, if it is not zero, and its ancestors stay.
+func (n *Node) makeRoom(ctx context.Context, r *Reservation, last kv.BlockID, bytes int64) bool {
+	if !last.IsZero() {
+		lease, err := n.index.Hold(r.ns.ID, r.ns.Epoch, last)
+		if err != nil {
+			return false
+		}
+		defer func() { n.logIf("release a block of the commit", n.index.Release(lease)) }()
+	}
+	fit, err := n.room.inQuota(ctx, r.ns, bytes)
+	return err == nil && fit
 }
 
 // errVolumeRemoved: the volume was removed while blocks were written to it.

@@ -39,6 +39,11 @@
 //     repeated on another volume from a copy. The memory of the first write stays in
 //     the writers' share of the arena until the device completes.
 //
+// Quotas: the index refuses a piece above the quota of its namespace or of its tenant, the namespaces
+// whose names begin with a prefix (SetTenantQuotas). Before a Reserve grants pieces, and before a Commit
+// gives up pieces for which other writers have used up the room meanwhile, it evicts from the namespace
+// or from the tenant (roomMaker.inQuota). A quota of a tenant is for this node, as that of a namespace is.
+//
 // Events of one block come in the order in which the index changed. The index notes its
 // changes in that order, and a call that changed the index publishes all noted changes
 // before it returns (changes).

@@ -198,8 +198,20 @@ func (n *Node) EnsureNamespace(ctx context.Context, def kv.Namespace, salt NewSa
 }
 
 // CheckNamespace returns an error, of type ErrRequest, if the node cannot serve a namespace of this
-// definition.
+// definition, or if no block of it fits the quota of its tenant.
 func (n *Node) CheckNamespace(def kv.Namespace) error {
+	if err := n.checkDefinition(def); err != nil {
+		return err
+	}
+	if q, ok := n.index.TenantQuota(def.Name); ok {
+		return n.fitsTenant(def, q)
+	}
+	return nil
+}
+
+// checkDefinition returns an error, of type ErrRequest, if the node cannot serve a namespace of this
+// definition.
+func (n *Node) checkDefinition(def kv.Namespace) error {
 	if def.Epoch > kv.MaxEpoch {
 		return fmt.Errorf("%w: namespace %q: epoch %d; the maximum is %d, so that bumps can follow", ErrRequest, def.Name, def.Epoch, kv.MaxEpoch)
 	}
@@ -642,7 +654,8 @@ func (n *Node) writeChanged(ctx context.Context, name string) error {
 func (n *Node) Follow(ctx context.Context, def kv.Namespace, revoked []kv.Epoch) error {
 	first := def
 	first.Older, first.Keep = nil, 0
-	if err := n.CheckNamespace(first); err != nil {
+	// The quota of its tenant is not checked, because the namespace exists in the cluster.
+	if err := n.checkDefinition(first); err != nil {
 		return err
 	}
 	n.nsMu.Lock()

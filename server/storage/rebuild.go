@@ -67,7 +67,8 @@ type RebuildReport struct {
 	// does not have the namespace. OldEpoch: the epoch is not live. Geometry: it differs from the
 	// namespace's. Transfer: the class is transfer, and the piece may have been delivered. Copies:
 	// the slot is an older copy of a piece. Deleted: the piece or an ancestor was deleted. Orphans:
-	// an ancestor is missing. Refused: the index refused the piece because of the quota.
+	// an ancestor is missing. Refused: the index refused the piece because of the
+	// quota of its namespace.
 	DeletedNamespace, OldEpoch, Geometry, Transfer, Copies, Deleted, Orphans, Refused int64
 	Took                                                                              time.Duration
 }

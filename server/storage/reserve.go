@@ -190,28 +190,31 @@ func (n *Node) reserve(ctx context.Context, ns kv.Namespace, req ReserveRequest)
 	return r, n.open(ctx, r, total, req.Attach)
 }
 
-// wanted returns for each entry whether the index would accept it. If the namespace is at its
-// quota, wanted first evicts blocks of the namespace to make room for the new ones.
+// wanted returns for each entry whether the index would accept it. If the namespace or its tenant is at
+// its quota, wanted first evicts blocks of the namespace or of the tenant to make room for the new
+// ones.
 func (n *Node) wanted(ctx context.Context, r *Reservation, entries []trie.Entry) ([]trie.PutStatus, error) {
 	statuses, err := n.index.Known(nil, r.ns.ID, r.ns.Epoch, entries)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrRequest, err)
 	}
-	if !slices.Contains(statuses, trie.OverQuota) {
-		return statuses, nil
-	}
-	var bytes int64
-	for i, s := range statuses {
-		// If a block exceeds the quota, the status of its descendants is ParentAbsent. So all
-		// pieces count, except the pieces that exist.
-		if s != trie.Exists {
-			bytes += r.layouts[entries[i].Group].SlotBytes()
+	for round, fit := 0, true; fit && round < roomRounds && slices.Contains(statuses, trie.OverQuota); round++ {
+		var bytes int64
+		for i, s := range statuses {
+			// If a block exceeds the quota, the status of its descendants is ParentAbsent. So all
+			// pieces count, except the pieces that exist.
+			if s != trie.Exists {
+				bytes += r.layouts[entries[i].Group].SlotBytes()
+			}
+		}
+		if fit, err = n.room.inQuota(ctx, r.ns, bytes); err != nil {
+			return nil, err
+		}
+		if statuses, err = n.index.Known(statuses[:0], r.ns.ID, r.ns.Epoch, entries); err != nil {
+			return nil, err
 		}
 	}
-	if err := n.room.inQuota(ctx, r.ns, bytes); err != nil {
-		return nil, err
-	}
-	return n.index.Known(statuses[:0], r.ns.ID, r.ns.Epoch, entries)
+	return statuses, nil
 }
 
 // admitWrite refuses invalid requests before any memory is used.

@@ -52,7 +52,7 @@ type roomMaker struct {
 	// takes the slots that the eviction freed. Writers get turn in the order in which they found
 	// the store full.
 	turn *semaphore.Weighted
-	// quota is held by the one writer that evicts for the quota of its namespace.
+	// quota is held by the one writer that evicts for the quota of its namespace or tenant.
 	quota *semaphore.Weighted
 	// waiting counts the writers that wait for turn or quota.
 	waiting atomic.Int32
@@ -135,7 +135,7 @@ func (r *roomMaker) evictFor(ctx context.Context, layout ondisk.Layout, count in
 	if _, err := n.reclaimStep(); err != nil {
 		return err
 	}
-	removed, err := n.evict(max(layout.SlotBytes()*int64(count), r.batchBytes), 0)
+	removed, err := n.evict(max(layout.SlotBytes()*int64(count), r.batchBytes), only{})
 	if err != nil {
 		return err
 	}
@@ -151,22 +151,42 @@ func (r *roomMaker) evictFor(ctx context.Context, layout ondisk.Layout, count in
 	return nil
 }
 
-// inQuota evicts blocks of a namespace until further slots of the size bytes fit its quota. If that
-// is not possible, the index refuses the pieces that do not fit.
-func (r *roomMaker) inQuota(ctx context.Context, ns kv.Namespace, bytes int64) error {
-	if ns.QuotaBytes == 0 {
-		return nil
+// inQuota evicts blocks of a namespace until further slots of the size bytes fit its quota, and then
+// blocks of its tenant's namespaces until they fit the tenant's quota. If a quota was lowered, one call
+// evicts at most evictRoundBytes of the excess. fit is false if the slots do not fit all the same; the
+// index then refuses the pieces that do not fit. If fit is true, writers that evict nothing may use up
+// the room before the caller does.
+func (r *roomMaker) inQuota(ctx context.Context, ns kv.Namespace, bytes int64) (fit bool, err error) {
+	index := r.node.index
+	if room, err := index.Room(ns.ID); err != nil || room.Bytes >= bytes && room.TenantBytes >= bytes {
+		return err == nil, err
 	}
 	if err := r.wait(ctx, r.quota, 1); err != nil {
-		return err
+		return false, err
 	}
 	defer r.quota.Release(1)
-	room, err := r.node.index.Room(ns.ID)
-	if err != nil || room >= bytes {
-		return err
+	room, err := index.Room(ns.ID)
+	if err != nil {
+		return false, err
 	}
-	_, err = r.node.evict(min(bytes, ns.QuotaBytes)-room, ns.ID)
-	return err
+	most := min(bytes, room.QuotaBytes, room.TenantQuotaBytes)
+	if room.Bytes < most {
+		if _, err := r.node.evict(most-max(room.Bytes, -evictRoundBytes), only{namespace: ns.ID}); err != nil {
+			return false, err
+		}
+		if room, err = index.Room(ns.ID); err != nil {
+			return false, err
+		}
+	}
+	if room.TenantBytes < most {
+		if _, err := r.node.evict(most-max(room.TenantBytes, -evictRoundBytes), only{tenant: room.Tenant}); err != nil {
+			return false, err
+		}
+		if room, err = index.Room(ns.ID); err != nil {
+			return false, err
+		}
+	}
+	return room.Bytes >= bytes && room.TenantBytes >= bytes, nil
 }
 
 // probe reports whether count slots of the layout can be reserved.
@@ -213,14 +233,24 @@ type Removed struct {
 // frees them. It limits the list of evicted pieces to some MiB of heap.
 const evictRoundBytes = 256 << 20
 
+// only limits an eviction to one namespace or to the namespaces of one tenant, whose quota has the prefix
+// tenant. The zero value does not limit it. A removal of unmatchable pieces is not limited.
+type only struct {
+	namespace kv.NamespaceID
+	tenant    string
+}
+
 // evict removes pieces, in the order of the eviction policy, until their slots have at least
-// wantBytes in total, and frees these slots. If only is not 0, it removes pieces of that namespace
-// only.
-func (n *Node) evict(wantBytes int64, only kv.NamespaceID) (removed Removed, err error) {
+// wantBytes in total, and frees these slots.
+func (n *Node) evict(wantBytes int64, from only) (removed Removed, err error) {
 	var gone []trie.Evicted
 	for now, left := n.opts.Now(), wantBytes; left > 0; {
 		round := min(left, evictRoundBytes)
-		gone, err = n.index.Evict(gone[:0], round, only, now)
+		if from.tenant != "" {
+			gone, err = n.index.EvictTenant(gone[:0], round, from.tenant, now)
+		} else {
+			gone, err = n.index.Evict(gone[:0], round, from.namespace, now)
+		}
 		r := n.free(gone)
 		removed.Blocks += r.Blocks
 		removed.Bytes += r.Bytes
@@ -229,7 +259,7 @@ func (n *Node) evict(wantBytes int64, only kv.NamespaceID) (removed Removed, err
 		}
 		var freed int64
 		for _, e := range gone {
-			if only == 0 || e.Namespace == only {
+			if (from.namespace == 0 || e.Namespace == from.namespace) && (from.tenant == "" || e.Tenant == from.tenant) {
 				freed += e.SlotBytes
 			}
 		}
