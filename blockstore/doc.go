@@ -123,7 +123,8 @@
 //
 // The key of a slot follows from its generation: a new key begins with a new boot counter, and each
 // superblock has the list of its volume (KeyPeriod). The slot table thus has the number of blocks of each
-// key (KeyUse), without a read of a slot. The header of a slot must name that key: a plain slot in place
+// key (KeyUse), without a read of a slot. The engine can move the blocks in slots of older keys (Outdated) to new
+// slots, so that no block needs these keys. The header of a slot must name that key: a plain slot in place
 // of an encrypted one is a miss. Write encrypts into a buffer of the volume's sealPool, because the
 // caller's buffer may have readers; Read decrypts in place.
 //

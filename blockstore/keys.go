@@ -34,6 +34,11 @@ func (p periods) of(g kv.Generation) *period {
 	return nil
 }
 
+// outdated reports whether slots of a generation are plain or have another key than new slots.
+func (p periods) outdated(g kv.Generation) bool {
+	return len(p) > 0 && p.of(g) != &p[len(p)-1]
+}
+
 // onDisk returns the periods as a superblock stores them.
 func (p periods) onDisk() []ondisk.KeyPeriod {
 	var keys []ondisk.KeyPeriod
@@ -222,6 +227,24 @@ func (s *Store) KeyUse() []KeyUse {
 		use = append(use, *u)
 	}
 	return use
+}
+
+// Outdated reports whether a slot has another key than new slots of its volume, or is plain although these are encrypted.
+func (s *Store) Outdated(ref kv.Ref) bool {
+	v := s.volume(ref.Extent)
+	return v != nil && v.keyPeriods().outdated(ref.Generation)
+}
+
+// OutdatedSlots returns the number of slots of a volume that hold blocks or are being written, and are Outdated.
+func (s *Store) OutdatedSlots(volume uint32) (n int64) {
+	p := s.volumes[volume].keyPeriods()
+	slots, _ := s.volumes[volume].slotsByPeriod(p)
+	for i := range slots {
+		if i != len(p)-1 && len(p) > 0 {
+			n += slots[i]
+		}
+	}
+	return n
 }
 
 // missingVolumes returns the volumes that may come back with blocks.

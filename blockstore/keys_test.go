@@ -361,6 +361,20 @@ func TestRotation(t *testing.T) {
 		if got := keysOf(s); got != want {
 			t.Fatalf("keys in use: %s; want %s", got, want)
 		}
+		older, outdated := int64(0), int64(0)
+		for _, u := range s.KeyUse() {
+			if !u.Newest {
+				older += u.Slots
+			}
+		}
+		for _, b := range blocks {
+			if s.Outdated(b.ref) {
+				outdated++
+			}
+		}
+		if n := s.OutdatedSlots(0); n != older || outdated != older {
+			t.Fatalf("%d slots and %d blocks have an older key than new ones; want %d", n, outdated, older)
+		}
 		if string(s.Catalogue()) != "names" {
 			t.Fatalf("catalogue %q", s.Catalogue())
 		}
@@ -889,6 +903,9 @@ func TestPlainVolume(t *testing.T) {
 			blocks = append(blocks, b)
 			v := int(b.ref.Extent.Volume())
 			on[v] = append(on[v], b)
+			if s.Outdated(b.ref) {
+				t.Errorf("new block %s on volume %d has an older key than new blocks", b.name, v)
+			}
 		}
 		if err := s.Sync(t.Context()); err != nil {
 			t.Fatal(err)

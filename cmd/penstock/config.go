@@ -19,9 +19,10 @@ which win over the file.
 A reload applies: auth.token_file, auth.roles_file, auth.tls_cert, auth.tls_key and
 auth.client_ca, and the content of these files; limits.reads, limits.writes,
 limits.leases, limits.lease_ttl, limits.reservation_ttl, limits.loan_bytes,
-limits.queue_wait, limits.read_wait; free_floor; scrub_rate; log.level; drain_timeout;
-insecure. The other settings need a restart. The quota of a namespace is not in the
-file: see penstock ns quota. The quotas of tenants are in the roles.
+limits.queue_wait, limits.read_wait; free_floor; scrub_rate; encryption.keys_file,
+encryption.keys_command, encryption.rewrite_rate; log.level; drain_timeout; insecure.
+The other settings need a restart. The quota of a namespace is not in the file: see
+penstock ns quota. The quotas of tenants are in the roles.
 
 To replace a bearer token without a failed call: list the new and the old token in the
 token file, one a line, and reload; give the clients the new token (a client sends the

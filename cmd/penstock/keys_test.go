@@ -145,6 +145,41 @@ func TestEncryptedNode(t *testing.T) {
 	fetchSame(t, s, dir, tokensFile, dataFile)
 }
 
+// TestRewrittenNode: a reload that gives a node a rate rewrites the blocks of an older key, which another reload can then remove. The node
+// starts without that key, and has the blocks.
+func TestRewrittenNode(t *testing.T) {
+	dir := t.TempDir()
+	keys := writeFile(t, dir, "keys", keysText("k1"))
+	settings := func(rate string) string {
+		return writeFile(t, dir, "penstock.yaml", fmt.Appendf(nil, "encryption: {keys_file: %s, rewrite_rate: %s}\n", keys, rate))
+	}
+	s := startServed(t, dir+"/volume", "--config", settings("0B"))
+	tokensFile, dataFile := prompt(t, s, dir, 4)
+	s.run("block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile).must(t)
+	writeFile(t, dir, "keys", keysText("k1", "k2"))
+	s.run("config", "reload").must(t)
+	if got := keyUse(t, s); got != "k1 4 false, k2 0 true" {
+		t.Errorf("keys after the rotation: %s", got)
+	}
+	settings("64MiB")
+	if got := s.run("config", "reload").must(t); !strings.Contains(got, "encryption.rewrite_rate") {
+		t.Errorf("reload: %s", got)
+	}
+	awaitTrue(t, "the blocks have the new key", func() bool { return keyUse(t, s) == "k1 0 false, k2 4 true" })
+	if status := s.run("status").must(t); !strings.Contains(status, "can be removed") {
+		t.Errorf("status:\n%s", status)
+	}
+	writeFile(t, dir, "keys", keysText("k2"))
+	s.run("config", "reload").must(t)
+	fetchSame(t, s, dir, tokensFile, dataFile)
+	s.stop()
+	s = startServed(t, dir+"/volume", "--config", dir+"/penstock.yaml")
+	fetchSame(t, s, dir, tokensFile, dataFile)
+	if got := keyUse(t, s); got != "k2 4 true" {
+		t.Errorf("keys after a restart: %s", got)
+	}
+}
+
 // TestKeysCommand: the error of a command has its standard error and not its output.
 func TestKeysCommand(t *testing.T) {
 	secret := string(keysText("k1"))

@@ -211,6 +211,8 @@ func (n *node) candidate(ctx context.Context) (reload.Candidate, error) {
 
 		FreeFloorBytes:      int64(cfg.FreeFloor),
 		ScrubBytesPerSecond: int64(cfg.ScrubRate),
+
+		RewriteBytesPerSecond: int64(cfg.Encryption.RewriteRate),
 	}
 	if err := n.storage.CheckLimits(limits); err != nil {
 		return reload.Candidate{}, fmt.Errorf("config: limits: %w: %w", err, config.ErrConfig)

@@ -277,9 +277,11 @@ func (n *node) openEngine(ctx context.Context, store *blockstore.Store, index *t
 		LoanBytesMax:        int64(limits.LoanBytes),
 		HotPrefix:           n.hotOptions(),
 		ScrubBytesPerSecond: int64(n.cfg.ScrubRate),
-		IndexMoved:          n.noteIndexMoved,
-		CutThroughBytes:     cutThroughBytes(n.cfg.DataPlane),
-		Logger:              n.log,
+
+		RewriteBytesPerSecond: int64(n.cfg.Encryption.RewriteRate),
+		IndexMoved:            n.noteIndexMoved,
+		CutThroughBytes:       cutThroughBytes(n.cfg.DataPlane),
+		Logger:                n.log,
 	})
 }
 

@@ -6,8 +6,9 @@
 //	                                          └─ crowd: N-2 members that share one storage
 //
 // The crowd's members are memberships as in a node, with their own leases, watches and connections. They share one
-// storage, because one machine has no room for a thousand. So a change costs the crowd's storage one change, and etcd
-// the same as with N nodes.
+// storage and what it has of the namespaces (membership.Followed), because one machine has no room for a thousand. So a
+// change costs the crowd's storage one change, and etcd the same as with N nodes. Only the first member of the crowd
+// reads the namespaces that are there when it joins.
 //
 // docs/benchmarks/cluster-scale.md has the results, and the commands.
 package scale

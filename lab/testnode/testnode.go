@@ -59,6 +59,8 @@ type Options struct {
 	// Etcd, if set, are the endpoints of etcd, which makes the node a member of a cluster. Each member
 	// needs a Name of its own.
 	Etcd []string
+	// LeaseTTL is membership.Options.TTL.
+	LeaseTTL time.Duration
 	// OtherVersion makes the node's data plane speak another version of its protocol.
 	OtherVersion bool
 	// Web makes the node serve HTTP, at Node.Web. ConsoleInterval is that of server.Options.
@@ -171,7 +173,7 @@ func (n *Node) join(engine *Engine, o Options, addr string) (*membership.Cluster
 		return nil, nil
 	}
 	member, err := membership.Join(membership.Options{
-		Endpoints: o.Etcd, Node: engine.Node, Logger: engine.log,
+		Endpoints: o.Etcd, TTL: o.LeaseTTL, Node: engine.Node, Logger: engine.log,
 		Member: membership.Member{Name: o.Name, Addr: addr, Store: addr, Version: "v0"},
 		Usage: func() membership.Usage {
 			st := engine.Stats()

@@ -58,7 +58,8 @@ type Encryption struct {
 	KeysFile    string   `yaml:"keys_file" doc:"file with the keys that encrypt the volumes (AES-256-GCM), one a line: an id, a space, 32 random bytes in base64. The last key encrypts new blocks; the others are needed as long as penstock status shows blocks of them. Without it, volumes that are encrypted are refused (docs/encryption.md)" reload:"live" toggle:"volumes are encrypted from a start on"`
 	KeysCommand []string `yaml:"keys_command" doc:"command and arguments that print these keys, in place of encryption.keys_file; it runs at the start and at each reload, without a shell" reload:"live" toggle:"volumes are encrypted from a start on"`
 	KeysTimeout Duration `yaml:"keys_timeout" doc:"longest run of encryption.keys_command" reload:"live"`
-	// PlainVolumes is empty without keys.
+	// RewriteRate is 0, and PlainVolumes is empty, without keys.
+	RewriteRate  Size     `yaml:"rewrite_rate" doc:"bytes per second that each encrypted volume rewrites to give blocks that are plain or have an older key the newest key; 0: such blocks stay as they are until they are evicted or dropped" reload:"live"`
 	PlainVolumes []string `yaml:"plain_volumes" doc:"directories of data and shared_data whose blocks are not encrypted; their catalogues are. A volume may be removed from the list later; a volume that is encrypted cannot be added" restart:"a volume encrypts its blocks, or not, from a start on"`
 }
 
@@ -68,6 +69,12 @@ func (e Encryption) Enabled() bool { return e.KeysFile != "" || len(e.KeysComman
 func (e Encryption) check(bad complaint, dirs []string) {
 	if len(e.PlainVolumes) > 0 && !e.Enabled() {
 		bad("encryption.plain_volumes", "needs encryption.keys_file or encryption.keys_command: without keys no volume is encrypted")
+	}
+	switch {
+	case e.RewriteRate < 0:
+		bad("encryption.rewrite_rate", "must not be negative")
+	case e.RewriteRate > 0 && !e.Enabled():
+		bad("encryption.rewrite_rate", "needs encryption.keys_file or encryption.keys_command: without keys no block is encrypted")
 	}
 	for i, dir := range e.PlainVolumes {
 		if !slices.Contains(dirs, dir) || slices.Contains(e.PlainVolumes[:i], dir) {

@@ -165,8 +165,9 @@ func TestValidateNamesEveryBadKey(t *testing.T) {
 	c.Trace.Endpoint = "collector"
 	c.Limits.Reads = 0
 	c.Limits.WriteBytes = 1 << 30
+	c.Encryption.RewriteRate = 1 << 20
 	err := c.Validate()
-	for _, key := range []string{"data", "io", "durability", "eviction", "listen", "arena", "capacity", "log.level", "auth.tls_cert", "data_plane.tls", "drain_timeout", "trace.endpoint", "limits.reads", "limits.write_bytes"} {
+	for _, key := range []string{"encryption.rewrite_rate", "data", "io", "durability", "eviction", "listen", "arena", "capacity", "log.level", "auth.tls_cert", "data_plane.tls", "drain_timeout", "trace.endpoint", "limits.reads", "limits.write_bytes"} {
 		if err == nil || !strings.Contains(err.Error(), "config: "+key) {
 			t.Errorf("%s is not named in %v", key, err)
 		}

@@ -49,8 +49,10 @@ type Options struct {
 	// Copies returns the counters of the copies of the process. Nil: they are zero.
 	Copies func() Copies
 	// Node is the node that follows the cluster's namespaces.
-	Node   *storage.Node
-	Logger *slog.Logger
+	Node *storage.Node
+	// Followed is what the memberships of one Node in one process share; nil: the Node has this membership only.
+	Followed *Followed
+	Logger   *slog.Logger
 }
 
 // Usage is the use of a node's store; see the fields of Member.

@@ -97,6 +97,6 @@
 // (package access does). Set compares the revision of the key, so two administrators cannot replace each other's
 // change unseen.
 //
-// Lock order: Cluster.mu, then appliedWatch.mu. session.mu, Owner.mu, Election.mu, Roles.mu and appliedWatch.mu are leaves. None
-// is held across a call of etcd.
+// Lock order: Followed.mu while a record is applied, Cluster.mu, then appliedWatch.mu. session.mu, Owner.mu, Election.mu, Roles.mu
+// and appliedWatch.mu are leaves. None is held across a call of etcd.
 package membership

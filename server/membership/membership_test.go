@@ -862,3 +862,52 @@ func TestEnsureNamespace(t *testing.T) {
 		t.Errorf("another index kind: %v", err)
 	}
 }
+
+// TestFollowed: of two memberships of one storage node that share what they have read, the second one has the changes of namespaces after
+// the reading of the first, whether or not a member watched them, and a change waits for both.
+func TestFollowed(t *testing.T) {
+	r := newRig(t, 1)
+	other := r.join("other")
+	store, followed := r.store(), new(membership.Followed)
+	join := func(name string) *node {
+		c, err := membership.Join(membership.Options{
+			Endpoints: r.etcd.Endpoints, TTL: ttl, Node: store, Followed: followed,
+			Member: membership.Member{Name: name, Addr: name + ".example:7420", Store: name, Version: "v0"},
+		})
+		r.must(err)
+		n := &node{Cluster: c, store: store}
+		n.leave = sync.OnceFunc(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			if err := c.Close(ctx); err != nil {
+				r.Error(err)
+			}
+		})
+		r.Cleanup(n.leave)
+		r.joined(n)
+		return n
+	}
+	bump := func() kv.Epoch {
+		b, err := other.BumpEpoch(r.ctx, "m", 0, 1)
+		r.must(err)
+		return b.Live[0]
+	}
+	_, err := other.CreateNamespace(r.ctx, kv.Namespace{Name: "m", Geometry: geo, Index: kv.IndexTrie})
+	r.must(err)
+	first := join("first")
+	if want := bump(); first.epoch("m") != want {
+		t.Errorf("epoch %d after the bump to %d", first.epoch("m"), want)
+	}
+	second := join("second")
+	if want := bump(); second.epoch("m") != want {
+		t.Errorf("epoch %d after the bump to %d, with two memberships", second.epoch("m"), want)
+	}
+	first.leave()
+	second.leave()
+	want := bump()
+	_, err = other.CreateNamespace(r.ctx, kv.Namespace{Name: "late", Geometry: geo, Index: kv.IndexTrie})
+	r.must(err)
+	if store.Namespaces()[0].Name != "m" || join("third").epoch("m") != want || len(store.Namespaces()) != 2 {
+		t.Errorf("after joining: %+v; want epoch %d of m, and late", store.Namespaces(), want)
+	}
+}

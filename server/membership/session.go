@@ -38,9 +38,40 @@ type session struct {
 	// serving is set when etcd has the member's record with the state serving or draining.
 	serving bool
 
-	// tried has, by the name of the namespace, the revision of the last record that the session
-	// applied or tried to apply. Only follow uses it.
+	followed *Followed
+}
+
+// Followed is what a storage.Node has of the cluster's namespaces. A membership begins each session without it, because etcd may have
+// been restored from a copy, with lower revisions. Several memberships of one Node in one process, as a simulation of many members
+// has (Options.Followed), share it: each reads only the records that no other has read. The zero Followed is ready for use.
+type Followed struct {
+	mu sync.Mutex
+	// tried has, by the name of the namespace, the revision of the last record that a session applied or tried to apply.
 	tried map[string]int64
+	// through is the revision up to which all records have been applied or tried; 0: none.
+	through int64
+}
+
+// upTo returns the revision up to which all records have been applied or tried.
+func (f *Followed) upTo() int64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.through
+}
+
+// reached is called when all records up to a revision have been applied or tried.
+func (f *Followed) reached(rev int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.through = max(f.through, rev)
+}
+
+// has reports whether a record of a name has been applied or tried.
+func (f *Followed) has(name string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, have := f.tried[name]
+	return have
 }
 
 // runSession gets a lease, joins, and follows the namespaces until the lease is lost or ctx ends.
@@ -56,7 +87,10 @@ func (c *Cluster) runSession(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("grant a lease: %w", err)
 	}
-	s := &session{Cluster: c, etcd: etcd, lease: grant.ID, key: c.membersPrefix() + c.opts.Member.Name, since: sent.UTC(), renewed: sent, state: Joining, leftAfter: grant.Revision, tried: make(map[string]int64)}
+	s := &session{Cluster: c, etcd: etcd, lease: grant.ID, key: c.membersPrefix() + c.opts.Member.Name, since: sent.UTC(), renewed: sent, state: Joining, leftAfter: grant.Revision, followed: c.opts.Followed}
+	if s.followed == nil {
+		s.followed = new(Followed)
+	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.renew(ctx) })
 	g.Go(func() error { return s.follow(ctx) })
@@ -288,18 +322,21 @@ func sameButUse(a, b Member) bool {
 // load reads and applies all namespaces, and makes the member serve. It repeats this if a namespace
 // changes meanwhile. It returns the revision of the namespaces.
 func (s *session) load(ctx context.Context) (int64, error) {
-	rev := int64(0)
-	for {
-		var err error
-		if rev, err = s.refresh(ctx, rev); err != nil {
-			return 0, err
-		}
-		missing, err := s.bringAlong(ctx)
-		if err != nil {
-			return 0, err
-		}
-		if missing {
-			continue
+	rev := s.followed.upTo()
+	for known := rev > 0; ; known = false { // known: another membership of the Node has read the namespaces
+		if !known {
+			var err error
+			if rev, err = s.refresh(ctx, rev); err != nil {
+				return 0, err
+			}
+			s.followed.reached(rev)
+			missing, err := s.bringAlong(ctx)
+			if err != nil {
+				return 0, err
+			}
+			if missing {
+				continue
+			}
 		}
 		s.mu.Lock()
 		s.state, s.applied = Serving, rev
@@ -325,8 +362,9 @@ func (s *session) load(ctx context.Context) (int64, error) {
 	}
 }
 
-// pageRecords is the number of records that one request for namespaces returns at most, about 200 KiB.
-const pageRecords = 500
+// pageRecords is the number of records that one request for namespaces returns at most, about 3 MiB. For each page etcd walks the keys
+// from the page's first to the last namespace, so the number of pages must not grow with that of namespaces too much.
+const pageRecords = 8000
 
 // refresh reads and applies the namespaces that changed after a revision; 0: all of them. It returns the
 // revision at which it read them. It reads all of them in pages of one revision, so that neither etcd nor the node has
@@ -366,7 +404,7 @@ func (s *session) bringAlong(ctx context.Context) (bool, error) {
 	any := false
 	for _, ns := range s.node.Namespaces() {
 		key := s.namespacesPrefix() + ns.Name
-		if _, have := s.tried[ns.Name]; have {
+		if s.followed.has(ns.Name) {
 			continue
 		}
 		any = true
@@ -448,6 +486,7 @@ func (s *session) take(ctx context.Context, resp clientv3.WatchResponse, open bo
 		s.mu.Lock()
 		s.applied = max(s.applied, e.Kv.ModRevision)
 		s.mu.Unlock()
+		s.followed.reached(e.Kv.ModRevision)
 	}
 	return nil
 }
@@ -458,10 +497,16 @@ func (s *session) take(ctx context.Context, resp clientv3.WatchResponse, open bo
 // reads may be ahead of it.
 func (s *session) apply(ctx context.Context, kv *mvccpb.KeyValue) {
 	name := string(kv.Key[len(s.namespacesPrefix()):])
-	if last := s.tried[name]; kv.ModRevision < last || kv.ModRevision == last && !s.isBlocked(name) {
+	f := s.followed
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if last := f.tried[name]; kv.ModRevision < last || kv.ModRevision == last && !s.isBlocked(name) {
 		return
 	}
-	s.tried[name] = kv.ModRevision
+	if f.tried == nil {
+		f.tried = make(map[string]int64)
+	}
+	f.tried[name] = kv.ModRevision
 	err := s.follows(ctx, name, kv)
 	if err != nil && ctx.Err() == nil {
 		s.log.Error("a change of a namespace cannot be applied: this node does not serve the namespace", "namespace", name, "err", err)

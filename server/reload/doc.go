@@ -23,6 +23,7 @@
 //	limits.loan_bytes limits.queue_wait limits.read_wait         calls that begin afterwards have the new limits
 //	encryption.keys_file encryption.keys_command
 //	encryption.keys_timeout                                      slots that are reserved afterwards (Candidate.Prepare)
+//	encryption.rewrite_rate                                      the next block that is rewritten
 //	free_floor scrub_rate                                        the next write, the next step of the scrubber
 //	log.level drain_timeout insecure
 //

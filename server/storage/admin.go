@@ -323,7 +323,9 @@ func (n *Node) Stats() Stats {
 // SetKeys replaces the keys of encrypted volumes. It fails, and changes nothing, if blocks need a key
 // that is missing.
 func (n *Node) SetKeys(ctx context.Context, keys *crypt.Keyring) error {
-	return n.store.SetKeys(ctx, keys)
+	err := n.store.SetKeys(ctx, keys)
+	n.wakeMovers()
+	return err
 }
 
 // CheckKeys returns the error with which SetKeys would refuse the keys. It changes nothing.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -30,7 +31,8 @@ const (
 )
 
 // A mover moves the blocks of one volume to the other volumes while the volume is
-// draining.
+// draining. While Limits.RewriteBytesPerSecond is positive, it also moves blocks of older keys to slots of the newest
+// key, on any volume (rewrite.go).
 //
 //	slot on the draining volume ─► read, verified ─► slot elsewhere: write ─► sync ─► live
 //	                                                                                  │
@@ -38,7 +40,7 @@ const (
 //
 // After a crash before the sync of the index, the index refers to the old slot, and the new slot is
 // free. After a crash later than that sync, the index refers to the new slot. If the index is lost
-// too, Rebuild takes the new slot if it is intact, and otherwise the old one. The mover never
+// too, Rebuild takes the new slot if it is intact, and otherwise the old one. To drain a volume, the mover never
 // evicts. If there is no room for a block on the other volumes, the block stays in its slot and is
 // served from there, and the next pass tries again. The mover has one batch in flight. Its reads
 // count against the limits of the volume (lane) and of the arena, as the reads of a Load do.
@@ -196,11 +198,15 @@ func (m *mover) draining() bool {
 	return m.node.store.VolumeHealth(kv.Ref{Extent: kv.MakeExtent(m.volume, 0, 0)}).Duty == health.Draining
 }
 
-// run makes passes while the volume is draining. It returns when the node stops.
+// run makes passes while the volume is draining or has blocks to rewrite. It returns when the node stops.
 func (m *mover) run() {
 	n := m.node
+	var w rewriter
 	for {
 		var again <-chan time.Time
+		if m.rewrites() {
+			again = w.run(m)
+		}
 		if m.draining() {
 			m.pass(n.stopped)
 			if m.left() {
@@ -240,16 +246,40 @@ type pass struct {
 	after    kv.Extent
 	hasAfter bool
 	stalled  error
+	// rewrite: the pass moves blocks of older keys, and does not drain the volume.
+	rewrite bool
 }
 
-// pass tries to move every block of the volume once.
+func (m *mover) newPass() *pass {
+	return &pass{mover: m, began: time.Now(), full: make(map[int64]error), stalled: errNotMatchable}
+}
+
+// pass tries to move every block of the volume to another volume once.
 func (m *mover) pass(ctx context.Context) {
-	p := &pass{mover: m, began: time.Now(), full: make(map[int64]error), stalled: errNotMatchable}
+	p := m.newPass()
+	p.run(ctx, m.draining)
+	if ctx.Err() == nil && !m.left() {
+		p.stalled = nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.stats.Stalled = p.stalled
+}
+
+// run moves the blocks of the volume, in the order of the slots, while going returns true.
+func (p *pass) run(ctx context.Context, going func() bool) {
+	m := p.mover
 	from := kv.MakeExtent(m.volume, 0, 0)
-	for ctx.Err() == nil && m.draining() {
-		refs, slotBytes, _, ok := m.node.store.LiveFrom(from, moveSlots)
+	for ctx.Err() == nil && going() {
+		refs, slotBytes, next, ok := m.node.store.LiveFrom(from, moveSlots)
 		if !ok {
 			break
+		}
+		if p.rewrite {
+			if refs = slices.DeleteFunc(refs, func(ref kv.Ref) bool { return !m.node.store.Outdated(ref) }); len(refs) == 0 {
+				from = next
+				continue
+			}
 		}
 		if p.full[slotBytes] != nil {
 			from = kv.MakeExtent(m.volume, refs[0].Extent.Segment()+1, 0)
@@ -268,12 +298,6 @@ func (m *mover) pass(ctx context.Context) {
 	for _, err := range p.full {
 		p.stall(err)
 	}
-	if ctx.Err() == nil && !m.left() {
-		p.stalled = nil
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.stats.Stalled = p.stalled
 }
 
 func (p *pass) stall(err error) { p.stalled = err }
@@ -293,13 +317,16 @@ type moving struct {
 func (p *pass) batch(ctx context.Context, refs []kv.Ref, slotBytes int64) (done int, err error) {
 	n := p.mover.node
 	blocks := n.movable(refs)
+	if p.rewrite {
+		blocks = p.encryptable(blocks)
+	}
 	if len(blocks) == 0 {
 		return len(refs), nil
 	}
 	to, err := p.reserve(ctx, blocks)
 	if err != nil {
 		if errors.Is(err, blockstore.ErrFull) {
-			p.full[slotBytes] = fmt.Errorf("the other volumes have no room: %w", err)
+			p.full[slotBytes] = fmt.Errorf("the volumes that take new blocks have no room: %w", err)
 			return 0, nil
 		}
 		return 0, err
@@ -343,11 +370,16 @@ func (n *Node) movable(refs []kv.Ref) (blocks []moving) {
 	return blocks
 }
 
-// reserve takes slots on the other volumes for the blocks, in order. It may return
-// fewer slots than blocks.
+// reserve takes slots for the blocks, in order: on the other volumes, because a draining volume takes no new blocks. It may
+// return fewer slots than blocks.
 func (p *pass) reserve(ctx context.Context, blocks []moving) (refs []kv.Ref, err error) {
+	room := p.mover.node.room
+	take := room.free
+	if p.rewrite {
+		take = room.slots
+	}
 	for count := len(blocks); count > 0; count /= 2 {
-		refs, err = p.mover.node.room.free(ctx, blocks[0].layout, count, p.after, p.hasAfter)
+		refs, err = take(ctx, blocks[0].layout, count, p.after, p.hasAfter)
 		if !errors.Is(err, blockstore.ErrFull) {
 			break
 		}
@@ -505,17 +537,22 @@ func ignoreStale(err error) error {
 func (p *pass) count(blocks []moving, moved, slotBytes int64) {
 	m := p.mover
 	p.moved += moved * slotBytes
+	failures := int64(0)
+	for i := range blocks {
+		if err := blocks[i].err; err != nil && !errors.Is(err, blockstore.ErrStale) {
+			failures++
+			p.stall(err)
+		}
+	}
+	if p.rewrite {
+		return
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.stats.Failures += failures
 	m.stats.MovedBlocks += moved
 	m.stats.MovedBytes += moved * slotBytes
 	if took := time.Since(p.began).Seconds(); took > 0 && p.moved > 0 {
 		m.stats.BytesPerSecond = int64(float64(p.moved) / took)
-	}
-	for i := range blocks {
-		if err := blocks[i].err; err != nil && !errors.Is(err, blockstore.ErrStale) {
-			m.stats.Failures++
-			p.stall(err)
-		}
 	}
 }

@@ -18,7 +18,7 @@ import (
 )
 
 // keyring makes a keyring whose keys have the given ids.
-func keyring(t *testing.T, ids ...string) *crypt.Keyring {
+func keyring(t testing.TB, ids ...string) *crypt.Keyring {
 	t.Helper()
 	var keys []*crypt.Key
 	for _, id := range ids {

@@ -22,6 +22,8 @@ type Limits struct {
 	// FreeFloorBytes is the store's Options.FreeFloorBytes.
 	FreeFloorBytes      int64
 	ScrubBytesPerSecond int64
+	// RewriteBytesPerSecond limits the rewriting of blocks on each encrypted volume.
+	RewriteBytesPerSecond int64
 }
 
 // CheckLimits returns an error for the first limit of l that is invalid, or nil. SetLimits may be
@@ -37,8 +39,8 @@ func (n *Node) CheckLimits(l Limits) error {
 		return fmt.Errorf("storage: LeaseTTLMax is %v, ReservationTTL %v, QueueWait %v, ReadWait %v; all must be positive", l.LeaseTTLMax, l.ReservationTTL, l.QueueWait, l.ReadWait)
 	case l.LoanBytesMax < 0 || l.LoanBytesMax > arenaBytes:
 		return fmt.Errorf("storage: LoanBytesMax is %d bytes; give 0 to the arena's size, %d", l.LoanBytesMax, arenaBytes)
-	case l.FreeFloorBytes < 0 || l.ScrubBytesPerSecond < 0:
-		return fmt.Errorf("storage: FreeFloorBytes is %d, ScrubBytesPerSecond %d; give 0 or more", l.FreeFloorBytes, l.ScrubBytesPerSecond)
+	case l.FreeFloorBytes < 0 || l.ScrubBytesPerSecond < 0 || l.RewriteBytesPerSecond < 0:
+		return fmt.Errorf("storage: FreeFloorBytes is %d, ScrubBytesPerSecond %d, RewriteBytesPerSecond %d; give 0 or more", l.FreeFloorBytes, l.ScrubBytesPerSecond, l.RewriteBytesPerSecond)
 	}
 	return nil
 }
@@ -56,6 +58,9 @@ func (n *Node) SetLimits(l Limits) {
 	n.index.SetMaxLeases(l.LeasesMax)
 	n.loans.setMax(l.LoanBytesMax)
 	n.store.SetFreeFloor(l.FreeFloorBytes)
+	if was.RewriteBytesPerSecond != l.RewriteBytesPerSecond {
+		n.wakeMovers()
+	}
 	if was.ScrubBytesPerSecond != l.ScrubBytesPerSecond {
 		select {
 		case n.scrubRate <- struct{}{}:
@@ -69,5 +74,6 @@ func startLimits(o *Options) *Limits {
 	return &Limits{
 		ReadsMax: o.ReadsMax, ReservationsMax: o.ReservationsMax, LeaseTTLMax: o.LeaseTTLMax, ReservationTTL: o.ReservationTTL,
 		QueueWait: o.QueueWait, ReadWait: o.ReadWait, LoanBytesMax: o.LoanBytesMax, ScrubBytesPerSecond: o.ScrubBytesPerSecond,
+		RewriteBytesPerSecond: o.RewriteBytesPerSecond,
 	}
 }

@@ -112,15 +112,16 @@ func TestSetLimits(t *testing.T) {
 	}
 
 	for name, edit := range map[string]func(*storage.Limits){
-		"ReservationsMax":     func(l *storage.Limits) { l.ReservationsMax = 0 },
-		"LeasesMax":           func(l *storage.Limits) { l.LeasesMax = 1<<24 + 1 },
-		"LeaseTTLMax":         func(l *storage.Limits) { l.LeaseTTLMax = 0 },
-		"ReservationTTL":      func(l *storage.Limits) { l.ReservationTTL = -1 },
-		"QueueWait":           func(l *storage.Limits) { l.QueueWait = 0 },
-		"ReadWait":            func(l *storage.Limits) { l.ReadWait = 0 },
-		"FreeFloorBytes":      func(l *storage.Limits) { l.FreeFloorBytes = -1 },
-		"ScrubBytesPerSecond": func(l *storage.Limits) { l.ScrubBytesPerSecond = -1 },
-		"LoanBytesMax":        func(l *storage.Limits) { l.LoanBytesMax = 1 << 50 },
+		"ReservationsMax":       func(l *storage.Limits) { l.ReservationsMax = 0 },
+		"LeasesMax":             func(l *storage.Limits) { l.LeasesMax = 1<<24 + 1 },
+		"LeaseTTLMax":           func(l *storage.Limits) { l.LeaseTTLMax = 0 },
+		"ReservationTTL":        func(l *storage.Limits) { l.ReservationTTL = -1 },
+		"QueueWait":             func(l *storage.Limits) { l.QueueWait = 0 },
+		"ReadWait":              func(l *storage.Limits) { l.ReadWait = 0 },
+		"FreeFloorBytes":        func(l *storage.Limits) { l.FreeFloorBytes = -1 },
+		"ScrubBytesPerSecond":   func(l *storage.Limits) { l.ScrubBytesPerSecond = -1 },
+		"RewriteBytesPerSecond": func(l *storage.Limits) { l.RewriteBytesPerSecond = -1 },
+		"LoanBytesMax":          func(l *storage.Limits) { l.LoanBytesMax = 1 << 50 },
 	} {
 		bad := limits
 		edit(&bad)

@@ -77,6 +77,9 @@ type Options struct {
 	EventHistory int
 	// ScrubBytesPerSecond limits the background scrubber; 0 turns it off.
 	ScrubBytesPerSecond int64
+	// RewriteBytesPerSecond is the rate at which the node writes blocks anew, on each volume, that are encrypted with an older key than
+	// the newest one, or are plain on an encrypted volume. 0: such blocks stay until they are evicted or dropped.
+	RewriteBytesPerSecond int64
 	// CutThroughBytes is the piece size, in bytes, from which a piece is loaded in parts of whole
 	// layers. The first part is then sent while later parts are read (docs/benchmarks.md, "cut
 	// through"). Default 8 MiB. If negative, every piece is loaded as a whole.
@@ -155,8 +158,8 @@ func (o *Options) Validate() error {
 		return errors.New("storage: SyncEvery, LeaseTTLMax, ReservationTTL, QueueWait, ReadWait and WriteWait must be positive")
 	case o.LoanBytesMax < 0 || o.LoanBytesMax > int64(len(o.Arena.Bytes())):
 		return fmt.Errorf("storage: LoanBytesMax is %d bytes; give 0 to the arena's size, %d", o.LoanBytesMax, len(o.Arena.Bytes()))
-	case o.ScrubBytesPerSecond < 0:
-		return fmt.Errorf("storage: ScrubBytesPerSecond is %d; give 0 or more", o.ScrubBytesPerSecond)
+	case o.ScrubBytesPerSecond < 0 || o.RewriteBytesPerSecond < 0:
+		return fmt.Errorf("storage: ScrubBytesPerSecond is %d, RewriteBytesPerSecond %d; give 0 or more", o.ScrubBytesPerSecond, o.RewriteBytesPerSecond)
 	}
 	return nil
 }
