@@ -66,8 +66,8 @@ func decode[T any](t testing.TB, r result) T {
 	return v
 }
 
-// small returns the settings of a node that starts quickly. data is "" if the node has only shared
-// volumes.
+// small returns the settings of a node that starts quickly, and that waits for a disk that is busy with
+// other work. data is "" if the node has only shared volumes.
 func small(data string) []string {
 	args := []string{"serve"}
 	if data != "" {
@@ -77,7 +77,7 @@ func small(data string) []string {
 		"--io", "posix", "--node", "test",
 		"--listen", "127.0.0.1:0", "--data-listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
 		"--capacity", "64MiB", "--arena", "32MiB", "--index-cache", "4MiB", "--free-floor", "1MiB",
-		"--prewrite=false", "--scrub-rate", "0B", "--log-format", "json",
+		"--prewrite=false", "--scrub-rate", "0B", "--log-format", "json", "--limits-hung-after", "5m",
 	)
 }
 

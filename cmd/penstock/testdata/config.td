@@ -72,9 +72,9 @@ the node runs with DIR/node.yaml
 # A restart is necessary for some of these, so nothing is applied. The arena is set by a flag.
 
 text node.yaml
+sync_interval: 7s
 limits:
   writes: 60
-  hung_after: 20s
   queue_wait: 3s
   loan_bytes: 1MiB
 log:
@@ -89,10 +89,10 @@ config diff
 config diff --format json
 config reload
 ----
-SETTING            RUNNING  FILE  APPLIED BY
-durability         batch    sync  restart: writers rely on the durability that the node reported to them
-limits.writes      50       60    reload
-limits.hung_after  DURATION      DURATION   restart: volumes and index are opened with it
+SETTING        RUNNING  FILE  APPLIED BY
+durability     batch    sync  restart: writers rely on the durability that the node reported to them
+sync_interval  DURATION       DURATION    restart: writers rely on the durability that the node reported to them
+limits.writes  50       60    reload
 exit 1
 {
   "changes": [
@@ -103,16 +103,16 @@ exit 1
       "running": "batch"
     },
     {
+      "file": "DURATION",
+      "key": "sync_interval",
+      "restart": "writers rely on the durability that the node reported to them",
+      "running": "DURATION"
+    },
+    {
       "file": "60",
       "key": "limits.writes",
       "restart": "",
       "running": "50"
-    },
-    {
-      "file": "DURATION",
-      "key": "limits.hung_after",
-      "restart": "volumes and index are opened with it",
-      "running": "DURATION"
     }
   ],
   "path": "DIR/node.yaml"
@@ -120,7 +120,7 @@ exit 1
 exit 1
 penstock: a restart is necessary, and nothing was applied:
 durability: batch → sync: writers rely on the durability that the node reported to them; restart to apply it, or set it back
-limits.hung_after: DURATION → DURATION: volumes and index are opened with it; restart to apply it, or set it back
+sync_interval: DURATION → DURATION: writers rely on the durability that the node reported to them; restart to apply it, or set it back
 exit 1
 
 # Invalid values: the error names each of them.
