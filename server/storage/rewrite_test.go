@@ -33,16 +33,26 @@ func (r *rig) slotsOf(key string) (n int64) {
 	return n
 }
 
-// rewritten waits until no block needs one of the keys. It polls the clock of a synctest bubble.
-func (r *rig) rewritten(keys ...string) {
+// rewritten waits until at most left blocks need the key.
+func (r *rig) rewritten(key string, left int64) {
 	r.t.Helper()
-	for _, key := range keys {
-		for end := time.Now().Add(time.Hour); r.slotsOf(key) > 0; time.Sleep(time.Second) {
-			if time.Now().After(end) {
-				r.t.Fatalf("%d slots still have the key %q: %+v", r.slotsOf(key), key, r.node.KeyUse())
-			}
+	limit, tick := time.After(time.Hour), time.NewTicker(time.Second)
+	defer tick.Stop()
+	for r.slotsOf(key) > left {
+		select {
+		case <-tick.C:
+		case <-limit:
+			r.t.Fatalf("%d slots still have the key %q: %+v", r.slotsOf(key), key, r.node.KeyUse())
 		}
 	}
+}
+
+// rewriteAt changes the rate at which blocks are rewritten. The movers begin a pass then.
+func (r *rig) rewriteAt(bytesPerSecond int64) {
+	r.node.SetLimits(storage.Limits{
+		ReadsMax: 1, ReservationsMax: 2, LeasesMax: 2, LeaseTTLMax: time.Minute, ReservationTTL: time.Minute, QueueWait: time.Second, ReadWait: time.Second,
+		RewriteBytesPerSecond: bytesPerSecond,
+	})
 }
 
 // rotate gives the node another keyring, also for later starts.
@@ -89,7 +99,7 @@ func TestRewrite(t *testing.T) {
 		}
 		began := time.Now()
 		r.rotate("a", "b")
-		r.rewritten("a")
+		r.rewritten("a", 0)
 		if took := time.Since(began); took < 2*time.Second {
 			t.Errorf("%d blocks were rewritten in %v, at 1 MiB/s for each of three volumes", before, took)
 		}
@@ -133,12 +143,11 @@ func TestRewritePlain(t *testing.T) {
 		r.reopenDevices()
 		r.opts.keys = keyring(t, "a")
 		r.open()
-		for end := time.Now().Add(time.Hour); r.slotsOf("") > 2; time.Sleep(time.Second) {
-			if time.Now().After(end) {
-				t.Fatalf("plain blocks are left: %+v", r.node.KeyUse())
-			}
+		r.rewritten("", 2)
+		for i := range int64(3) {
+			r.rewriteAt(1<<20 + i)
+			synctest.Wait() // until the pass has ended
 		}
-		time.Sleep(10 * time.Minute) // some passes more
 		if n := r.slotsOf(""); n != 2 {
 			t.Errorf("%d slots are plain; want the two that cannot be encrypted", n)
 		}
@@ -160,16 +169,12 @@ func TestRewriteRate(t *testing.T) {
 		prompts := r.fillTenants(2)
 		before := r.slotsOf("a")
 		r.rotate("a", "b")
-		time.Sleep(time.Hour)
+		synctest.Wait() // until the movers are idle
 		if n := r.slotsOf("a"); n != before {
 			t.Errorf("%d of %d blocks have the old key, although none is to be rewritten", n, before)
 		}
-		limits := storage.Limits{
-			ReadsMax: 1, ReservationsMax: 2, LeasesMax: 2, LeaseTTLMax: time.Minute, ReservationTTL: time.Minute, QueueWait: time.Second, ReadWait: time.Second,
-			RewriteBytesPerSecond: 1 << 30,
-		}
-		r.node.SetLimits(limits)
-		r.rewritten("a")
+		r.rewriteAt(1 << 30)
+		r.rewritten("a", 0)
 		r.whole("rewritten", prompts)
 	})
 }
@@ -193,7 +198,7 @@ func TestRewriteFull(t *testing.T) {
 		}
 		was, slots := evicted(), r.slotsOf("a")
 		r.rotate("a", "b")
-		r.rewritten("a")
+		r.rewritten("a", 0)
 		if lost := evicted() - was; lost > float64(slots)/4 {
 			t.Errorf("%v of %d blocks were evicted", lost, slots)
 		}
@@ -209,12 +214,15 @@ func TestRewriteBesideDrain(t *testing.T) {
 		r := newRig(t, rigOptions{capacityBytes: 48 << 20, segmentBytes: 512 << 10, keys: keyring(t, "a"), edit: rewriting(256 << 10)}, three()...)
 		prompts := r.fillTenants(16)
 		r.rotate("a", "b")
-		time.Sleep(100 * time.Millisecond)
+		synctest.Wait() // until the movers wait after their first batches
+		if r.slotsOf("b") == 0 {
+			t.Error("no block is rewritten before the drain")
+		}
 		if err := r.node.DrainVolume(t.Context(), 1); err != nil {
 			t.Fatal(err)
 		}
 		r.drained(1)
-		r.rewritten("a")
+		r.rewritten("a", 0)
 		r.whole("drained and rewritten", prompts)
 		if _, err := r.node.RemoveVolume(t.Context(), 1, false); err != nil {
 			t.Fatal(err)
@@ -242,7 +250,12 @@ func TestRewriteCrashPoints(t *testing.T) {
 		}
 		r.rotate("a", "b")
 		devs[seed%2].(*memio.Device).PowerOffAfter(int64(rng.IntN(60)))
-		time.Sleep(time.Duration(rng.IntN(3000)) * time.Millisecond)
+		// The rewriting ends early if the power fails before.
+		moment, tick := rng.Int64N(r.slotsOf("a")+1), time.NewTicker(100*time.Millisecond)
+		for i := 0; i < 30 && r.slotsOf("b") < moment; i++ {
+			<-tick.C
+		}
+		tick.Stop()
 		_, c.deletion = r.node.DeleteBlocks("full", c.deleted[1], false)
 		if seed%3 == 0 {
 			r.powerCut(seed)
@@ -251,7 +264,7 @@ func TestRewriteCrashPoints(t *testing.T) {
 			r.crash(seed)
 		}
 		c.check(fmt.Sprintf("after the crash with %d slots of the old key", r.slotsOf("a")))
-		r.rewritten("a")
+		r.rewritten("a", 0)
 		c.check("rewritten")
 		r.rotate("b")
 		r.close()
