@@ -6,7 +6,8 @@
 //	                                          └─ crowd: N-2 members that share one storage
 //
 // The crowd's members are memberships as in a node, with their own leases, watches and connections. They share one
-// storage and what it has of the namespaces (membership.Followed), because one machine has no room for a thousand. So a
+// storage.Node and the revisions of the namespaces that the node has applied (membership.Followed), because a thousand
+// nodes do not fit into the memory of one machine. So a
 // change costs the crowd's storage one change, and etcd the same as with N nodes. Only the first member of the crowd
 // reads the namespaces that are there when it joins.
 //

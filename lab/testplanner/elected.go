@@ -111,7 +111,7 @@ func (p *Elected) RefuseKeep(err error) {
 	p.refused = err
 }
 
-// Kept returns what the terms have kept.
+// Kept returns the value that Keep has stored last.
 func (p *Elected) Kept() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -50,7 +50,8 @@ type Options struct {
 	Copies func() Copies
 	// Node is the node that follows the cluster's namespaces.
 	Node *storage.Node
-	// Followed is what the memberships of one Node in one process share; nil: the Node has this membership only.
+	// Followed has the revisions of the namespaces that Node has applied. The memberships of one Node in one process share it. Nil: the
+	// Node has this membership only.
 	Followed *Followed
 	Logger   *slog.Logger
 }

@@ -863,8 +863,8 @@ func TestEnsureNamespace(t *testing.T) {
 	}
 }
 
-// TestFollowed: of two memberships of one storage node that share what they have read, the second one has the changes of namespaces after
-// the reading of the first, whether or not a member watched them, and a change waits for both.
+// TestFollowed: two memberships of one storage node share a Followed. The second one does not read the namespaces again, and the node
+// still gets the changes that were made after the first one read them. A change ends when both memberships have applied it.
 func TestFollowed(t *testing.T) {
 	r := newRig(t, 1)
 	other := r.join("other")

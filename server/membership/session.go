@@ -41,7 +41,7 @@ type session struct {
 	followed *Followed
 }
 
-// Followed is what a storage.Node has of the cluster's namespaces. A membership begins each session without it, because etcd may have
+// Followed has the revisions of the cluster's namespaces that a storage.Node has applied. A membership begins each session without it, because etcd may have
 // been restored from a copy, with lower revisions. Several memberships of one Node in one process, as a simulation of many members
 // has (Options.Followed), share it: each reads only the records that no other has read. The zero Followed is ready for use.
 type Followed struct {

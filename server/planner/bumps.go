@@ -21,7 +21,7 @@ type bump struct {
 	Policy    dualpath.Drain `json:"policy"`
 }
 
-// bumps is the form in which a Lease keeps the bumps, the latest last.
+// bumps is the JSON that a Lease stores. The latest bump is last.
 type bumps struct {
 	Version int    `json:"version"`
 	Bumps   []bump `json:"bumps"`
@@ -29,15 +29,15 @@ type bumps struct {
 
 const (
 	bumpsVersion = 1
-	// maxBumps is the number of namespaces whose bumps are kept, those of the latest. With names of the
+	// maxBumps is the number of namespaces whose bumps a Lease stores: those with the latest bumps. With names of the
 	// maximum length they have less than the 1.5 MiB that etcd accepts in a request.
 	maxBumps = 1024
 	// keepWithin is the time limit of a write to the Lease.
 	keepWithin = 5 * time.Second
 )
 
-// resume applies the bumps that an earlier term has kept. The requests of older weights are not known yet:
-// rebumpLocked follows when their groups register.
+// resume applies the bumps that an earlier term has stored. This planner has no request yet: rebumpLocked applies the policies
+// when groups register with requests of older weights.
 func (s *Service) resume(kept []byte) error {
 	if kept == nil {
 		return nil
@@ -95,8 +95,8 @@ func (s *Service) bumpLocked(b bump) error {
 	return nil
 }
 
-// rebumpLocked applies the policies of bumps to the requests that a group has just listed. Those of older weights were
-// started by an earlier planner that did not survive the bump, or whose orders were lost.
+// rebumpLocked applies the policies of bumps to the requests that a group has just listed. An earlier planner has started the
+// requests of older weights, and ended before the group's leader had received the orders of the bump.
 func (s *Service) rebumpLocked(namespaces []string) {
 	slices.Sort(namespaces)
 	for _, name := range slices.Compact(namespaces) {

@@ -215,7 +215,7 @@ func TestOperatorWithoutLease(t *testing.T) {
 	}
 }
 
-// TestResumeRefuses: a planner does not lead with what it cannot read.
+// TestResumeRefuses: resume returns an error for bumps of another version, with unknown fields, policies or names, and for an empty value.
 func TestResumeRefuses(t *testing.T) {
 	for _, kept := range []string{`{"version":2,"bumps":[]}`, `{"version":1,"bumps":[],"more":1}`, `{"version":1,"bumps":[{"namespace":"m","epoch":2,"policy":"x"}]}`, `{"version":1,"bumps":[{"epoch":2,"policy":"finish"}]}`, ""} {
 		h := newHost(t, Options{TickEvery: time.Hour})

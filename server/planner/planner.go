@@ -77,7 +77,7 @@ type Service struct {
 	// stride is the most by which one call of now advances the planner's time.
 	stride time.Duration
 
-	// keeping is held while the lease stores bumps, and kept is what it has stored.
+	// keeping is held while the lease stores bumps. kept has the bumps that the lease stored last.
 	keeping sync.Mutex
 	kept    []bump
 

@@ -14,8 +14,8 @@ const rewritePause = time.Minute
 // or the new one. Unlike a draining it evicts if there is no free slot for the first batch. The slots that each batch leaves have room
 // for the next one. A volume that drains is not rewritten: its blocks get the newest key on the other volumes.
 type rewriter struct {
-	// said is the text of the last problem in the log.
-	said string
+	// logged is the text of the last error that run has logged. The same text is not logged again.
+	logged string
 }
 
 // rewrites reports whether blocks of the volume are to be rewritten.
@@ -49,18 +49,18 @@ func (w *rewriter) run(m *mover) (again <-chan time.Time) {
 	left := n.store.OutdatedSlots(m.volume)
 	if left == 0 {
 		n.opts.Logger.Info("no block of the volume needs an older encryption key", "volume", m.volume)
-		w.said = ""
+		w.logged = ""
 		return nil
 	}
-	if text := p.stalled.Error(); text != w.said && !errors.Is(p.stalled, errNotMatchable) {
+	if text := p.stalled.Error(); text != w.logged && !errors.Is(p.stalled, errNotMatchable) {
 		n.opts.Logger.Warn("some blocks keep an older encryption key, or are plain; they are tried again", "volume", m.volume, "blocks", left, "err", p.stalled)
-		w.said = text
+		w.logged = text
 	}
 	return time.After(rewritePause)
 }
 
-// pace waits until the rate allows more bytes than those that were moved. It returns false if the node stops, or if the mover was
-// woken, because the volume may drain now.
+// pace waits for the time that movedBytes take at the rate bytesPerSecond. It returns false if the node stops or if another
+// goroutine has woken the mover: the volume may drain now, or the rate may have changed.
 func (m *mover) pace(ctx context.Context, movedBytes, bytesPerSecond int64) bool {
 	if movedBytes == 0 {
 		return true
@@ -90,7 +90,7 @@ func (p *pass) encryptable(blocks []moving) (left []moving) {
 	return left
 }
 
-// wakeMovers makes all movers check what they have to move.
+// wakeMovers wakes all movers. Each then checks whether its volume drains or has blocks to rewrite.
 func (n *Node) wakeMovers() {
 	for _, m := range n.movers {
 		m.wake()
