@@ -128,6 +128,9 @@ func (m *memoryBudget) staging() int64 {
 	return 0
 }
 
+// goMemLimit is the environment variable with the operator's own limit of the Go heap.
+const goMemLimit = "GOMEMLIMIT"
+
 // limit sets the runtime's limit, unless the operator has set GOMEMLIMIT.
 func (m *memoryBudget) limit() {
 	if read := m.measure.Load(); read != nil {
@@ -137,7 +140,7 @@ func (m *memoryBudget) limit() {
 		m.host.limit()
 		return
 	}
-	if os.Getenv("GOMEMLIMIT") != "" {
+	if os.Getenv(goMemLimit) != "" {
 		return
 	}
 	m.mu.Lock()

@@ -82,6 +82,7 @@ func TestMemoryBudget(t *testing.T) {
 }
 
 func memoryChild(t *testing.T) {
+	t.Setenv(goMemLimit, "")
 	blocks, err := strconv.Atoi(os.Getenv(memoryBlocks))
 	if err != nil {
 		t.Fatal(err)
@@ -208,7 +209,7 @@ func fillIndex(t *testing.T, index *trie.Trie, ns kv.Namespace, blocks, first in
 // TestMemoryOfGuests: the limit of the runtime and the budget of a node include the nodes that it has
 // adopted, and an adopted node does not lower the limit.
 func TestMemoryOfGuests(t *testing.T) {
-	t.Setenv("GOMEMLIMIT", "")
+	t.Setenv(goMemLimit, "")
 	before := debug.SetMemoryLimit(-1)
 	defer debug.SetMemoryLimit(before)
 	limit := func() int64 { return debug.SetMemoryLimit(-1) }
