@@ -41,7 +41,7 @@ STAMP = $(if $(VERSION),-X=main.release=$(VERSION))
 REF ?= main
 PREFIX ?= /usr/local
 
-.PHONY: build lib wheel test-python test-engines demo demo-node test memory-budget test-rdma test-disks test-gluster bench-verbs race fuzz bench bench-compare reproduce reproduce-quick lint ci proto install clean print-goflags-uring
+.PHONY: build lib wheel test-python test-engines demo demo-node test test-plain test-checked memory-budget test-rdma test-disks test-gluster bench-verbs race fuzz bench bench-compare reproduce reproduce-quick lint ci proto install clean print-goflags-uring
 
 build: ## bin/penstock, with io_uring
 	go build $(GOFLAGS_URING) $(if $(VERSION),-ldflags='-checklinkname=0 $(STAMP)') -o bin/penstock ./cmd/penstock
@@ -114,8 +114,13 @@ quick: ## gofmt, vet, and the tests that are not long (testkit.Long); results of
 	go vet ./...
 	go test -short ./...
 
-test: ## all packages in the plain build, then the users of storage with io_uring and the invariants; the limit is for a machine with other work
+test: ## test-plain and test-checked side by side, since their tests often wait; the limits are for a machine with other work
+	$(MAKE) --no-print-directory -k -j2 test-plain test-checked
+
+test-plain: ## all packages in the plain build
 	go test -timeout=40m ./...
+
+test-checked: ## the users of storage with io_uring and the invariants
 	go test -timeout=40m $(GOFLAGS_CHECKED) $(CHECKED)
 
 test-rdma: ## the verbs provider on soft-RoCE devices, a node over it, and ib_write_bw beside it, in a QEMU guest of its own
