@@ -280,12 +280,13 @@ func (g *Gateway) serve(ctx context.Context, r Request, event func(Event) bool) 
 	if err != nil {
 		return err
 	}
-	m, err := g.Match(ctx, r.IDs[:r.Prompt/bt])
+	// At least one token is computed, because its logits give the first token of the output. A match of all
+	// blocks could not be shortened: with windows or recurrent state a shorter prefix needs other pieces.
+	m, err := g.Match(ctx, r.IDs[:(r.Prompt-1)/bt])
 	if err != nil {
 		return fmt.Errorf("gateway: request %q: %w", r.ID, err)
 	}
-	// At least one token is computed, because its logits give the first token of the output.
-	hit := min(m.Blocks, (r.Prompt-1)/bt) * bt
+	hit := m.Blocks * bt
 	if len(r.Resident) == 0 {
 		r.Resident = g.resident(m.Epoch, r.IDs[:r.Prompt/bt])
 	}

@@ -38,6 +38,7 @@ type host struct {
 	ns     kv.Namespace
 	p, d   *engine
 	memory *client.Memory
+	node   *testnode.Node
 	// stop ends the decode engine.
 	stop func()
 }
@@ -59,6 +60,7 @@ func newHost(t *testing.T, network ...dualpath.Network) *host {
 	h.Planner = testplanner.Start(t, testplanner.Options{Planner: planner.Options{TickEvery: time.Millisecond, Planner: opts}})
 	node := testnode.Start(t, testnode.Options{})
 	node.Namespace(t, "m", geo)
+	h.node = node
 	transfer, err := tcp.New(ctx, tcp.Options{})
 	h.must(err)
 	t.Cleanup(func() { h.must(transfer.Close()) })
@@ -279,6 +281,33 @@ func TestWholePromptCached(t *testing.T) {
 	s := h.serve(h.ctx, h.gateway(0), Request{ID: "r", Tokens: prompt}, Matched)
 	if ev := s.want(Matched); ev.Hit != 2*16 {
 		t.Errorf("%+v; want a hit of two blocks", ev)
+	}
+	h.must(s.end())
+}
+
+// TestWholePromptCachedWithState: a prompt whose blocks are all stored has the state at its end, and at the end of its
+// first block. The state that the second block lacks cannot be loaded.
+func TestWholePromptCachedWithState(t *testing.T) {
+	h := newHost(t)
+	h.node.Namespace(t, "state", kv.Geometry{BlockTokens: geo.BlockTokens, Groups: []kv.Group{
+		{Kind: kv.Full, Layers: 1, TokenBytes: 128}, {Kind: kv.State, Layers: 1, TokenBytes: 512},
+	}})
+	ns, err := h.store.Namespace(h.ctx, "state")
+	h.must(err)
+	prompt := tokens(3 * geo.BlockTokens)
+	pieces := []client.Piece{{Block: 0}, {Block: 0, Group: 1}, {Block: 1}, {Block: 2}, {Block: 2, Group: 1}}
+	for i := range pieces {
+		pieces[i].Offset = int64(i) * 4096
+	}
+	w, err := h.store.Write(h.ctx, client.WriteRequest{Namespace: ns, Tokens: prompt, From: h.memory, Pieces: pieces})
+	h.must(err)
+	if len(w.Refused) > 0 {
+		t.Fatalf("stored %+v; want all pieces", w)
+	}
+	h.ns = ns
+	s := h.serve(h.ctx, h.gateway(0), Request{ID: "r", Tokens: prompt}, Matched)
+	if ev := s.want(Matched); ev.Hit != geo.BlockTokens {
+		t.Errorf("%+v; want a hit of one block", ev)
 	}
 	h.must(s.end())
 }
