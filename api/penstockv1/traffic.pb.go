@@ -327,7 +327,7 @@ func (x *TrafficOffer) GetResidentBlocks() uint32 {
 
 // TrafficAccept gives the DE access to the pages of the request in the PE's device
 // memory: the page of block b for layer l is at bases[l mod len(bases)] + page(b) *
-// layer bytes of the window, where TrafficPages has page(b). sums is a table of
+// stride of the window, where TrafficPages of the layer's page table has page(b). sums is a table of
 // checksums as in TrafficOffer.
 type TrafficAccept struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -339,7 +339,9 @@ type TrafficAccept struct {
 	// The DE may send the layers before this one.
 	Layers uint32 `protobuf:"varint,6,opt,name=layers,proto3" json:"layers,omitempty"`
 	// The distance from a page of a layer to the next one, in bytes.
-	Stride        uint64 `protobuf:"varint,7,opt,name=stride,proto3" json:"stride,omitempty"`
+	Stride uint64 `protobuf:"varint,7,opt,name=stride,proto3" json:"stride,omitempty"`
+	// The page table of each layer; empty: one table for all layers. A block has a page in each table.
+	Tables        []uint32 `protobuf:"varint,8,rep,packed,name=tables,proto3" json:"tables,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -416,13 +418,21 @@ func (x *TrafficAccept) GetStride() uint64 {
 	return 0
 }
 
-// TrafficPages has the pages of consecutive blocks, from block first on. The messages of
-// a request have each block of the prompt once. The page of a block that the DE does not
-// send is 0.
+func (x *TrafficAccept) GetTables() []uint32 {
+	if x != nil {
+		return x.Tables
+	}
+	return nil
+}
+
+// TrafficPages has the pages of consecutive blocks in a page table, from block first on. The
+// messages of a request have each block of the prompt once for each table. The page of a block that
+// the DE does not send is 0.
 type TrafficPages struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	First         uint32                 `protobuf:"varint,1,opt,name=first,proto3" json:"first,omitempty"`
 	Pages         []uint32               `protobuf:"varint,2,rep,packed,name=pages,proto3" json:"pages,omitempty"`
+	Table         uint32                 `protobuf:"varint,3,opt,name=table,proto3" json:"table,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -469,6 +479,13 @@ func (x *TrafficPages) GetPages() []uint32 {
 		return x.Pages
 	}
 	return nil
+}
+
+func (x *TrafficPages) GetTable() uint32 {
+	if x != nil {
+		return x.Table
+	}
+	return 0
 }
 
 // TrafficHeld: the DE has read the blocks [from, to) from storage. It sends no others.
@@ -747,17 +764,19 @@ const file_penstockv1_traffic_proto_rawDesc = "" +
 	"\n" +
 	"hit_blocks\x18\x04 \x01(\rR\thitBlocks\x12\x10\n" +
 	"\x03imm\x18\x05 \x01(\rR\x03imm\x12'\n" +
-	"\x0fresident_blocks\x18\x06 \x01(\rR\x0eresidentBlocks\"\x99\x01\n" +
+	"\x0fresident_blocks\x18\x06 \x01(\rR\x0eresidentBlocks\"\xb1\x01\n" +
 	"\rTrafficAccept\x12\x16\n" +
 	"\x06device\x18\x01 \x01(\fR\x06device\x12\x14\n" +
 	"\x05bases\x18\x02 \x03(\x04R\x05bases\x12\x12\n" +
 	"\x04sums\x18\x04 \x01(\fR\x04sums\x12\x10\n" +
 	"\x03imm\x18\x05 \x01(\rR\x03imm\x12\x16\n" +
 	"\x06layers\x18\x06 \x01(\rR\x06layers\x12\x16\n" +
-	"\x06stride\x18\a \x01(\x04R\x06strideJ\x04\b\x03\x10\x04\":\n" +
+	"\x06stride\x18\a \x01(\x04R\x06stride\x12\x16\n" +
+	"\x06tables\x18\b \x03(\rR\x06tablesJ\x04\b\x03\x10\x04\"P\n" +
 	"\fTrafficPages\x12\x14\n" +
 	"\x05first\x18\x01 \x01(\rR\x05first\x12\x14\n" +
-	"\x05pages\x18\x02 \x03(\rR\x05pages\"1\n" +
+	"\x05pages\x18\x02 \x03(\rR\x05pages\x12\x14\n" +
+	"\x05table\x18\x03 \x01(\rR\x05table\"1\n" +
 	"\vTrafficHeld\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\rR\x04from\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\rR\x02to\"'\n" +

@@ -340,7 +340,12 @@ int32_t penstock_transfer_cancel(penstock_transfer transfer, penstock_error *err
 
 int32_t penstock_traffic_append(penstock_traffic traffic, const char *request, const uint8_t *ids, uint32_t n_ids, uint64_t epoch, uint32_t page, uint32_t timeout_ms, penstock_error *error) {
 	IN_OWNER(error);
-	return goTrafficAppend(traffic, (char *)request, (uint8_t *)ids, n_ids, epoch, page, timeout_ms, error);
+	return goTrafficAppend(traffic, (char *)request, (uint8_t *)ids, n_ids, epoch, &page, 1, timeout_ms, error);
+}
+
+int32_t penstock_traffic_append_pages(penstock_traffic traffic, const char *request, const uint8_t *ids, uint32_t n_ids, uint64_t epoch, const uint32_t *pages, uint32_t n_pages, uint32_t timeout_ms, penstock_error *error) {
+	IN_OWNER(error);
+	return goTrafficAppend(traffic, (char *)request, (uint8_t *)ids, n_ids, epoch, (uint32_t *)pages, n_pages, timeout_ms, error);
 }
 
 int32_t penstock_traffic_settle(penstock_traffic traffic, const uint8_t *id, uint32_t timeout_ms, penstock_error *error) {

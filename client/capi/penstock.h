@@ -17,7 +17,7 @@
  * penstock_cancel, penstock_eventfd, penstock_abi_version, and the functions of leaders,
  * attempts, gateways, requests, traffic managers and transfers do not wait for a node, a planner
  * or another engine, except penstock_leader_close, penstock_gateway_close, penstock_traffic_close,
- * penstock_traffic_append, penstock_traffic_settle and penstock_transfer_layer. All other functions
+ * penstock_traffic_append, penstock_traffic_append_pages, penstock_traffic_settle and penstock_transfer_layer. All other functions
  * may wait until their time limit.
  * Signal handlers must not call any function of this header.
  *
@@ -63,7 +63,7 @@ extern "C" {
 #endif
 
 /* The version of this interface: the major version in the upper 16 bits, the minor version in the lower. */
-#define PENSTOCK_ABI_VERSION 0x0001000bu
+#define PENSTOCK_ABI_VERSION 0x0001000cu
 
 /* The length of the longest key, in bytes. */
 #define PENSTOCK_KEY_MAX 256
@@ -927,7 +927,7 @@ int32_t penstock_gateway_drain(penstock_gateway gateway, penstock_event *events,
  * FINISHED or FAILED is the last event of each transfer and comes once, FINISHED only after
  * penstock_transfer_finish. From then on no transfer accesses the pages, and the request may begin again.
  * The handle is open until penstock_traffic_drain has returned the event. The queue holds for each
- * transfer at most one PROGRESS for each part (the newest), one STOPPED for each read, and two other events.
+ * transfer at most one PROGRESS for each part (the newest), one STOPPED for each read, and three other events.
  */
 
 /*
@@ -965,20 +965,35 @@ typedef struct penstock_traffic_options {
 	const char *key_file;    /* since version 1.7 */
 	const uint32_t *order;   /* since version 1.10: the layers in the order in which the model computes them, see below; NULL: as in a value */
 	uint32_t n_order;        /* since version 1.10: the number of layers, or 0 */
+	const uint32_t *tables;  /* since version 1.12: the page table of each layer, see below; NULL: one table for all layers */
+	uint32_t n_tables;       /* since version 1.12: the number of layers, or 0 */
 } penstock_traffic_options;
+
+/* In place of a device page: the block has no page in this page table. Since version 1.12. */
+#define PENSTOCK_NO_PAGE 0xffffffffu
 
 /*
  * Opens a traffic manager. The namespace is chained, its keys are PENSTOCK_KEYS_IDS, and it has a group
- * of kind FULL. Since version 1.10 it may also have groups of kind WINDOW, in which a layer of a block has as many
- * bytes as in the first group. memory must stay allocated until
+ * of kind FULL. Since version 1.10 it may also have groups of kind WINDOW, and since version 1.12 of kind STATE; until 1.11
+ * a layer of a block has as many bytes in all groups. memory must stay allocated until
  * penstock_traffic_close or penstock_close has returned; it needs no penstock_register.
  *
  * order lists each layer once, by its index in a value, which has the layers of the first group, then those of the
  * second group, and so on. Layer l of bases and of all calls on transfers is the layer order[l] of a value. The
  * engines of both sides must have the same order. A layer of a WINDOW group needs only the blocks of the cached prefix
  * that are within the window at its end: the other blocks are neither read nor sent, and their pages of this
- * layer do not change. A penstock_transfer_recompute of any cached block then applies to all cached blocks, and a prompt
- * has at least one block that is not cached.
+ * layer do not change. A penstock_transfer_recompute of any cached block then applies to all cached blocks. Until
+ * version 1.11 a prompt had to have at least one block that is not cached.
+ *
+ * A layer of a STATE group has recurrent state: the page of a block holds the state after the last token of the block. Of
+ * the cached prefix only the state of the last block is read, and only for the prefill engine. Of the prompt only the
+ * state of the last block is sent to the decode engine, and stored if that block is full. Other blocks may have
+ * PENSTOCK_NO_PAGE in these layers.
+ *
+ * tables is for an engine that allocates pages for kinds of layers apart: layer l has page table tables[l], from 0
+ * on. A block has a page in each table. Wherever this interface has pages of blocks, they are those of the first block in
+ * all tables, in the order of the tables, then those of the second block, and so on. Layers of different tables may share
+ * memory. With tables there is a base for each layer.
  *
  * Without ca_file, cert_file and key_file the payload is not encrypted. With these files the engines use TLS
  * 1.3, and each one verifies the certificate of the other. The certificate is valid for the host of advertise, or of
@@ -1045,7 +1060,7 @@ typedef struct penstock_transfer_options {
 	const char *request;     /* penstock_start.name: 1 to 1024 bytes; no other transfer of this traffic manager has it */
 	const uint8_t *ids;      /* 16 bytes each, of the prompt's full blocks; prefill: of the cached prefix at least */
 	const penstock_part *parts; /* the parts of the cached prefix that this side reads */
-	const uint32_t *pages;   /* device pages of the first blocks. decode: of all blocks. prefill: of any number; penstock_transfer_add_pages adds the others */
+	const uint32_t *pages;   /* device pages of the first blocks, of each in all page tables. decode: of all blocks. prefill: of any number; penstock_transfer_add_pages adds the others */
 	const void *peer_address; /* decode: the prefill engine */
 	const void *peer_token;
 	uint64_t epoch;          /* of the ids; 0: the epoch of the namespace's handle */
@@ -1062,8 +1077,8 @@ typedef struct penstock_transfer_options {
 } penstock_transfer_options;
 
 /*
- * Begins the prefill side of a request and returns at once. Its events are LOADED, PROGRESS and
- * STOPPED, and the last one. After an error there is no transfer. Errors: INVALID (also: the request
+ * Begins the prefill side of a request and returns at once. Its events are LOADED, READY (since version 1.12, with
+ * groups of kind STATE), PROGRESS and STOPPED, and the last one. After an error there is no transfer. Errors: INVALID (also: the request
  * is under way, a page is outside of device memory, or the transfer needs more than the whole
  * buffer), BUSY (transfers_max; drain events first), CLOSED, FORKED.
  */
@@ -1142,6 +1157,12 @@ int32_t penstock_transfer_cancel(penstock_transfer transfer, penstock_error *err
 int32_t penstock_traffic_append(penstock_traffic traffic, const char *request, const uint8_t *ids, uint32_t n_ids, uint64_t epoch, uint32_t page, uint32_t timeout_ms, penstock_error *error);
 
 /*
+ * As penstock_traffic_append, for a block with a page in each page table. With PENSTOCK_NO_PAGE for all layers of a group
+ * with recurrent state the block is stored without that state, and no prefix ends there. Since version 1.12.
+ */
+int32_t penstock_traffic_append_pages(penstock_traffic traffic, const char *request, const uint8_t *ids, uint32_t n_ids, uint64_t epoch, const uint32_t *pages, uint32_t n_pages, uint32_t timeout_ms, penstock_error *error);
+
+/*
  * Waits until a block of this engine, id of 16 bytes, is stored or was refused, for at most timeout_ms. It
  * returns at once for a block that is not being stored. Errors: TIMEOUT, INVALID, CLOSED, FORKED.
  */
@@ -1159,7 +1180,7 @@ int32_t penstock_traffic_eventfd(penstock_traffic traffic, int32_t *fd, penstock
 /* Kinds of events of transfers. */
 enum {
 	PENSTOCK_TRANSFER_LOADED = 1,   /* prefill: each block of the cached prefix is in a buffer or is to be computed: first_miss. From then on the transfer does not wait for storage. The last PROGRESS of a part may follow */
-	PENSTOCK_TRANSFER_READY = 2,    /* decode: the whole prompt is in device memory and verified */
+	PENSTOCK_TRANSFER_READY = 2,    /* decode: the whole prompt is in device memory and verified. prefill, with groups of kind STATE: the cached prefix is */
 	PENSTOCK_TRANSFER_PROGRESS = 3, /* blocks of part before upto were read and verified, and bytes of the part have arrived. upto is part.to at the end */
 	PENSTOCK_TRANSFER_STOPPED = 4,  /* the read of part ended before block upto; gone; the text of error is the reason */
 	PENSTOCK_TRANSFER_FINISHED = 5, /* the last event: this side is complete */

@@ -44,6 +44,8 @@ const (
 	maxToken = len(C.penstock_traffic_description{}.token)
 	// randomToken is the length of the token that a traffic manager makes if the caller gives none.
 	randomToken = 32
+	// maxPages is the largest number of device pages in a call: of the longest prompt in 128 page tables.
+	maxPages = traffic.MaxBlocks * 128
 )
 
 //export goTrafficOpen
@@ -75,6 +77,8 @@ func trafficOptions(from *C.penstock_traffic_options) (out binding.TrafficOption
 		return out, invalid("penstock_traffic_options: %d bases at %p", uint32(o.n_bases), o.bases)
 	case o.n_order > 0 && o.order == nil || o.n_order > kv.MaxLayers:
 		return out, invalid("penstock_traffic_options: an order of %d layers at %p", uint32(o.n_order), o.order)
+	case o.n_tables > 0 && o.tables == nil || o.n_tables > kv.MaxLayers:
+		return out, invalid("penstock_traffic_options: page tables of %d layers at %p", uint32(o.n_tables), o.tables)
 	case o.token_bytes > 0 && o.token == nil || int(o.token_bytes) > maxToken:
 		return out, invalid("penstock_traffic_options: a token of %d bytes (at most %d) at %p", uint32(o.token_bytes), maxToken, o.token)
 	case o.verify > math.MaxInt32:
@@ -107,6 +111,9 @@ func trafficOptions(from *C.penstock_traffic_options) (out binding.TrafficOption
 	}
 	for _, l := range slice[uint32](o.order, int(o.n_order)) {
 		out.Order = append(out.Order, int(l))
+	}
+	for _, t := range slice[uint32](o.tables, int(o.n_tables)) {
+		out.Tables = append(out.Tables, int(t))
 	}
 	if o.cuda > 0 {
 		out.Copier = openCUDA(uint32(o.cuda) - 1)
@@ -166,7 +173,7 @@ func transferOf(call string, o *C.penstock_transfer_options, out *handle) (x tra
 		return x, err
 	}
 	switch {
-	case o.n_ids > 0 && o.ids == nil || o.n_ids > maxPrompt || o.n_parts > 0 && o.parts == nil || o.n_parts > traffic.MaxBlocks || o.n_pages > 0 && o.pages == nil || o.n_pages > traffic.MaxBlocks:
+	case o.n_ids > 0 && o.ids == nil || o.n_ids > maxPrompt || o.n_parts > 0 && o.parts == nil || o.n_parts > traffic.MaxBlocks || o.n_pages > 0 && o.pages == nil || o.n_pages > maxPages:
 		return x, invalid("penstock_transfer_options: %d ids at %p, %d parts at %p, %d pages at %p", uint32(o.n_ids), o.ids, uint32(o.n_parts), o.parts, uint32(o.n_pages), o.pages)
 	case o.peer_address_bytes > 0 && o.peer_address == nil || o.peer_token_bytes > 0 && o.peer_token == nil || o.peer_address_bytes > maxBytes || o.peer_token_bytes > maxBytes:
 		return x, invalid("penstock_transfer_options: an address of %d bytes at %p, a token of %d bytes at %p", uint32(o.peer_address_bytes), o.peer_address, uint32(o.peer_token_bytes), o.peer_token)
@@ -237,7 +244,7 @@ func goTransferRecompute(x C.uint64_t, from, until C.uint32_t, to *C.penstock_er
 //export goTransferAddPages
 func goTransferAddPages(x C.uint64_t, pages *C.uint32_t, n C.uint32_t, to *C.penstock_error) C.int32_t {
 	return inTransfer(x, to, func(x *binding.Transfer) error {
-		if n > 0 && pages == nil || n > traffic.MaxBlocks {
+		if n > 0 && pages == nil || n > maxPages {
 			return invalid("penstock_transfer_add_pages: %d pages at %p", uint32(n), pages)
 		}
 		return x.AddPages(slices.Clone(slice[uint32](pages, int(n))))
@@ -265,12 +272,15 @@ func goTransferCancel(x C.uint64_t, to *C.penstock_error) C.int32_t {
 }
 
 //export goTrafficAppend
-func goTrafficAppend(t C.uint64_t, request *C.char, ids *C.uint8_t, n C.uint32_t, epoch C.uint64_t, page, timeout C.uint32_t, to *C.penstock_error) C.int32_t {
+func goTrafficAppend(t C.uint64_t, request *C.char, ids *C.uint8_t, n C.uint32_t, epoch C.uint64_t, pages *C.uint32_t, nPages, timeout C.uint32_t, to *C.penstock_error) C.int32_t {
 	return inTraffic(t, to, func(t *binding.Traffic) error {
 		if ids == nil || n == 0 || n > traffic.MaxBlocks {
 			return invalid("penstock_traffic_append: %d ids (1 to %d) at %p", uint32(n), traffic.MaxBlocks, ids)
 		}
-		return t.Append(text(request), slices.Clone(slice[kv.BlockID](ids, int(n))), kv.Epoch(epoch), uint32(page), limit(timeout))
+		if pages == nil || nPages > kv.MaxLayers {
+			return invalid("penstock_traffic_append_pages: %d pages (1 to %d) at %p", uint32(nPages), kv.MaxLayers, pages)
+		}
+		return t.Append(text(request), slices.Clone(slice[kv.BlockID](ids, int(n))), kv.Epoch(epoch), limit(timeout), slices.Clone(slice[uint32](pages, int(nPages)))...)
 	})
 }
 

@@ -24,7 +24,7 @@ func (r *request) chunked(ctx context.Context, p *Prefill, ends []int, after fun
 	done := 0
 	for _, end := range ends {
 		if from := max(done, r.hit); end > from {
-			p.AddPages(r.pages[from:end]...)
+			p.AddPages(r.pages[from*r.pe.tables : end*r.pe.tables]...)
 		}
 		for l := range r.pe.geo.layers {
 			if err := p.Layer(ctx, l); err != nil {
@@ -37,8 +37,8 @@ func (r *request) chunked(ctx context.Context, p *Prefill, ends []int, after fun
 				}
 			}
 			for b := done; b < end; b++ {
-				if missed[b] {
-					fill(r.pe.page(l, r.pages[b]), blockName(r.sequence, b), r.pe.geo.places[l])
+				if page := r.pe.Manager.page(r.pages, l, b); missed[b] && page != NoPage {
+					fill(r.pe.page(l, page), blockName(r.sequence, b), r.pe.geo.places[l])
 				}
 			}
 			p.ComputedTo(l, end)
@@ -57,7 +57,7 @@ func (r *request) serveChunked(ctx context.Context, x, known int, recompute Part
 	if err != nil {
 		return err
 	}
-	p, err := r.pe.Prefill(ctx, PrefillJob{Request: r.name, IDs: r.ids, Blocks: r.blocks, Hit: r.hit, Parts: parts(recompute.To, x), Pages: r.pages[:known]})
+	p, err := r.pe.Prefill(ctx, PrefillJob{Request: r.name, IDs: r.ids, Blocks: r.blocks, Hit: r.hit, Parts: parts(recompute.To, x), Pages: r.pages[:known*r.pe.tables]})
 	if err != nil {
 		d.Cancel()
 		return err
@@ -69,7 +69,7 @@ func (r *request) serveChunked(ctx context.Context, x, known int, recompute Part
 		if err := p.Loaded(ctx); err != nil {
 			return errors.Join(p.Finish(ctx), d.Finish(ctx))
 		}
-		p.AddPages(r.pages[known:r.hit]...)
+		p.AddPages(r.pages[known*r.pe.tables : r.hit*r.pe.tables]...)
 	}
 	err = r.chunked(ctx, p, ends, after)
 	return errors.Join(err, d.Finish(ctx), r.check())
@@ -218,13 +218,13 @@ func TestBadChunks(t *testing.T) {
 		layers int
 		do     func(p *Prefill)
 	}{
-		"the job has 2 device pages":  {layers, func(p *Prefill) { p.ComputedTo(0, 3) }},
-		"up to block 6 of 5":          {layers, func(p *Prefill) { p.ComputedTo(0, 6) }},
-		"layer -1":                    {layers, func(p *Prefill) { p.ComputedTo(-1, 1) }},
-		"6 device pages for 5 blocks": {layers, func(p *Prefill) { p.AddPages(2, 3, 4, 5) }},
-		"page 40":                     {layers, func(p *Prefill) { p.AddPages(40) }},
-		"holds 1 of":                  {1, func(p *Prefill) { p.ComputedTo(0, 1) }},
-		"marks need staged":           {layers, func(p *Prefill) { p.ComputedAfter(0, 1, reached{}) }},
+		"the job has device pages of 2": {layers, func(p *Prefill) { p.ComputedTo(0, 3) }},
+		"up to block 6 of 5":            {layers, func(p *Prefill) { p.ComputedTo(0, 6) }},
+		"layer -1":                      {layers, func(p *Prefill) { p.ComputedTo(-1, 1) }},
+		"6 device pages for 5 blocks":   {layers, func(p *Prefill) { p.AddPages(2, 3, 4, 5) }},
+		"page 40":                       {layers, func(p *Prefill) { p.AddPages(40) }},
+		"holds 1 of":                    {1, func(p *Prefill) { p.ComputedTo(0, 1) }},
+		"marks need staged":             {layers, func(p *Prefill) { p.ComputedAfter(0, 1, reached{}) }},
 	} {
 		e := newEngine(t, s, c.layers, 40, 4<<20)
 		p, err := e.Prefill(t.Context(), PrefillJob{Request: "r", Blocks: 5, Pages: []uint32{0, 1}})

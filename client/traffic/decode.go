@@ -21,12 +21,12 @@ type DecodeJob struct {
 	IDs   []kv.BlockID
 	Epoch kv.Epoch
 	// Blocks, Hit, Parts, Stopped, Progress are as in PrefillJob. Pages are the device pages
-	// of the blocks, one for each of Blocks.
+	// of the blocks, one in each page table (Device.Tables) for each of Blocks.
 	Blocks, Hit int
 	Parts       []Part
 	Pages       []uint32
 	// Resident is the number of leading blocks whose KV under Epoch is in their Pages already, in every
-	// layer; the job does not verify it. The blocks of the cached prefix among them are not sent to this
+	// layer without recurrent state; the job does not verify it. The blocks of the cached prefix among them are not sent to this
 	// engine, and their pages do not change, so they may be pages of other requests too.
 	Resident int
 	Stopped  func(Stop)
@@ -59,7 +59,8 @@ type Decode struct {
 	reads  []*localRead
 	sends  incoming
 	accept *pb.TrafficAccept
-	pages  pageList
+	// pages has the pages of the PE by page table.
+	pages  map[uint32]*pageList
 	device rdma.Desc
 	table  rdma.Desc
 	credit int
@@ -83,8 +84,8 @@ func (m *Manager) Decode(ctx context.Context, job DecodeJob) (*Decode, error) {
 	if err := m.checkDecode(&job); err != nil {
 		return nil, err
 	}
-	d := &Decode{job: job, have: make([]bool, job.Hit), imm: m.imm(1), pages: newPageList(job.Blocks)}
-	if job.Hit < job.Blocks { // the prefill side's writes of a layer end with the last block, which has the immediates
+	d := &Decode{job: job, have: make([]bool, job.Hit), imm: m.imm(1), pages: make(map[uint32]*pageList)}
+	if job.Hit < job.Blocks { // if all blocks are cached, none is new, and this engine may need all of them
 		d.resident = min(job.Resident, job.Hit)
 	}
 	d.sends.sent, d.sends.again = make([]bool, job.Blocks), make([]bool, job.Blocks)
@@ -102,8 +103,8 @@ func (m *Manager) checkDecode(j *DecodeJob) error {
 	if err := m.checkLengths(j.Blocks, j.Hit, len(j.IDs)); err != nil {
 		return fmt.Errorf("traffic: request %q: %w", j.Request, err)
 	}
-	if len(j.Pages) != j.Blocks {
-		return fmt.Errorf("traffic: request %q: %d device pages for %d blocks: %w", j.Request, len(j.Pages), j.Blocks, ErrJob)
+	if len(j.Pages) != j.Blocks*m.tables {
+		return fmt.Errorf("traffic: request %q: %d device pages for %d blocks in %d page tables: %w", j.Request, len(j.Pages), j.Blocks, m.tables, ErrJob)
 	}
 	if j.Resident < 0 || j.Resident > j.Blocks {
 		return fmt.Errorf("traffic: request %q: %d of %d blocks are resident: %w", j.Request, j.Resident, j.Blocks, ErrJob)
@@ -116,6 +117,14 @@ func (m *Manager) checkDecode(j *DecodeJob) error {
 	}
 	if err := m.checkPages(j.Pages); err != nil {
 		return fmt.Errorf("traffic: request %q: %w", j.Request, err)
+	}
+	for l := range m.geo.layers {
+		// The model may compute the hit blocks again, so this engine may need the pages of all blocks.
+		for b := max(m.geo.firstSent(l, j.Hit, j.Blocks, true), 0); b < j.Blocks; b++ {
+			if m.page(j.Pages, l, b) == NoPage {
+				return fmt.Errorf("traffic: request %q: block %d of %d has no device page in layer %d: %w", j.Request, b, j.Blocks, l, ErrJob)
+			}
+		}
 	}
 	return checkParts(j.Request, j.Parts, j.Hit)
 }
@@ -266,7 +275,16 @@ func (d *Decode) addSends(m *pb.TrafficSends) (lost []*localRead, err error) {
 func (d *Decode) takePages(m *pb.TrafficPages) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := d.pages.take(m); err != nil {
+	list := d.pages[m.Table]
+	if list == nil && m.Table < kv.MaxLayers {
+		list = newPageList(d.job.Blocks)
+		d.pages[m.Table] = list
+	}
+	err := fmt.Errorf("pages of table %d; a model has at most %d: %w", m.Table, kv.MaxLayers, ErrJob)
+	if list != nil {
+		err = list.take(m)
+	}
+	if err != nil {
 		return fmt.Errorf("traffic: request %q: the prefill side: %w", d.request, err)
 	}
 	d.changedLocked()
@@ -337,8 +355,11 @@ func (d *Decode) takeAccept(a *pb.TrafficAccept) error {
 	if err == nil && len(a.Bases) == 0 {
 		err = fmt.Errorf("device memory without a layer: %w", ErrJob)
 	}
-	if err == nil && a.Stride < d.m.geo.layerBytes {
-		err = fmt.Errorf("device pages every %d bytes; a page has %d: %w", a.Stride, d.m.geo.layerBytes, ErrJob)
+	if err == nil && a.Stride < d.m.geo.maxBytes {
+		err = fmt.Errorf("device pages every %d bytes; a page has %d: %w", a.Stride, d.m.geo.maxBytes, ErrJob)
+	}
+	if err == nil && len(a.Tables) > 0 && (len(a.Tables) != d.m.geo.layers || slices.Max(a.Tables) >= kv.MaxLayers) {
+		err = fmt.Errorf("page tables %v of %d layers: %w", a.Tables, d.m.geo.layers, ErrJob)
 	}
 	if err != nil {
 		return fmt.Errorf("traffic: request %q: answer of the prefill side: %w", d.request, err)
@@ -352,7 +373,17 @@ func (d *Decode) takeAccept(a *pb.TrafficAccept) error {
 func (d *Decode) push() error {
 	// The PE needs from this engine exactly the blocks that are not in the PE's list of blocks to
 	// send.
-	known := func() bool { return d.accept != nil && d.pages.left == 0 }
+	known := func() bool {
+		if d.accept == nil {
+			return false
+		}
+		for l := range d.m.geo.layers {
+			if list := d.pages[tableOf(d.accept, l)]; list == nil || list.left > 0 {
+				return false
+			}
+		}
+		return true
+	}
 	if err := d.await(d.ctx, func() bool { return d.sends.complete() && (known() || !slices.Contains(d.sends.sent, false)) }); err != nil {
 		return err
 	}
@@ -370,12 +401,12 @@ func (d *Decode) push() error {
 	}
 	g, base, all := &d.m.geo, uint64(d.buf.Offset()), mine
 	for l := range g.layers {
-		if mine = needed(all, d.first(l)); len(mine) == 0 {
+		if mine = needed(all, g.first(l, d.job.Hit)); len(mine) == 0 {
 			continue
 		}
-		pages := make([]uint32, len(mine))
+		pages, list := make([]uint32, len(mine)), d.pages[tableOf(a, l)]
 		for i, b := range mine {
-			pages[i] = d.pages.pages[b]
+			pages[i] = list.pages[b]
 		}
 		if err := d.await(d.ctx, func() bool { return l < d.credit }); err != nil {
 			return err
@@ -384,7 +415,7 @@ func (d *Decode) push() error {
 		b := newBatch(2)
 		imm := rdma.ImmOf(a.Imm + uint32(l))
 		err := d.writePaged(d.ctx, rdma.PagedWrite{
-			PageLen: g.layerBytes, Src: d.m.buffer.region, SrcPages: rdma.Pages{Indices: mine, Stride: g.fullBytes, Offset: base + g.at(l)},
+			PageLen: g.bytes[l], Src: d.m.buffer.region, SrcPages: rdma.Pages{Indices: mine, Stride: g.fullBytes, Offset: base + g.at(l)},
 			Dst: device, DstPages: rdma.Pages{Indices: pages, Stride: a.Stride, Offset: a.Bases[l%len(a.Bases)]},
 			Imm: imm, Done: b.done,
 		})
@@ -408,13 +439,18 @@ func (d *Decode) push() error {
 	return nil
 }
 
+// tableOf returns the page table of a layer of the prefill engine.
+func tableOf(a *pb.TrafficAccept, layer int) uint32 {
+	if len(a.Tables) == 0 {
+		return 0
+	}
+	return a.Tables[layer]
+}
+
 // first returns the first block that a layer needs. If the prefill side has computed hit blocks
 // again, it has computed all of them, for every layer. The list of the prefill side must be complete.
 func (d *Decode) first(layer int) int {
-	if d.sends.anyAgain {
-		return 0
-	}
-	return d.m.geo.first(layer, d.job.Hit)
+	return d.m.geo.firstSent(layer, d.job.Hit, d.job.Blocks, d.sends.anyAgain)
 }
 
 // sentLocked reports whether the prefill side sends any block that read loads.
@@ -493,7 +529,7 @@ func (d *Decode) toDevice(base uint64, all []uint32) error {
 		spans := make([]copier.Span, len(blocks))
 		for i, b := range blocks {
 			spans[i] = copier.Span{
-				Src: base + uint64(b)*g.fullBytes + g.at(l), Dst: dev.offset(l, d.job.Pages[b]), Len: g.layerBytes,
+				Src: base + uint64(b)*g.fullBytes + g.at(l), Dst: dev.offset(l, d.m.page(d.job.Pages, l, int(b))), Len: g.bytes[l],
 			}
 		}
 		if err := d.m.toDevice(d.ctx, spans, d.job.After); err != nil {
@@ -503,7 +539,7 @@ func (d *Decode) toDevice(base uint64, all []uint32) error {
 		if mem == nil {
 			continue // assemble has verified the blocks in the DE buffer
 		}
-		offset := func(b uint32) uint64 { return dev.offset(l, d.job.Pages[b]) }
+		offset := func(b uint32) uint64 { return dev.offset(l, d.m.page(d.job.Pages, l, int(b))) }
 		if err := d.m.checkLast(d.sums, mem, l, blocks, offset, "decode device"); err != nil {
 			return err
 		}

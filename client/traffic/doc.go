@@ -149,8 +149,8 @@
 //
 // # Layer groups
 //
-// The namespace has a group of full attention and may have groups with sliding windows, all with
-// Layer Blocks of one size. A layer with a window needs only the last blocks of the cached prefix
+// The namespace has a group of full attention and may have groups with sliding windows and with
+// recurrent state. A layer with a window needs only the last blocks of the cached prefix
 // (kv.Geometry.FirstNeeded). The manager neither reads nor sends the blocks before them in this layer,
 // does not verify them, and does not change their pages:
 //
@@ -165,14 +165,26 @@
 // If a cached block is missing, the model computes all cached blocks (Prefill.Recompute). The
 // windows at the end of a shorter prefix would need blocks that were not read.
 //
+// A layer with recurrent state has the state after the last token of a block in the block's page.
+// The prefill engine needs the state at the end of the cached prefix, and the decode engine the state
+// at the end of the prompt. No other state is read, sent or stored:
+//
+//	cached prefix, 8 blocks      new blocks
+//	full    0 1 2 3 4 5 6 7      8 9
+//	state                 7        9        7: to the PE; 9: to the DE and to storage
+//
+// If all blocks of a prompt are cached, the two are one, which the PE sends to the DE or the DE to
+// the PE. A layer of which a side sends no block has its immediates alone.
+//
 // A Full Block has the layers of one group after the other, and the model computes them in another
 // order (Options.Order). Layers arrive and leave in the order of computation.
 //
-// A block has one page number for all layers, also in the layers that do not need the block, and the
-// place of a block in the buffers has room for all layers. So an engine needs the device memory of
-// full attention. An engine that frees the blocks before the window while a request runs would need
-// a page number for each group, and its pages could change before the layers have left.
-// Footprint counts a block with all its layers.
+// A block has one page number for all layers, or one in each page table (Device.Tables), also in the
+// layers with a window that do not need the block. So an engine needs the device memory of full
+// attention in these layers: if an engine freed the blocks before the window while a request runs, the
+// pages could change before the layers have left. A block whose state is not needed has NoPage in the
+// tables of such layers. The place of a block in the buffers has room for all layers, and Footprint
+// counts a block with all its layers.
 //
 // # Layers in flight
 //

@@ -100,7 +100,7 @@ func serveBetween(t *testing.T, prefill, decode Device, open func(s *shelf, host
 		for l := range e.opts.Device.Bases {
 			for _, page := range r.pages {
 				off := e.opts.Device.offset(l, page)
-				copy(rest[off:off+e.geo.layerBytes], bytes.Repeat([]byte{0xEE}, int(e.geo.layerBytes)))
+				copy(rest[off:off+e.geo.maxBytes], bytes.Repeat([]byte{0xEE}, int(e.geo.maxBytes)))
 			}
 		}
 		if i := slices.IndexFunc(rest, func(b byte) bool { return b != 0xEE }); i >= 0 {
@@ -115,7 +115,7 @@ func TestBadLayouts(t *testing.T) {
 	testkit.VerifyNone(t)
 	s := newShelf()
 	e := newEngine(t, s, geo.Groups[0].Layers, 8, 1<<20)
-	lb := e.geo.layerBytes
+	lb := e.geo.maxBytes
 	for text, change := range map[string]func(*Device){
 		"without a layer":       func(d *Device) { d.Bases = nil },
 		"-1 pages":              func(d *Device) { d.Pages = -1 },

@@ -33,9 +33,10 @@ func (p *Prefill) claim(layer, upto int) (blocks, pages, miss []uint32, last, ok
 	if l.last {
 		return nil, nil, nil, false, false
 	}
-	// Blocks outside of the layer's window are not sent, nor are blocks that the DE has in device memory.
-	// The last block is new, so it is never one of them.
-	l.claimed = max(l.claimed, len(p.sends)-len(needed(p.sends, max(p.firstLocked(layer), p.residentLocked()))))
+	// Blocks outside of the layer's window, or before the last state, are not sent, nor are blocks that the
+	// DE has in device memory.
+	first := p.m.geo.firstSent(layer, p.job.Hit, p.job.Blocks, slices.Contains(p.from, computed))
+	l.claimed = max(l.claimed, len(p.sends)-len(needed(p.sends, max(first, p.residentLocked()))))
 	end := len(p.sends)
 	if !last {
 		end, _ = slices.BinarySearch(p.sends, uint32(upto))
@@ -49,7 +50,7 @@ func (p *Prefill) claim(layer, upto int) (blocks, pages, miss []uint32, last, ok
 	l.writing++
 	pages = make([]uint32, len(blocks))
 	for i, b := range blocks {
-		pages[i] = p.pages[b]
+		pages[i] = p.m.page(p.pages, layer, int(b))
 		if int(b) >= p.job.Hit || p.from[b] == computed {
 			miss = append(miss, b)
 		}
@@ -71,17 +72,22 @@ func (p *Prefill) residentLocked() int {
 // blocks of the layer before the block upto that this prefill engine has read or computed and that
 // no other call of forward sends (claim). after is nil, or the mark after which they are computed.
 func (p *Prefill) forward(layer, upto int, after copier.Mark) error {
-	if err := p.await(p.ctx, func() bool { return p.in[layer] }); err != nil {
+	err := p.await(p.ctx, func() bool { return p.in[layer] })
+	if err != nil {
 		return err
 	}
 	blocks, pages, miss, last, ok := p.claim(layer, upto)
 	if !ok {
 		return nil
 	}
-	if len(blocks) > 0 {
-		if err := p.depart(layer, blocks, pages, miss, last, after); err != nil {
-			return err
-		}
+	switch {
+	case len(blocks) > 0:
+		err = p.depart(layer, blocks, pages, miss, last, after)
+	case last && len(p.sends) > 0:
+		err = p.sendNone(layer)
+	}
+	if err != nil {
+		return err
 	}
 	var all bool
 	p.update(func() {
@@ -126,7 +132,7 @@ func (p *Prefill) depart(layer int, blocks, pages, miss []uint32, last bool, aft
 		if err := p.fromDevice(layer, blocks, pages, after); err != nil {
 			return fmt.Errorf("traffic: request %q: copy of layer %d from the device: %w", p.request, layer, err)
 		}
-		src, mem = rdma.Pages{Indices: blocks, Stride: g.layerBytes, Offset: p.stage.offset(layer, 0)}, p.m.buffer.Bytes()
+		src, mem = rdma.Pages{Indices: blocks, Stride: p.stage.pageBytes, Offset: p.stage.offset(layer, 0)}, p.m.buffer.Bytes()
 		region, place = p.m.buffer.region, func(i int) uint64 { return p.stage.offset(layer, blocks[i]) }
 	}
 	if mem == nil && len(miss) > 0 {
@@ -135,7 +141,7 @@ func (p *Prefill) depart(layer int, blocks, pages, miss []uint32, last bool, aft
 	for i, b := range blocks {
 		if len(miss) > 0 && miss[0] == b {
 			off := place(i)
-			p.sums.set(layer, int(b), xxh3.Hash(mem[off:off+g.layerBytes]))
+			p.sums.set(layer, int(b), xxh3.Hash(mem[off:off+g.bytes[layer]]))
 			miss = miss[1:]
 		}
 	}
@@ -150,6 +156,21 @@ func (p *Prefill) depart(layer int, blocks, pages, miss []uint32, last bool, aft
 	return nil
 }
 
+// sendNone delivers the immediates of a layer of which the DE needs no block, after those of earlier
+// writes of the layer.
+func (p *Prefill) sendNone(layer int) error {
+	if err := p.await(p.ctx, func() bool { return p.leaves[layer].writing == 1 }); err != nil {
+		return err
+	}
+	b := newBatch(2)
+	for range 2 {
+		if err := p.scope.Write(p.ctx, rdma.Write{Src: p.m.buffer.region, Dst: p.decode, Imm: rdma.ImmOf(p.offer.Imm), Done: b.done}); err != nil {
+			return fmt.Errorf("traffic: request %q: layer %d to the decode side: %w", p.request, layer, err)
+		}
+	}
+	return b.wait(p.ctx)
+}
+
 // send writes blocks of a layer and their sums to the DE. The blocks are in the pages src of
 // region.
 func (p *Prefill) send(layer int, region rdma.Region, src rdma.Pages, blocks []uint32, last bool) error {
@@ -161,7 +182,7 @@ func (p *Prefill) send(layer int, region rdma.Region, src rdma.Pages, blocks []u
 	row := uint64(layer) * uint64(p.job.Blocks) * sumBytes
 	b := newBatch(2)
 	err := p.writePaged(p.ctx, rdma.PagedWrite{
-		PageLen: g.layerBytes, Src: region, SrcPages: src,
+		PageLen: g.bytes[layer], Src: region, SrcPages: src,
 		Dst: p.decode, DstPages: rdma.Pages{Indices: blocks, Stride: g.fullBytes, Offset: g.at(layer)},
 		Imm: imm, Done: b.done,
 	})

@@ -62,8 +62,12 @@ type Storage interface {
 	Write(ctx context.Context, w client.WriteRequest) (client.WriteResult, error)
 }
 
+// NoPage in place of a device page: the block has no page in this page table. Only layers with
+// recurrent state need no page of some blocks.
+const NoPage = math.MaxUint32
+
 // Device is an engine's device memory, or host memory used instead. It consists of KV pages, each
-// the size of one Layer Block. Page p of layer l is at Bases[l mod len(Bases)] + p × Stride. The
+// with room for one Layer Block. Page p of layer l is at Bases[l mod len(Bases)] + p × Stride. The
 // two sides of a request may have different layouts.
 type Device struct {
 	// Region is registered with Options.Compute. nil: the NIC cannot access the memory. Then only
@@ -74,13 +78,34 @@ type Device struct {
 	// one for each layer. A prefill engine may have fewer: it then holds len(Bases) layers
 	// at a time (layerwise prefill).
 	Bases []uint64
-	// Stride is the distance from a page of a layer to the next one, in bytes. With the length of a
-	// Layer Block, the default, the pages of a layer are contiguous (layer-major). With the length
+	// Stride is the distance from a page of a layer to the next one, in bytes. With the length of the
+	// largest Layer Block, the default, the pages of a layer are contiguous (layer-major). With the length
 	// of all layers, the pages of a block are contiguous (block-major).
 	Stride uint64
 	// Pages is the number of pages of each layer. A job with a page beyond them is refused. With 0,
 	// the default, a job may have any page that lies in Region.
 	Pages int
+	// Tables has, for each layer, the number of its page table. An engine that allocates pages for
+	// kinds of layers apart has several tables; a block then has a page in each of them, in the order
+	// of their numbers. Layers of different tables may share memory. Empty, the default: one table
+	// for all layers.
+	Tables []int
+}
+
+// tables returns the number of page tables.
+func (d *Device) tables() int {
+	if len(d.Tables) == 0 {
+		return 1
+	}
+	return slices.Max(d.Tables) + 1
+}
+
+// table returns the page table of a layer.
+func (d *Device) table(layer int) int {
+	if len(d.Tables) == 0 {
+		return 0
+	}
+	return d.Tables[layer]
 }
 
 // offset returns the offset in Region of a page of a layer.
@@ -88,27 +113,44 @@ func (d *Device) offset(layer int, page uint32) uint64 {
 	return d.Bases[layer%len(d.Bases)] + uint64(page)*d.Stride
 }
 
-// validate returns an error for pages of layerBytes that overlap or lie outside of memory of size bytes.
-func (d *Device) validate(layerBytes, size uint64) error {
+// validate returns an error for pages of layers of g that overlap or lie outside of memory of size
+// bytes.
+func (d *Device) validate(g *geometry, size uint64) error {
 	switch {
+	case len(d.Tables) > 0 && (len(d.Tables) != g.layers || len(d.Bases) != g.layers || slices.Min(d.Tables) < 0 || slices.Max(d.Tables) >= g.layers):
+		return fmt.Errorf("page tables %v and %d bases of %d layers; want one of each for each layer, and tables below %d: %w", d.Tables, len(d.Bases), g.layers, g.layers, ErrJob)
 	case len(d.Bases) == 0:
 		return fmt.Errorf("device memory without a layer: %w", ErrJob)
 	case d.Pages < 0 || d.Pages > math.MaxUint32:
 		return fmt.Errorf("device memory of %d pages a layer: %w", d.Pages, ErrJob)
-	case d.Stride < layerBytes || d.Stride > size:
-		return fmt.Errorf("device pages every %d bytes; a page has %d, and the memory %d: %w", d.Stride, layerBytes, size, ErrJob)
+	case d.Stride < g.maxBytes || d.Stride > size:
+		return fmt.Errorf("device pages every %d bytes; a page has %d, and the memory %d: %w", d.Stride, g.maxBytes, size, ErrJob)
+	}
+	// bytes returns the size of the largest page at a base, which several layers may use in turn.
+	bytes := func(base int) uint64 {
+		if len(d.Bases) == g.layers {
+			return g.bytes[base]
+		}
+		return g.maxBytes
 	}
 	pages := max(uint64(d.Pages), 1)
 	for l, base := range d.Bases {
-		if base > size || (size-base)/d.Stride+1 < pages || base+(pages-1)*d.Stride+layerBytes > size {
+		if base > size || (size-base)/d.Stride+1 < pages || base+(pages-1)*d.Stride+bytes(l) > size {
 			return fmt.Errorf("%d device pages of layer %d from %d on, every %d bytes, in memory of %d bytes: %w", pages, l, base, d.Stride, size, ErrJob)
 		}
 		for k, other := range d.Bases[:l] {
-			apart := max(base, other) - min(base, other)
+			if d.table(l) != d.table(k) {
+				continue
+			}
+			apart, lower, higher := max(base, other)-min(base, other), bytes(k), bytes(l)
+			if base < other {
+				lower, higher = higher, lower
+			}
 			// Page p of the layer with the higher base and page p+i of the other layer overlap if
-			// apart and i × Stride differ by less than layerBytes. This is possible only for i = n
-			// and i = n+1.
-			if n := apart / d.Stride; apart%d.Stride < layerBytes && n < pages || d.Stride-apart%d.Stride < layerBytes && n+1 < pages {
+			// apart exceeds i × Stride by less than a page of the lower layer, or is less than i ×
+			// Stride by less than a page of the higher layer. This is possible only for i = n and
+			// i = n+1.
+			if n := apart / d.Stride; apart%d.Stride < lower && n < pages || d.Stride-apart%d.Stride < higher && n+1 < pages {
 				return fmt.Errorf("device pages of layers %d and %d overlap: they begin at %d and %d, every %d bytes: %w", k, l, other, base, d.Stride, ErrJob)
 			}
 		}
@@ -172,7 +214,9 @@ func (o *Options) EnsureDefaults() {
 	held := int64(0)
 	if len(o.Namespace.Geometry.Groups) > 0 {
 		if o.Device.Stride == 0 {
-			o.Device.Stride = uint64(o.Namespace.Geometry.LayerBytes(0))
+			for i := range o.Namespace.Geometry.Groups {
+				o.Device.Stride = max(o.Device.Stride, uint64(o.Namespace.Geometry.LayerBytes(i)))
+			}
 		}
 		block := o.Namespace.Geometry.BlockBytes()
 		o.AppendBytes = max(o.AppendBytes, block)
@@ -213,7 +257,8 @@ func (o *Options) Validate() error {
 	case o.Copier != nil && o.Device.Region != nil && o.DeviceCopies.Len() != o.Device.Region.Len():
 		return fmt.Errorf("DeviceCopies has %d bytes, Device.Region %d: %w", o.DeviceCopies.Len(), o.Device.Region.Len(), ErrJob)
 	}
-	return o.Device.validate(uint64(g.LayerBytes(0)), o.deviceBytes())
+	geo := newGeometry(g, o.Order)
+	return o.Device.validate(&geo, o.deviceBytes())
 }
 
 // deviceBytes returns the size of device memory in bytes.
@@ -268,8 +313,10 @@ const (
 type Manager struct {
 	opts Options
 	geo  geometry
-	log  *slog.Logger
-	imms atomic.Uint32
+	// tables is the number of page tables of opts.Device.
+	tables int
+	log    *slog.Logger
+	imms   atomic.Uint32
 	// buffer is the memory for prompts, appended the memory for decoded blocks.
 	buffer, appended space
 	// plain is the copier of the manager, used if the caller set no Options.Copier.
@@ -296,6 +343,12 @@ type Manager struct {
 	work sync.WaitGroup
 }
 
+// page returns the device page of a block in a layer. pages has, for each block, a page in each page
+// table.
+func (m *Manager) page(pages []uint32, layer, block int) uint32 {
+	return pages[block*m.tables+m.opts.Device.table(layer)]
+}
+
 // job is a Prefill or a Decode.
 type job interface {
 	message(from rdma.EngineID, m *pb.TrafficMessage)
@@ -319,6 +372,7 @@ func New(opts Options) (*Manager, error) {
 		early: make(map[string][]earlyMessage), earlyMax: maxEarly, returns: make(chan struct{}, returnsMax),
 		geo:     newGeometry(opts.Namespace.Geometry, opts.Order),
 		pending: newPending(opts.PersistMax),
+		tables:  opts.Device.tables(),
 	}
 	m.life, m.endLife = context.WithCancel(context.Background())
 	if err := m.open(); err != nil {

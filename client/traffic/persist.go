@@ -3,6 +3,7 @@ package traffic
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -40,10 +41,11 @@ type run struct {
 	ends   []func()
 }
 
-// add appends a block, the last of c. pending.mu must be held.
-func (r *run) add(g *geometry, c chain, buf arena.Buffer, sums []uint64, end func()) {
+// add appends a block, the last of c, which has the groups for which has returns true. pending.mu
+// must be held.
+func (r *run) add(g *geometry, c chain, has func(group int) bool, buf arena.Buffer, sums []uint64, end func()) {
 	r.chain = c
-	r.pieces, r.sums = g.pieces(r.pieces, r.sums, len(c.ids)-1, 0, buf.Offset(), sums)
+	r.pieces, r.sums = g.pieces(r.pieces, r.sums, len(c.ids)-1, has, buf.Offset(), sums)
 	r.bufs, r.ends = append(r.bufs, buf), append(r.ends, end)
 }
 
@@ -58,7 +60,7 @@ func (r *run) release() {
 
 // add appends a block to the run that ends with its parent, and returns nil. If there
 // is no such run, add returns a new one, which the caller has to write.
-func (p *pending) add(g *geometry, c chain, buf arena.Buffer, sums []uint64, end func()) *run {
+func (p *pending) add(g *geometry, c chain, has func(group int) bool, buf arena.Buffer, sums []uint64, end func()) *run {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := len(c.ids)
@@ -72,7 +74,7 @@ func (p *pending) add(g *geometry, c chain, buf arena.Buffer, sums []uint64, end
 	} else {
 		delete(p.runs, c.ids[n-2])
 	}
-	r.add(g, c, buf, sums, end)
+	r.add(g, c, has, buf, sums, end)
 	p.runs[c.ids[n-1]] = r
 	if !fresh {
 		return nil
@@ -151,7 +153,8 @@ func (d *Decode) persist() <-chan struct{} {
 	var ids []kv.BlockID
 	for b, id := range d.job.IDs {
 		if d.sends.sent[b] && (d.sends.again[b] || b >= d.job.Hit) {
-			pieces, sums = d.m.geo.pieces(pieces, sums, b, 0, d.buf.Offset()+int64(b)*int64(d.m.geo.fullBytes), d.sums.block(b, d.m.geo.places))
+			has := func(group int) bool { return d.m.geo.Groups[group].Kind != kv.State || b == d.job.Blocks-1 }
+			pieces, sums = d.m.geo.pieces(pieces, sums, b, has, d.buf.Offset()+int64(b)*int64(d.m.geo.fullBytes), d.sums.block(b, d.m.geo.places))
 			ids = append(ids, id)
 		}
 	}
@@ -186,7 +189,10 @@ const (
 // the first refused block: the blocks after it would have no parent.
 func (m *Manager) store(ctx context.Context, request string, from *client.Memory, c chain, pieces []client.Piece, sums [][]uint64) {
 	for len(pieces) > 0 && ctx.Err() == nil {
-		n := min(len(pieces), persistBlocks*len(m.geo.Groups)) // a new block has a piece in each group
+		n := slices.IndexFunc(pieces, func(p client.Piece) bool { return p.Block >= pieces[0].Block+persistBlocks })
+		if n < 0 {
+			n = len(pieces)
+		}
 		if !m.storeSome(ctx, request, client.WriteRequest{
 			Namespace: m.opts.Namespace, IDs: c.ids[:pieces[n-1].Block+1], First: pieces[0].Block, Epoch: c.epoch, From: from, Pieces: pieces[:n], Sums: sums[:n],
 		}) {
@@ -208,22 +214,24 @@ func (m *Manager) storeSome(ctx context.Context, request string, w client.WriteR
 	return ok
 }
 
-// Append stores one block that decoding has filled: its KV is in the given page of
-// every layer of device memory. ids is the chain up to and including the block. Append
-// returns when the page may change, before the write has ended (Settle waits for it).
+// Append stores one block that decoding has filled: its KV is in the given pages of
+// device memory, one for each page table (Device.Tables). A layer with recurrent state may have
+// NoPage; the block is then stored without state. ids is the chain up to and including the block. Append
+// returns when the pages may change, before the write has ended (Settle waits for it).
 // A block whose parent is still waiting to be written is stored by the same write.
-func (m *Manager) Append(ctx context.Context, request string, ids []kv.BlockID, epoch kv.Epoch, page uint32) error {
-	return m.AppendAfter(ctx, request, ids, epoch, page, nil)
+func (m *Manager) Append(ctx context.Context, request string, ids []kv.BlockID, epoch kv.Epoch, pages ...uint32) error {
+	return m.AppendAfter(ctx, request, ids, epoch, nil, pages...)
 }
 
 // AppendAfter is Append for a block that the engine's stream has still to fill: the copy waits, on
 // the device, for the mark, and AppendAfter waits for the copy. The mark is as in
 // Prefill.ComputedAfter, and is not closed before AppendAfter has returned.
-func (m *Manager) AppendAfter(ctx context.Context, request string, ids []kv.BlockID, epoch kv.Epoch, page uint32, after copier.Mark) error {
+func (m *Manager) AppendAfter(ctx context.Context, request string, ids []kv.BlockID, epoch kv.Epoch, after copier.Mark, pages ...uint32) error {
 	if len(ids) == 0 {
 		return fmt.Errorf("traffic: request %q: append without a chain: %w", request, ErrJob)
 	}
-	if err := m.checkPages([]uint32{page}); err != nil {
+	has, err := m.groupsWithPages(pages)
+	if err != nil {
 		return fmt.Errorf("traffic: request %q: %w", request, err)
 	}
 	m.mu.Lock()
@@ -239,13 +247,13 @@ func (m *Manager) AppendAfter(ctx context.Context, request string, ids []kv.Bloc
 		m.log.Warn("a decoded block is not stored: too many wait for storage", "request", request)
 		return nil
 	}
-	buf, sums, err := m.take(ctx, page, after)
+	buf, sums, err := m.take(ctx, pages, after)
 	if err != nil {
 		end()
 		m.work.Done()
 		return fmt.Errorf("traffic: request %q: %w", request, err)
 	}
-	r := m.pending.add(&m.geo, chain{ids, epoch}, buf, sums, end)
+	r := m.pending.add(&m.geo, chain{ids, epoch}, func(group int) bool { return has[group] }, buf, sums, end)
 	if r == nil {
 		m.work.Done()
 		return nil
@@ -264,21 +272,50 @@ func (m *Manager) AppendAfter(ctx context.Context, request string, ids []kv.Bloc
 	return nil
 }
 
-// take copies all layers of one block from the device to the buffer of decoded blocks and returns
-// the checksums of its layers, both in the order of a Full Block. The checksums are computed over
+// groupsWithPages reports, by layer group, whether a block with the given pages, one for each page
+// table, has the group's layers. It returns an error for pages that lie outside of device memory, and
+// for a block without a page in a layer without state or in a part of a group.
+func (m *Manager) groupsWithPages(pages []uint32) ([]bool, error) {
+	if len(pages) != m.tables {
+		return nil, fmt.Errorf("a block with %d device pages; want one in each of %d page tables: %w", len(pages), m.tables, ErrJob)
+	}
+	if err := m.checkPages(pages); err != nil {
+		return nil, err
+	}
+	has := make([]bool, len(m.geo.Groups))
+	for g, group := range m.geo.Groups {
+		has[g] = group.Kind != kv.State
+	}
+	for l, g := range m.geo.groups {
+		has[g] = has[g] || m.page(pages, l, 0) != NoPage
+	}
+	for l, g := range m.geo.groups {
+		if has[g] && m.page(pages, l, 0) == NoPage {
+			return nil, fmt.Errorf("a block without a device page in layer %d; only all layers of a group with recurrent state may lack it: %w", l, ErrJob)
+		}
+	}
+	return has, nil
+}
+
+// take copies the layers of one block that have a page from the device to the buffer of decoded blocks and
+// returns the checksums of the layers, both in the order of a Full Block. The checksums are computed over
 // device memory or, if the CPU cannot address device memory, over the copy.
-func (m *Manager) take(ctx context.Context, page uint32, after copier.Mark) (arena.Buffer, []uint64, error) {
+func (m *Manager) take(ctx context.Context, pages []uint32, after copier.Mark) (arena.Buffer, []uint64, error) {
 	g, dev := &m.geo, &m.opts.Device
 	buf, err := m.appended.Alloc(ctx, int(g.fullBytes))
 	if err != nil {
 		return buf, nil, err
 	}
-	spans, sums := make([]copier.Span, g.layers), make([]uint64, g.layers)
-	sum := func(l int, mem []byte, off uint64) { sums[g.places[l]] = xxh3.Hash(mem[off : off+g.layerBytes]) }
+	spans, sums := make([]copier.Span, 0, g.layers), make([]uint64, g.layers)
+	sum := func(l int, mem []byte, off uint64) { sums[g.places[l]] = xxh3.Hash(mem[off : off+g.bytes[l]]) }
 	device := m.opts.deviceMemory()
-	for l := range spans {
+	for l := range g.layers {
+		page := m.page(pages, l, 0)
+		if page == NoPage {
+			continue
+		}
 		off := dev.offset(l, page)
-		spans[l] = copier.Span{Src: off, Dst: uint64(buf.Offset()) + g.at(l), Len: g.layerBytes}
+		spans = append(spans, copier.Span{Src: off, Dst: uint64(buf.Offset()) + g.at(l), Len: g.bytes[l]})
 		if device != nil {
 			sum(l, device, off)
 		}

@@ -27,8 +27,8 @@ type PrefillJob struct {
 	// Parts are the ranges of hit blocks that the prefill side reads. The decode side reads the
 	// other hit blocks, or they are passed to Read or Recompute later.
 	Parts []Part
-	// Pages are the device pages of the first blocks, one for each block. AddPages adds the pages
-	// of the other blocks: an engine may allocate the pages of the hit only when storage has been
+	// Pages are the device pages of the first blocks, one in each page table (Device.Tables) for each
+	// block. AddPages adds the pages of the other blocks: an engine may allocate the pages of the hit only when storage has been
 	// read (Loaded), and the pages of a chunk only when the chunk begins.
 	Pages []uint32
 	// After is nil, or a mark for Pages as in AddPagesAfter.
@@ -113,8 +113,8 @@ func (m *Manager) checkPrefill(j *PrefillJob) error {
 	if err := m.checkLengths(j.Blocks, j.Hit, len(j.IDs)); err != nil {
 		return fmt.Errorf("traffic: request %q: %w", j.Request, err)
 	}
-	if n := len(j.Pages); n > j.Blocks {
-		return fmt.Errorf("traffic: request %q: %d device pages for %d blocks: %w", j.Request, n, j.Blocks, ErrJob)
+	if n := len(j.Pages); n%m.tables != 0 || n/m.tables > j.Blocks {
+		return fmt.Errorf("traffic: request %q: %d device pages for %d blocks in %d page tables: %w", j.Request, n, j.Blocks, m.tables, ErrJob)
 	}
 	if err := m.checkPages(j.Pages); err != nil {
 		return fmt.Errorf("traffic: request %q: %w", j.Request, err)
@@ -129,24 +129,33 @@ func (m *Manager) checkLengths(blocks, hit, ids int) error {
 		return fmt.Errorf("a prompt of %d blocks; it must have 1 to %d: %w", blocks, MaxBlocks, ErrJob)
 	case hit < 0 || hit > blocks:
 		return fmt.Errorf("%d cached blocks of %d: %w", hit, blocks, ErrJob)
-	case m.geo.windows && hit == blocks:
-		return fmt.Errorf("%d cached blocks of %d; with sliding windows the model must compute the last block: %w", hit, blocks, ErrJob)
 	case ids < hit:
 		return fmt.Errorf("%d block ids for %d cached blocks: %w", ids, hit, ErrJob)
 	}
 	return nil
 }
 
-// checkPages returns an error for pages that lie outside of device memory.
+// checkPages returns an error for pages that lie outside of device memory. pages begin with the first
+// page table.
 func (m *Manager) checkPages(pages []uint32) error {
 	d := &m.opts.Device
-	for _, page := range pages {
+	for i, page := range pages {
+		if page == NoPage && m.geo.partial {
+			continue
+		}
 		if d.Pages > 0 && page >= uint32(d.Pages) {
 			return fmt.Errorf("page %d; each layer has %d: %w", page, d.Pages, ErrJob)
 		}
 		for l := range d.Bases {
-			if off := d.offset(l, page); off+m.geo.layerBytes > m.opts.deviceBytes() {
-				return fmt.Errorf("page %d of layer %d ends at %d; device memory has %d bytes: %w", page, l, off+m.geo.layerBytes, m.opts.deviceBytes(), ErrJob)
+			if d.table(l) != i%m.tables {
+				continue
+			}
+			n := m.geo.maxBytes
+			if len(d.Bases) == m.geo.layers {
+				n = m.geo.bytes[l]
+			}
+			if off := d.offset(l, page); off+n > m.opts.deviceBytes() {
+				return fmt.Errorf("page %d of layer %d ends at %d; device memory has %d bytes: %w", page, l, off+n, m.opts.deviceBytes(), ErrJob)
 			}
 		}
 	}
@@ -278,11 +287,11 @@ func (p *Prefill) load1(part Part, buf arena.Buffer, base uint64) error {
 // rank, adds the pages only when all jobs are Loaded. So it can call Recompute on a Loaded job for
 // blocks that another job lacks.
 //
-// If a layer group has a sliding window, the model computes all hit blocks. In that group's layers
-// the block part.From needs KV that was not read, because it is outside of the window at the end of
-// the hit.
+// If a layer group has a sliding window or recurrent state, the model computes all hit blocks. In that
+// group's layers the block part.From needs KV or state that was not read, because it is before the end
+// of the hit.
 func (p *Prefill) Recompute(part Part) {
-	if p.m.geo.windows && part.To > max(part.From, 0) && part.From < p.job.Hit {
+	if p.m.geo.partial && part.To > max(part.From, 0) && part.From < p.job.Hit {
 		part = Part{0, p.job.Hit}
 	}
 	used := false
@@ -334,7 +343,7 @@ func (p *Prefill) loadedLocked() bool { return p.begun && !slices.Contains(p.fro
 // sources are known, and the blocks that come from a buffer have their device pages. Once true, it
 // stays true.
 func (p *Prefill) sealedLocked() bool {
-	return p.loadedLocked() && len(p.pages) >= p.fromBuffersLocked()
+	return p.loadedLocked() && len(p.pages) >= p.fromBuffersLocked()*p.m.tables
 }
 
 // fromBuffersLocked returns the number of leading hit blocks up to the last one that comes from a
@@ -347,24 +356,15 @@ func (p *Prefill) fromBuffersLocked() int {
 	return end
 }
 
-// firstLocked returns the first block that a layer needs. The sources of the hit blocks must be
-// final (sealedLocked).
-func (p *Prefill) firstLocked(layer int) int {
-	first := p.m.geo.first(layer, p.job.Hit)
-	if first > 0 && slices.Contains(p.from, computed) {
-		return 0 // the model computes all hit blocks
-	}
-	return first
-}
-
 // Layer waits until the KV of the cached prefix in a layer is in device memory and verified. The
 // pages of blocks outside of the layer's window do not change.
 func (p *Prefill) Layer(ctx context.Context, layer int) error {
 	return p.await(ctx, func() bool { return p.in[layer] })
 }
 
-// AddPages adds the device pages of the next blocks, after the pages of the job and of earlier
-// calls. A page outside of device memory, or more pages than blocks, fails the job.
+// AddPages adds the device pages of the next blocks, one in each page table for each block, after the
+// pages of the job and of earlier calls. A page outside of device memory, or more pages than blocks,
+// fails the job.
 func (p *Prefill) AddPages(pages ...uint32) { p.AddPagesAfter(nil, pages...) }
 
 // AddPagesAfter is AddPages for pages that the engine's stream may still use: nothing is written to
@@ -373,8 +373,8 @@ func (p *Prefill) AddPages(pages ...uint32) { p.AddPagesAfter(nil, pages...) }
 func (p *Prefill) AddPagesAfter(after copier.Mark, pages ...uint32) {
 	err := p.m.checkPages(pages)
 	p.update(func() {
-		if n := len(p.pages) + len(pages); err == nil && n > p.job.Blocks {
-			err = fmt.Errorf("%d device pages for %d blocks: %w", n, p.job.Blocks, ErrJob)
+		if n, tables := len(p.pages)+len(pages), p.m.tables; err == nil && (len(pages)%tables != 0 || n/tables > p.job.Blocks) {
+			err = fmt.Errorf("%d device pages for %d blocks in %d page tables: %w", n, p.job.Blocks, tables, ErrJob)
 		}
 		if err == nil {
 			p.pages = append(p.pages, pages...)
@@ -409,8 +409,10 @@ func (p *Prefill) ComputedAfter(layer, block int, after copier.Mark) {
 		switch {
 		case layer < 0 || layer >= p.m.geo.layers || block < 0 || block > p.job.Blocks:
 			err = fmt.Errorf("layer %d of %d is computed up to block %d of %d: %w", layer, p.m.geo.layers, block, p.job.Blocks, ErrJob)
-		case block > len(p.pages):
-			err = fmt.Errorf("layer %d is computed up to block %d, and the job has %d device pages: %w", layer, block, len(p.pages), ErrJob)
+		case block > len(p.pages)/p.m.tables:
+			err = fmt.Errorf("layer %d is computed up to block %d, and the job has device pages of %d: %w", layer, block, len(p.pages)/p.m.tables, ErrJob)
+		case block == p.job.Blocks && p.m.geo.state(layer) && p.m.page(p.pages, layer, block-1) == NoPage:
+			err = fmt.Errorf("layer %d is computed, and the last block has no device page for its state: %w", layer, ErrJob)
 		case block < p.job.Blocks && len(p.m.opts.Device.Bases) < p.m.geo.layers:
 			err = fmt.Errorf("a chunk up to block %d of %d; device memory holds %d of %d layers: %w", block, p.job.Blocks, len(p.m.opts.Device.Bases), p.m.geo.layers, ErrJob)
 		case after != nil && (!p.m.staged() || len(p.m.opts.Device.Bases) < p.m.geo.layers):
@@ -502,7 +504,7 @@ func (p *Prefill) feed() error {
 	var after copier.Mark
 	p.update(func() {
 		after = p.after
-		pages = slices.Clone(p.pages[:p.fromBuffersLocked()])
+		pages = slices.Clone(p.pages[:p.fromBuffersLocked()*p.m.tables])
 		for b, s := range p.from {
 			switch s {
 			case here:
@@ -559,12 +561,12 @@ func (p *Prefill) accept(blocks, hit []uint32, layers int) error {
 	d := &p.m.opts.Device
 	if p.stage != nil {
 		d = p.stage.device(p.m.buffer.region)
-		hit = make([]uint32, len(hit))
+		hit = make([]uint32, len(hit)/p.m.tables)
 		for b := range hit {
 			hit[b] = uint32(b)
 		}
 	}
-	device, bases, first, err := p.openPages(d, blocks, hit)
+	device, bases, firsts, err := p.openPages(d, blocks, hit)
 	if err != nil {
 		return err
 	}
@@ -572,61 +574,92 @@ func (p *Prefill) accept(blocks, hit []uint32, layers int) error {
 	if err != nil {
 		return err
 	}
-	a := &pb.TrafficAccept{Device: device, Bases: bases, Stride: d.Stride, Sums: table, Imm: p.imm, Layers: uint32(layers)}
+	var tables []uint32
+	for _, t := range d.Tables {
+		tables = append(tables, uint32(t))
+	}
+	a := &pb.TrafficAccept{Tables: tables, Device: device, Bases: bases, Stride: d.Stride, Sums: table, Imm: p.imm, Layers: uint32(layers)}
 	if err := p.sendMessage(&pb.TrafficMessage{Body: &pb.TrafficMessage_Accept{Accept: a}}); err != nil {
 		return err
 	}
-	pages := make([]uint32, p.job.Blocks)
-	for _, b := range blocks {
-		pages[b] = hit[b] - first
-	}
-	for from := 0; from < len(pages); from += pagesPerMessage {
-		m := &pb.TrafficPages{First: uint32(from), Pages: pages[from:min(from+pagesPerMessage, len(pages))]}
-		if err := p.sendMessage(&pb.TrafficMessage{Body: &pb.TrafficMessage_Pages{Pages: m}}); err != nil {
-			return err
+	for t, first := range firsts {
+		pages := make([]uint32, p.job.Blocks)
+		for _, b := range blocks {
+			if page := hit[int(b)*len(firsts)+t]; page != NoPage {
+				pages[b] = page - first
+			}
+		}
+		for from := 0; from < len(pages); from += pagesPerMessage {
+			m := &pb.TrafficPages{Table: uint32(t), First: uint32(from), Pages: pages[from:min(from+pagesPerMessage, len(pages))]}
+			if err := p.sendMessage(&pb.TrafficMessage{Body: &pb.TrafficMessage_Pages{Pages: m}}); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
 }
 
-// openPages opens a window on exactly the pages of blocks, in each layer that d holds. first is the
-// lowest page number. bases has, for each layer, the offset of the page first in the window.
-func (p *Prefill) openPages(d *Device, blocks, hit []uint32) (window []byte, bases []uint64, first uint32, _ error) {
-	n := p.m.geo.layerBytes
-	pages := make([]uint32, len(blocks))
-	for i, b := range blocks {
-		pages[i] = hit[b]
-	}
-	slices.Sort(pages)
-	first = pages[0]
-	// Runs of consecutive pages. They are the same in each layer.
-	var runs []rdma.Span
-	for _, page := range pages {
-		at := uint64(page-first) * d.Stride
-		if last := len(runs) - 1; last >= 0 && runs[last].Offset+runs[last].Len >= at {
-			runs[last].Len = at + n - runs[last].Offset
-			continue
+// openPages opens a window on exactly the pages of blocks, in each layer that d holds. hit has the pages
+// of the hit blocks, in each page table of d. firsts has the lowest page of each table. bases has, for
+// each layer, the offset of the lowest page of its table in the window.
+func (p *Prefill) openPages(d *Device, blocks, hit []uint32) (window []byte, bases []uint64, firsts []uint32, _ error) {
+	tables := d.tables()
+	firsts = make([]uint32, tables)
+	// Runs of consecutive pages [from, to), by page table. They are the same in each layer of a table.
+	type run struct{ from, to uint32 }
+	runs := make([][]run, tables)
+	for t := range tables {
+		var pages []uint32
+		for _, b := range blocks {
+			if page := hit[int(b)*tables+t]; page != NoPage {
+				pages = append(pages, page)
+			}
 		}
-		runs = append(runs, rdma.Span{Offset: at, Len: n})
+		slices.Sort(pages)
+		for _, page := range pages {
+			if last := len(runs[t]) - 1; last >= 0 && runs[t][last].to == page {
+				runs[t][last].to++
+				continue
+			}
+			runs[t] = append(runs[t], run{page, page + 1})
+		}
+		if len(pages) > 0 {
+			firsts[t] = pages[0]
+		}
 	}
-	lowest := slices.Min(d.Bases)
-	spans := make([]rdma.Span, 0, len(runs)*len(d.Bases))
-	for l, base := range d.Bases {
-		bases = append(bases, base-lowest)
-		for _, r := range runs {
-			spans = append(spans, rdma.Span{Offset: d.offset(l, first) + r.Offset, Len: r.Len})
+	var spans []rdma.Span
+	for l := range d.Bases {
+		n := p.m.geo.maxBytes
+		if len(d.Bases) == p.m.geo.layers {
+			n = p.m.geo.bytes[l]
+		}
+		for _, r := range runs[d.table(l)] {
+			if d.Stride == n {
+				spans = append(spans, rdma.Span{Offset: d.offset(l, r.from), Len: uint64(r.to-r.from) * n})
+				continue
+			}
+			for page := r.from; page < r.to; page++ {
+				spans = append(spans, rdma.Span{Offset: d.offset(l, page), Len: n})
+			}
 		}
 	}
 	spans = joined(spans)
+	for l := range d.Bases {
+		var base uint64 // no block is sent for a layer whose table has none of the pages
+		if len(runs[d.table(l)]) > 0 {
+			base = d.offset(l, firsts[d.table(l)]) - spans[0].Offset
+		}
+		bases = append(bases, base)
+	}
 	p.mu.Lock()
 	peer := p.peer
 	p.mu.Unlock()
 	w, err := d.Region.WindowSpans(spans, peer)
 	if err != nil {
-		return nil, nil, 0, fmt.Errorf("traffic: request %q: %w", p.request, err)
+		return nil, nil, nil, fmt.Errorf("traffic: request %q: %w", p.request, err)
 	}
 	window, err = p.opened(w)
-	return window, bases, first, err
+	return window, bases, firsts, err
 }
 
 // joined returns the spans in order, and joins adjacent spans: the layers of a page may be
@@ -647,12 +680,17 @@ func joined(spans []rdma.Span) []rdma.Span {
 // land copies one layer of the hit blocks from the PE buffer to device memory, waits until the
 // other hit blocks of the layer have arrived from the DE, and verifies the layer. hit are the pages
 // of the hit blocks that come from buffers. mine are the blocks from the PE buffer, theirs the
-// blocks from the DE. Blocks outside of the layer's window are left out. after is nil, or the mark
+// blocks from the DE. Blocks outside of the layer's window, or before the last state, are left out. after is nil, or the mark
 // before which the engine may use the pages.
 func (p *Prefill) land(layer int, hit, mine, theirs []uint32, after copier.Mark) error {
 	g, d := &p.m.geo, &p.m.opts.Device
 	first := g.first(layer, p.job.Hit)
 	mine, theirs = needed(mine, first), needed(theirs, first)
+	for _, b := range slices.Concat(mine, theirs) {
+		if p.m.page(hit, layer, int(b)) == NoPage {
+			return fmt.Errorf("traffic: request %q: cached block %d has no device page in layer %d: %w", p.request, b, layer, ErrJob)
+		}
+	}
 	landed := rdma.NewFlag()
 	if len(theirs) > 0 {
 		x, err := p.m.opts.Compute.ExpectImm(rdma.Expect{Imm: p.imm + uint32(layer), Count: 2, From: []rdma.EngineID{p.peer}, Done: landed.Set})
@@ -677,7 +715,7 @@ func (p *Prefill) land(layer int, hit, mine, theirs []uint32, after copier.Mark)
 		}
 	}
 	if mem := p.m.opts.deviceMemory(); mem != nil {
-		offset := func(block uint32) uint64 { return d.offset(layer, hit[block]) }
+		offset := func(block uint32) uint64 { return d.offset(layer, p.m.page(hit, layer, int(block))) }
 		for _, blocks := range [][]uint32{mine, theirs} {
 			if err := p.m.checkLast(p.sums, mem, layer, blocks, offset, "prefill device"); err != nil {
 				return err
@@ -700,7 +738,7 @@ func (p *Prefill) toDevice(layer int, hit, blocks []uint32, from func(block uint
 	}
 	spans := make([]copier.Span, len(blocks))
 	for i, b := range blocks {
-		spans[i] = copier.Span{Src: from(b), Dst: d.offset(layer, hit[b]), Len: g.layerBytes}
+		spans[i] = copier.Span{Src: from(b), Dst: d.offset(layer, p.m.page(hit, layer, int(b))), Len: g.bytes[layer]}
 	}
 	if err := p.m.toDevice(p.ctx, spans, after); err != nil {
 		return fmt.Errorf("traffic: request %q: copy of layer %d to the device: %w", p.request, layer, err)

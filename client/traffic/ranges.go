@@ -111,8 +111,8 @@ type pageList struct {
 }
 
 // newPageList returns the list before the first message.
-func newPageList(blocks int) pageList {
-	return pageList{make([]uint32, blocks), make([]bool, blocks), blocks}
+func newPageList(blocks int) *pageList {
+	return &pageList{make([]uint32, blocks), make([]bool, blocks), blocks}
 }
 
 // take adds the pages of one message.

@@ -24,15 +24,16 @@ type chain struct {
 func (t *transfer) load(ctx context.Context, c chain, hit int, part Part, into arena.Buffer, base uint64, progress func(Progress)) (Part, [][]uint64, *Stop, error) {
 	g := &t.m.geo
 	ids := c.ids[:part.To]
-	if g.windows {
-		ids = c.ids[:hit] // the client reads a prefix with windows only in its whole length
+	if g.partial {
+		ids = c.ids[:hit] // the client reads a prefix with windows or state only in its whole length
 	}
 	pieces, sums := make([]client.Piece, 0, part.Len()), make([][]uint64, 0, part.Len())
 	blockSums := make([][]uint64, part.Len())
 	flat := make([]uint64, part.Len()*g.layers)
 	for i := range blockSums {
 		blockSums[i] = flat[i*g.layers : (i+1)*g.layers]
-		pieces, sums = g.pieces(pieces, sums, part.From+i, hit, into.Offset()+int64(base)+int64(i)*int64(g.fullBytes), blockSums[i])
+		b := part.From + i
+		pieces, sums = g.pieces(pieces, sums, b, func(group int) bool { return b >= g.FirstNeeded(group, hit) }, into.Offset()+int64(base)+int64(i)*int64(g.fullBytes), blockSums[i])
 	}
 	req := client.ReadRequest{
 		Namespace: t.m.opts.Namespace, IDs: ids, Epoch: c.epoch, Into: t.m.buffer.memory, Pieces: pieces, Sums: sums,

@@ -23,7 +23,7 @@ const stageSlots = 2
 type staging struct {
 	base        uint64 // offset of slot 0 in the buffer's region
 	blocks      uint64
-	layerBytes  uint64
+	pageBytes   uint64 // of the largest Layer Block
 	slots       int
 	leavingLock []chan struct{} // by slot; held while the slot's layer is sent
 }
@@ -34,7 +34,7 @@ func (m *Manager) stageBytes(blocks int) uint64 {
 	if !m.staged() {
 		return 0
 	}
-	return uint64(m.stageDepth()) * uint64(blocks) * m.geo.layerBytes
+	return uint64(m.stageDepth()) * uint64(blocks) * m.geo.maxBytes
 }
 
 func (m *Manager) stageDepth() int { return min(stageSlots, m.geo.layers) }
@@ -44,7 +44,7 @@ func (m *Manager) stageDepth() int { return min(stageSlots, m.geo.layers) }
 func (m *Manager) staged() bool { return m.opts.Device.Region == nil }
 
 func (m *Manager) newStaging(base uint64, blocks int) *staging {
-	s := &staging{base: base, blocks: uint64(blocks), layerBytes: m.geo.layerBytes, slots: m.stageDepth()}
+	s := &staging{base: base, blocks: uint64(blocks), pageBytes: m.geo.maxBytes, slots: m.stageDepth()}
 	for range s.slots {
 		s.leavingLock = append(s.leavingLock, make(chan struct{}, 1))
 	}
@@ -58,9 +58,9 @@ func (s *staging) offset(layer int, block uint32) uint64 {
 
 // device describes the staging memory as a Device in which page b is block b.
 func (s *staging) device(region rdma.Region) *Device {
-	d := &Device{Region: region, Stride: s.layerBytes, Pages: int(s.blocks)}
+	d := &Device{Region: region, Stride: s.pageBytes, Pages: int(s.blocks)}
 	for i := range uint64(s.slots) {
-		d.Bases = append(d.Bases, s.base+i*s.blocks*s.layerBytes)
+		d.Bases = append(d.Bases, s.base+i*s.blocks*s.pageBytes)
 	}
 	return d
 }
@@ -82,7 +82,7 @@ func (s *staging) leave(ctx context.Context, layer int) (done func(), err error)
 func (p *Prefill) fromDevice(layer int, blocks, pages []uint32, after copier.Mark) error {
 	spans := make([]copier.Span, len(blocks))
 	for i, b := range blocks {
-		spans[i] = copier.Span{Src: p.m.opts.Device.offset(layer, pages[i]), Dst: p.stage.offset(layer, b), Len: p.m.geo.layerBytes}
+		spans[i] = copier.Span{Src: p.m.opts.Device.offset(layer, pages[i]), Dst: p.stage.offset(layer, b), Len: p.m.geo.bytes[layer]}
 	}
 	return p.m.fromDevice(p.ctx, &p.m.buffer, spans, after)
 }

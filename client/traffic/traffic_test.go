@@ -69,9 +69,10 @@ type shelf struct {
 	gate    chan struct{}
 	waiting chan struct{}
 	spoil   func(mem []byte)
-	// read has the pieces that were read, pieces the number of pieces of each write, deadlines the
+	// read and wrote have the pieces that were read and written, without the offsets of the latter, pieces the number of pieces of each write, deadlines the
 	// deadline of each.
 	read      []client.Piece
+	wrote     []client.Piece
 	pieces    []int
 	deadlines []time.Time
 	// stall: the first read of this block closes stalled and does not continue.
@@ -83,15 +84,27 @@ func newShelf() *shelf {
 	return &shelf{blocks: map[kv.BlockID][]byte{}, fail: map[kv.BlockID]error{}, flip: map[kv.BlockID]bool{}, geo: geo}
 }
 
+// layersOf returns the layers of a Full Block in their order there.
+func layersOf(g kv.Geometry, full []byte) [][]byte {
+	var layers [][]byte
+	for i, group := range g.Groups {
+		for range group.Layers {
+			n := g.LayerBytes(i)
+			layers, full = append(layers, full[:n:n]), full[n:]
+		}
+	}
+	return layers
+}
+
 // put stores the first n blocks of a sequence.
 func (s *shelf) put(sequence, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for b := range n {
 		id := blockName(sequence, b)
-		full, lb := make([]byte, s.geo.BlockBytes()), int(s.geo.LayerBytes(0))
-		for l := range len(full) / lb {
-			fill(full[l*lb:][:lb], id, l)
+		full := make([]byte, s.geo.BlockBytes())
+		for l, layer := range layersOf(s.geo, full) {
+			fill(layer, id, l)
 		}
 		s.blocks[id] = full
 	}
@@ -153,7 +166,7 @@ func (s at) Read(ctx context.Context, r client.ReadRequest) (client.ReadResult, 
 		dst := s.mem(r.Into)[p.Offset:][:s.geo.PieceBytes(p.Group)]
 		copy(dst, full[s.geo.PieceOffset(0, p.Group):])
 		s.read = append(s.read, p)
-		lb := int(s.geo.LayerBytes(0))
+		lb := int(s.geo.LayerBytes(p.Group))
 		for l := range r.Sums[i] {
 			r.Sums[i][l] = xxh3.Hash(dst[l*lb : (l+1)*lb])
 		}
@@ -189,8 +202,9 @@ func (s at) Write(ctx context.Context, w client.WriteRequest) (client.WriteResul
 	if s.spoil != nil {
 		s.spoil(mem[w.Pieces[0].Offset:][:s.geo.PieceBytes(0)])
 	}
-	lb := int(s.geo.LayerBytes(0))
 	for i, p := range w.Pieces {
+		s.wrote = append(s.wrote, client.Piece{Block: p.Block, Group: p.Group})
+		lb := int(s.geo.LayerBytes(p.Group))
 		for l, sum := range w.Sums[i] {
 			if xxh3.Hash(mem[p.Offset:][l*lb:(l+1)*lb]) != sum {
 				return client.WriteResult{Outcome: client.Miss, Blocks: p.Block, Refused: []client.RefusedPiece{{Block: p.Block, Reason: client.LostCorrupt}}}, nil
@@ -269,7 +283,7 @@ func newEngineIn(t testing.TB, s *shelf, storage Storage, layout Device, bufferB
 			t.Fatal(err)
 		}
 	}
-	device := make([]byte, slices.Max(layout.Bases)+uint64(layout.Pages-1)*layout.Stride+uint64(s.geo.LayerBytes(0)))
+	device := make([]byte, slices.Max(layout.Bases)+uint64(layout.Pages-1)*layout.Stride+newGeometry(s.geo, s.order).maxBytes)
 	dev, err := r.Register(device, rdma.RegisterOptions{Local: true, Device: ""})
 	must(err)
 	if _, staged := c.(apart); !staged {
@@ -303,9 +317,8 @@ func newEngineIn(t testing.TB, s *shelf, storage Storage, layout Device, bufferB
 
 // page is the device memory of one page of a layer.
 func (e *engine) page(layer int, page uint32) []byte {
-	lb := int(e.opts.Namespace.Geometry.LayerBytes(0))
-	off := int(e.opts.Device.offset(layer, page))
-	return e.device[off : off+lb]
+	off := e.opts.Device.offset(layer, page)
+	return e.device[off : off+e.geo.bytes[layer]]
 }
 
 // request is one request of a test.
@@ -330,7 +343,13 @@ func newRequest(t testing.TB, pe, de *engine, sequence, blocks, hit int) *reques
 		if b < blocks-1 {
 			r.ids = append(r.ids, blockName(sequence, b))
 		}
-		r.pages = append(r.pages, uint32((b*7+sequence)%pe.pages))
+		for t := range pe.tables {
+			page, n := uint32(NoPage), pe.pages/pe.tables
+			if t == 0 || b == hit-1 || b == blocks-1 { // the other tables are of layers with recurrent state
+				page = uint32(t*n + (b*7+sequence)%n)
+			}
+			r.pages = append(r.pages, page)
+		}
 	}
 	return r
 }
@@ -350,10 +369,13 @@ func (r *request) compute(p *Prefill, layer int) error {
 	for _, b := range p.Miss() {
 		missed[b] = true
 	}
-	want := make([]byte, r.pe.geo.layerBytes)
+	want := make([]byte, r.pe.geo.bytes[layer])
 	for b := range r.blocks {
-		id := blockName(r.sequence, b)
-		page := r.pe.page(layer, r.pages[b])
+		id, number := blockName(r.sequence, b), r.pe.Manager.page(r.pages, layer, b)
+		if number == NoPage {
+			continue
+		}
+		page := r.pe.page(layer, number)
 		if missed[b] {
 			fill(page, id, r.pe.geo.places[layer])
 			continue
@@ -401,15 +423,19 @@ func (r *request) prefill(ctx context.Context, p *Prefill) error {
 
 // check compares the whole prompt on the decode device.
 func (r *request) check() error {
-	want := make([]byte, r.pe.geo.layerBytes)
 	for b := range r.blocks {
 		for l := range r.pe.geo.layers {
-			if b < min(r.resident, r.hit) {
+			page, want := r.de.Manager.page(r.pages, l, b), make([]byte, r.pe.geo.bytes[l])
+			switch {
+			case page == NoPage:
+				continue
+			case r.pe.geo.state(l) && b < r.blocks-1: // the decode engine needs the last state only
+			case b < min(r.resident, r.hit):
 				fill(want, residentName(b), l)
-			} else {
+			default:
 				r.want(want, blockName(r.sequence, b), l, b)
 			}
-			if !bytes.Equal(r.de.page(l, r.pages[b]), want) {
+			if !bytes.Equal(r.de.page(l, page), want) {
 				return fmt.Errorf("block %d, layer %d: other bytes on the decode device", b, l)
 			}
 		}

@@ -34,12 +34,12 @@ func (m *Manager) checkHop(s sumTable, mem []byte, layer int, blocks []uint32, o
 	if m.opts.Verify != VerifyEveryHop {
 		return nil
 	}
-	return s.checkPages(mem, layer, blocks, m.geo.layerBytes, offset, where)
+	return s.checkPages(mem, layer, blocks, m.geo.bytes[layer], offset, where)
 }
 
 // checkLast verifies blocks of a layer in the last memory in which the CPU can address them.
 func (m *Manager) checkLast(s sumTable, mem []byte, layer int, blocks []uint32, offset func(block uint32) uint64, where string) error {
-	return s.checkPages(mem, layer, m.opts.Verify.sample(blocks), m.geo.layerBytes, offset, where)
+	return s.checkPages(mem, layer, m.opts.Verify.sample(blocks), m.geo.bytes[layer], offset, where)
 }
 
 // sample returns the blocks that are compared at the last hop.

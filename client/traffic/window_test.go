@@ -74,6 +74,7 @@ func TestWindows(t *testing.T) {
 		for _, staged := range []bool{false, true} {
 			for _, c := range []struct{ blocks, hit, x int }{
 				{30, 20, 12}, {30, 20, 0}, {30, 20, 20}, {30, 20, 18}, {21, 20, 15}, {30, 2, 1}, {9, 4, 2}, {30, 0, 0}, {1, 0, 0},
+				{20, 20, 12}, {20, 20, 0}, {20, 20, 20}, {20, 20, 18},
 			} {
 				t.Run(fmt.Sprintf("order %v, staged %v, %d blocks, %d cached, %d read by prefill", order, staged, c.blocks, c.hit, c.x), func(t *testing.T) {
 					s := newHybridShelf(order)
@@ -85,6 +86,9 @@ func TestWindows(t *testing.T) {
 					pe, fromPE := newHybridEngine(t, s, apart)
 					de, fromDE := newHybridEngine(t, s, nil)
 					r := newRequest(t, pe, de, 1, c.blocks, c.hit)
+					if c.hit == c.blocks {
+						r.ids = append(r.ids, blockName(1, c.hit-1))
+					}
 					if err := r.run(t.Context(), c.x); err != nil {
 						t.Fatal(err)
 					}
@@ -108,7 +112,7 @@ func TestWindows(t *testing.T) {
 					if want := inWindows(c.x, c.hit, c.hit); fromDE.sent != want {
 						t.Errorf("the decode side sent %d Layer Blocks; want %d", fromDE.sent, want)
 					}
-					checkStored(t, s, 1, c.blocks-1)
+					checkStored(t, s, 1, max(c.hit, c.blocks-1))
 				})
 			}
 		}
@@ -118,15 +122,15 @@ func TestWindows(t *testing.T) {
 // checkStored compares the first n blocks of a sequence in storage, in all layers.
 func checkStored(t *testing.T, s *shelf, sequence, n int) {
 	t.Helper()
-	want, lb := make([]byte, s.geo.LayerBytes(0)), int(s.geo.LayerBytes(0))
 	for b := range n {
 		full := s.blocks[blockName(sequence, b)]
 		if full == nil {
 			t.Errorf("block %d is not stored", b)
 			continue
 		}
-		for l := range len(full) / lb {
-			if fill(want, blockName(sequence, b), l); !slices.Equal(full[l*lb:][:lb], want) {
+		for l, layer := range layersOf(s.geo, full) {
+			want := make([]byte, len(layer))
+			if fill(want, blockName(sequence, b), l); !slices.Equal(layer, want) {
 				t.Errorf("block %d, layer %d of the Full Block: other bytes in storage", b, l)
 			}
 		}
@@ -150,6 +154,37 @@ func TestWindowsChunked(t *testing.T) {
 	checkStored(t, s, 1, 39)
 }
 
+// recomputeAll serves a request of 30 blocks, 20 of them cached, of which storage has lost one. The prefill side reads the
+// first 12 of them. The model computes all blocks.
+func recomputeAll(t *testing.T, r *request, lost int) {
+	t.Helper()
+	p, d, pStop, dStop := r.both(t.Context(), 12)
+	stops := pStop
+	if lost >= 12 {
+		stops = dStop
+	}
+	stop := <-stops
+	if stop.Upto != lost || !stop.Gone {
+		t.Fatalf("%+v; want block %d gone", stop, lost)
+	}
+	if lost < 12 { // the decode side must not read a block that the model computes
+		if err := p.await(t.Context(), func() bool { return !slices.Contains(p.from[12:], unknown) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.Recompute(Part{lost, 20})
+	if err := p.Loaded(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if miss := p.Miss(); len(miss) != 30 || miss[0] != 0 {
+		t.Fatalf("the model computes %v; want all 30 blocks", miss)
+	}
+	r.again = true
+	if err := errors.Join(r.prefill(t.Context(), p), d.Finish(t.Context()), r.check()); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestWindowsRecompute: if the model computes one cached block again, it computes all of them, because the blocks that
 // the windows in front of that block need were not read.
 func TestWindowsRecompute(t *testing.T) {
@@ -160,32 +195,7 @@ func TestWindowsRecompute(t *testing.T) {
 		pe, fromPE := newHybridEngine(t, s, nil)
 		de, _ := newHybridEngine(t, s, nil)
 		s.drop(1, lost)
-		r := newRequest(t, pe, de, 1, 30, 20)
-		p, d, pStop, dStop := r.both(t.Context(), 12)
-		stops := pStop
-		if lost >= 12 {
-			stops = dStop
-		}
-		stop := <-stops
-		if stop.Upto != lost || !stop.Gone {
-			t.Fatalf("%+v; want block %d gone", stop, lost)
-		}
-		if lost < 12 { // the decode side must not read a block that the model computes
-			if err := p.await(t.Context(), func() bool { return !slices.Contains(p.from[12:], unknown) }); err != nil {
-				t.Fatal(err)
-			}
-		}
-		p.Recompute(Part{lost, 20})
-		if err := p.Loaded(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if miss := p.Miss(); len(miss) != 30 || miss[0] != 0 {
-			t.Fatalf("the model computes %v; want all 30 blocks", miss)
-		}
-		r.again = true
-		if err := errors.Join(r.prefill(t.Context(), p), d.Finish(t.Context()), r.check()); err != nil {
-			t.Fatal(err)
-		}
+		recomputeAll(t, newRequest(t, pe, de, 1, 30, 20), lost)
 		if want := 5 * 30; fromPE.sent != want {
 			t.Errorf("the prefill side sent %d Layer Blocks; want %d", fromPE.sent, want)
 		}
@@ -215,17 +225,14 @@ func TestWindowsAppend(t *testing.T) {
 }
 
 // TestBadWindows: layer groups and orders that a manager does not support are refused by name, and so are engines whose
-// orders differ, and a job of which no block is to be computed.
+// orders differ.
 func TestBadWindows(t *testing.T) {
 	testkit.VerifyNone(t)
 	s := newHybridShelf(hybridOrder)
 	e, _ := newHybridEngine(t, s, nil)
 	for text, change := range map[string]func(*Options){
-		"layer group 1 is state": func(o *Options) {
-			o.Namespace.Geometry.Groups[1] = kv.Group{Kind: kv.State, Layers: 2, TokenBytes: 2048}
-		},
 		"layer group 0 is window": func(o *Options) { o.Namespace.Geometry.Groups = o.Namespace.Geometry.Groups[1:] },
-		"Layer Block of group 2":  func(o *Options) { o.Namespace.Geometry.Groups[2].TokenBytes = 256 },
+		"pages every 2048 bytes":  func(o *Options) { o.Namespace.Geometry.Groups[2].TokenBytes = 1024 },
 		"lists 4 layers":          func(o *Options) { o.Order = []int{0, 1, 2, 3} },
 		"[0 1 2 3 3]":             func(o *Options) { o.Order = []int{0, 1, 2, 3, 3} },
 	} {
@@ -235,10 +242,6 @@ func TestBadWindows(t *testing.T) {
 		if err := o.Validate(); !errors.Is(err, ErrJob) || !strings.Contains(err.Error(), text) {
 			t.Errorf("%s: %v", text, err)
 		}
-	}
-	ids := newRequest(t, e, e, 1, 5, 0).ids
-	if _, err := e.Prefill(t.Context(), PrefillJob{Request: "r", IDs: ids, Blocks: 4, Hit: 4}); !errors.Is(err, ErrJob) || !strings.Contains(err.Error(), "sliding windows") {
-		t.Errorf("a prompt without a new block: %v", err)
 	}
 	s.order = nil
 	other, _ := newHybridEngine(t, s, nil)

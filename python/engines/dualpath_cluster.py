@@ -53,7 +53,7 @@ _GATEWAY = f"""
 """
 _ENGINE = f"""
     --host 0.0.0.0 --port {_PORTS["engine"]} --dtype float32 --max-num-seqs 8 --block-size {BLOCK}
-    --no-enable-prefix-caching --enforce-eager --worker-extension-cls dualpath_worker.Calls
+    --enforce-eager --worker-extension-cls dualpath_worker.Calls
 """
 _RANKS = {1: "--distributed-executor-backend uni", 2: "--distributed-executor-backend mp --tensor-parallel-size 2"}
 _ENVIRON = {
@@ -166,7 +166,9 @@ class Engine:
         self._ready, self._ended = threading.Event(), threading.Event()
         self._reader = threading.Thread(target=self._follow, args=(pipe,), daemon=True)
         self._reader.start()
-        words = [*_ENGINE.split(), *_RANKS[self._ranks].split(), "--model", model]
+        hybrid = self._connector["kv_connector"] == "PenstockDualPathHybrid"
+        caching = "--enable-prefix-caching" if hybrid else "--no-enable-prefix-caching"
+        words = [*_ENGINE.split(), caching, *_RANKS[self._ranks].split(), "--model", model]
         words += ["--served-model-name", "tiny", "--max-model-len", str(self._length)]
         words += ["--kv-transfer-config", json.dumps(self._connector)]
         network = self.host.network.path
@@ -313,13 +315,16 @@ class Cluster(Hosts):
         nodes: int,
         bits: int,
         length: int,
+        model: str,
+        hybrid: bool,
         stack: contextlib.ExitStack,
     ) -> None:
+        self._hybrid = hybrid
         self.shards = 2 if wide else 1
         self._namespaces = [f"dual/tp{self.shards}.{shard}" for shard in range(self.shards)]
         super().__init__(directory, stack)
         self._bits, self._length = bits, length
-        self.model = vllm.model
+        self.model = model or vllm.model
         control = self._clients
         self.nodes = [self.node(f"n{i}") for i in range(nodes)]
         self.planner = testing.Planner(directory, args=self._planning("split"), timeout=PATIENCE)
@@ -337,7 +342,7 @@ class Cluster(Hosts):
     def _engine(self, vllm: Vllm, name: str, servers: str, ranks: int) -> Engine:
         host = self.host(self._bits)
         listen = f"{host.compute.address}:0"
-        connection = dual_path(servers, self.planner, name, prefill=name[0] == "p", listen=listen, shards=self.shards)
+        connection = dual_path(servers, self.planner, name, prefill=name[0] == "p", listen=listen, shards=self.shards, hybrid=self._hybrid)
         engine = Engine(vllm, name, host, connection, ranks, self._length, self._directory)
         self._stack.callback(engine.kill)
         return engine
@@ -501,10 +506,13 @@ def cluster(
     nodes: int = 1,
     bits: int = BITS,
     length: int = 1024,
+    model: str = "",
+    hybrid: bool = False,
 ) -> Iterator[Cluster]:
     """Run a cluster until the block ends.
 
     The engines in ``wide`` have two ranks. ``bits`` is the rate of an engine's storage NIC, ``length`` the tokens of the longest request.
+    With ``hybrid`` the model has recurrent state.
     """
     with contextlib.ExitStack() as stack:
-        yield Cluster(vllm, directory, names, wide=wide, nodes=nodes, bits=bits, length=length, stack=stack)
+        yield Cluster(vllm, directory, names, wide=wide, nodes=nodes, bits=bits, length=length, model=model, hybrid=hybrid, stack=stack)

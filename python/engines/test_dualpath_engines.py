@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from dualpath_cluster import BITS, PATIENCE, TOKEN_BYTES, Answer, Cluster, check, cluster, until
 from harness.faults import damage
-from harness.model import FIRST_TOKEN, VOCABULARY
+from harness.model import FIRST_TOKEN, VOCABULARY, make_lfm2
 from harness.sessions import Session
-from harness.vllm import BLOCK, OUTPUT, Stored, Vllm
+from harness.vllm import BLOCK, OUTPUT, Snapshots, Stored, Vllm
 
 CLIENTS = 10
 SLOW = BITS // 40
@@ -171,6 +171,50 @@ def test_prefill_engine_killed(trio: Cluster, alone: Alone, agents: list[Session
     assert check(in_the_middle(trio, turns, fault), turns.tokens) == {"right": CLIENTS}
     assert replans(trio) > before
     serves(trio, turns)
+
+
+def test_prefill_engine_with_state_killed(vllm: Vllm, agents: list[Session], tmp_path: Path) -> None:
+    """The prefill engine of a model with recurrent state is killed while storage is read. Its request waits for the engine that is started
+    in its place. A prefix is found up to the last state that was stored.
+
+    vLLM's tokens of the model depend on the prompts of a step, so there is one request at a time.
+    """
+    model = make_lfm2(tmp_path / "model")
+    first = max((turn.prompt for turn in agents[0].turns), key=len)
+    states = Snapshots()
+
+    def ask(*prompts: list[int]) -> list[list[int]]:
+        return [vllm.generate("state alone", [prompt])[0]["tokens"] for prompt in prompts]
+
+    vllm.start("state alone", None, model=model, prefix_cache_retention_interval=BLOCK)
+    (answer,) = ask(first)
+    states.add(first, answer)
+    second = [*first, *answer, *range(FIRST_TOKEN, FIRST_TOKEN + 2 * BLOCK)]
+    third = [*second[:-1], FIRST_TOKEN]
+    loaded = ask(second, third)
+    assert vllm.call("state alone", "reset")
+    computed = ask(second, third)
+    vllm.stop("state alone")
+    states.add(second, [])
+    assert states.cached(third) > len(first)
+    (tmp_path / "cluster").mkdir()
+    with cluster(vllm, tmp_path / "cluster", ["p0", "d0"], model=str(model), hybrid=True) as c:
+        assert check(c.serve([first]), [answer]) == {"right": 1}
+        until(lambda: c.metric(c.planner, "penstock_planner_serving_requests") == 0, "end of the first turn")
+        before = replans(c)
+        c.limit(SLOW)
+        batch = c.begin([second])
+        until(c.reading, "read of a prefix")
+        assert not batch.ended()
+        c.engines["p0"].kill()
+        c.limit(BITS)
+        c.start_engines()
+        assert check(batch.answers(), loaded[:1], computed[:1]) == {"right": 1}
+        assert replans(c) > before
+        until(lambda: c.metric(c.planner, "penstock_planner_serving_requests") == 0, "end of the second turn")
+        found = c.metric(c.gateway, "penstock_gateway_hit_tokens_total")
+        assert check(c.serve([third]), loaded[1:], computed[1:]) == {"right": 1}
+        assert c.metric(c.gateway, "penstock_gateway_hit_tokens_total") - found == states.cached(third)
 
 
 def test_decode_engine_killed(trio: Cluster, alone: Alone, agents: list[Session]) -> None:

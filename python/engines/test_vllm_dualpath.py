@@ -9,15 +9,16 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from harness.faults import blocks, damage, namespaces
-from harness.model import make_deepseek, make_llama
+from harness.model import FIRST_TOKEN, VOCABULARY, make_deepseek, make_lfm2, make_llama
 from harness.process import EngineError
 from harness.sessions import Session
-from harness.vllm import BLOCK, OUTPUT, RANKS, Stored, Vllm, dual_path
+from harness.vllm import BLOCK, OUTPUT, RANKS, Snapshots, Stored, Vllm, dual_path
 
 from penstock import Event, EventKind, Gateway, Group, GroupKind, Request, Store, _adapter, errors, testing
 
@@ -44,6 +45,7 @@ class Cluster:
         shards: int | None = None,
         model: Path | None = None,
         layouts: dict[str, str] | None = None,
+        hybrid: bool = False,
         **options: Any,
     ) -> None:
         self.layouts = layouts or {}
@@ -53,6 +55,7 @@ class Cluster:
         self.caching = caching
         self.shards = shards or (2 if wide else 1)
         self.model = model
+        self.hybrid = hybrid
         self.options = {**ALONE, **options}
         for name in names:
             self.start(name)
@@ -64,8 +67,9 @@ class Cluster:
         self.count = 0
 
     def start(self, name: str) -> None:
-        connector = dual_path(self.node, self.planner, name, prefill=name[0] == "p", shards=self.shards)
-        options = {**self.options, **(RANKS if name in self.wide else {}), "enable_prefix_caching": name in self.caching}
+        connector = dual_path(self.node, self.planner, name, prefill=name[0] == "p", shards=self.shards, hybrid=self.hybrid)
+        caching = name in self.caching or self.hybrid
+        options = {**self.options, **(RANKS if name in self.wide else {}), "enable_prefix_caching": caching}
         if name in self.layouts:
             options["kv_cache_layout"] = self.layouts[name]
         self.vllm.start(name, connector, self.model, **options)
@@ -326,6 +330,94 @@ def test_sliding_windows(vllm: Vllm, agents: list[Session], tmp_path: Path) -> N
             vllm.start("caching", dual_path(c.node, c.planner, "caching", prefill=False), model, enable_prefix_caching=True)
 
 
+def test_recurrent_state(vllm: Vllm, agents: list[Session], tmp_path: Path) -> None:
+    """Two of four layers have recurrent state. The engines exchange the state at the last end of a block before the end of a prompt, and
+    a prefix is found up to the last state that was stored.
+
+    vLLM's tokens of the model depend on the prompts and the tokens of each step. So each engine serves one prompt at a time, and the
+    engine alone finds the same prefixes in its own cache.
+    """
+    model = make_lfm2(tmp_path)
+    options = {"prefix_cache_retention_interval": BLOCK, "max_num_batched_tokens": 128}
+    random = Random(1)
+
+    def some(count: int) -> list[int]:
+        return [random.randrange(FIRST_TOKEN, VOCABULARY) for _ in range(count)]
+
+    # First turns without a full block, with one, with the end of a block at the end of the prompt, and with several steps.
+    turns = [[s.turns[0].prompt for s in agents[:3]] + [some(n) for n in (5, BLOCK, BLOCK + 1, 2 * BLOCK, 4 * BLOCK + 1, 331)]]
+    vllm.start("alone", None, model, **options)
+    cached: list[list[int]] = []
+    plain: list[list[list[int]]] = []
+
+    def ask(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
+        answers = [vllm.generate("alone", [prompt])[0] for prompt in prompts]
+        return [a["tokens"] for a in answers], [a["cached"] for a in answers]
+
+    for k in range(3):
+        tokens, found = ask(turns[k])
+        plain.append(tokens)
+        cached.append(found)
+        turns.append([[*p, *t, *some(n)] for p, t, n in zip(turns[k], tokens, (40, 1, 100, 24, 19, 90, 20, 1, 50), strict=True)])
+    assert vllm.call("alone", "reset")
+    computed, _ = ask([turns[2][1]])
+    vllm.stop("alone")
+
+    states, stored = Snapshots(), Stored()
+    # Neither side reads a part of the other side, however busy the machine is.
+    with cluster(vllm, ["p0", "d0"], model=model, hybrid=True, schedule=("--schedule-patience", "120s"), **options) as c:
+        assert [(group.kind, group.layers) for group in c.groups] == [(GroupKind.FULL, 2), (GroupKind.STATE, 2)]
+        block, state = (group.layers * group.token_bytes for group in c.groups)
+        read = 0
+
+        def serve(prompt: list[int], hit: int) -> list[int]:
+            """Serve a prompt, of which hit tokens are found. Return the tokens."""
+            ((tokens, events),) = c.serve([prompt])
+            assert events[-1].kind == EventKind.DONE
+            assert [e.reason for e in events if e.kind == EventKind.REPLANNED] == []
+            (started,) = [e for e in events if e.kind == EventKind.STARTED]
+            assert started.read_by_prefill + started.read_by_decode == hit
+            return tokens
+
+        for k in range(3):
+            for i, prompt in enumerate(turns[k]):
+                hit = states.cached(prompt)
+                assert cached[k][i] == hit
+                read += hit * block + (state if hit else 0)
+                assert serve(prompt, hit) == plain[k][i], (k, i)
+                states.add(prompt, plain[k][i])
+                stored.add(prompt, plain[k][i])
+                c.stored(stored)
+        assert max(cached[1]) > 2 * BLOCK
+        c.check_quiet()
+        assert c.read_bytes() == read
+
+        # The same prompt again: with all its blocks cached, the prefill engine computes none for the decode engine.
+        again = turns[2][1]
+        assert states.cached(again) == (len(again) - 1) // BLOCK * BLOCK
+        serve(again, states.cached(again))
+
+        # If a cached block is damaged, the model computes the whole prompt.
+        (number,) = namespaces(c.node).values()
+        c.node.kill()
+        damage(c.node, number, depth=1)
+        c.node.start()
+        ((answer, events),) = c.serve([again])
+        assert (answer, events[-1].kind) == (computed[0], EventKind.DONE)
+
+        epoch = c.ns.bump()
+        for name in c.names:
+            assert vllm.call(name, "new_weights", version=epoch) == [epoch]
+        ((answer, events),) = c.serve([again])
+        assert (answer, events[-1].kind) == (computed[0], EventKind.DONE)
+        assert [(e.hit, e.epoch) for e in events if e.kind == EventKind.MATCHED] == [(0, epoch)]
+
+        with pytest.raises(EngineError, match='in the cache mode "none"'):
+            vllm.start("p1", dual_path(c.node, c.planner, "p1", prefill=True, hybrid=True), model, enable_prefix_caching=False)
+        with pytest.raises(EngineError, match='set kv_connector to "PenstockDualPath"'):
+            vllm.start("p1", dual_path(c.node, c.planner, "p1", prefill=True, hybrid=True), enable_prefix_caching=True)
+
+
 def test_a_window_in_every_layer(vllm: Vllm, agents: list[Session], tmp_path: Path) -> None:
     """A model in which each token reads the last 64 tokens in all layers is stored as full attention: the engines keep all blocks of a
     request. Prompts are computed in several steps, after which the engine would free blocks."""
@@ -368,7 +460,7 @@ def test_refused_ranks(vllm: Vllm, options: dict[str, Any], extra: dict[str, Any
 @pytest.mark.parametrize(
     ("kinds", "why"),
     [
-        (["FullAttentionSpec", "MambaSpec"], r"recurrent state \(MambaSpec\)"),
+        (["FullAttentionSpec", "MambaSpec"], r'recurrent state \(MambaSpec\).* set kv_connector to "PenstockDualPathHybrid"'),
         (["MambaSpec"], r"recurrent state \(MambaSpec\)"),
         (["FullAttentionSpec", "SlidingWindowSpec"], "a KV cache group for each kind of layer; .* --no-disable-hybrid-kv-cache-manager"),
     ],
@@ -379,7 +471,7 @@ def test_refused_groups(kinds: list[str], why: str) -> None:
 
     groups = [SimpleNamespace(kv_cache_spec=type(kind, (), {})()) for kind in kinds]
     with pytest.raises(errors.InvalidError, match=why):
-        dualpath._refuse_groups(SimpleNamespace(kv_cache_groups=groups))
+        dualpath._refuse_groups(SimpleNamespace(kv_cache_groups=groups), hybrid=False)
 
 
 @pytest.mark.filterwarnings("ignore")  # those of vLLM's imports

@@ -463,12 +463,13 @@ def drift() -> list[str]:
     from vllm.v1.core.sched.output import KVConnectorBlockState, SchedulerOutput
     from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec, SlidingWindowSpec
     from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
 
-    from penstock.vllm import PenstockConnector, PenstockDualPath
+    from penstock.vllm import PenstockConnector, PenstockDualPath, PenstockDualPathHybrid
     from penstock.vllm._engine import PromMetrics, Stats
 
     found = []
-    for ours in (PenstockConnector, PenstockDualPath, PromMetrics, Stats):
+    for ours in (PenstockConnector, PenstockDualPath, PenstockDualPathHybrid, PromMetrics, Stats):
         for name, function in vars(ours).items():
             theirs = getattr(ours.__mro__[1], name, None)
             if (name.startswith("_") and name != "__init__") or not callable(theirs):
@@ -479,7 +480,7 @@ def drift() -> list[str]:
             )
             if a != b:
                 found.append(f"{ours.__name__}.{name} takes {a}; the engine's takes {b}")
-    for ours in (PenstockConnector, PenstockDualPath):
+    for ours in (PenstockConnector, PenstockDualPath, PenstockDualPathHybrid):
         found += [f"{ours.__name__} lacks {name}" for name in sorted(ours.__abstractmethods__)]
     uses: dict[Any, list[str]] = {
         BlockPool: ["evict_blocks", "touch", "free_blocks"],
@@ -509,6 +510,7 @@ def drift() -> list[str]:
             "shapes",
         ],
         MultiModalConfig: ["mm_processor_cache_gb"],
+        Request: ["update_block_hashes"],
         SlidingWindowSpec: ["extra_retained_tokens", "sliding_window"],
         SupportsHMA: ["request_finished_all_groups"],
     }

@@ -344,7 +344,7 @@ def run(name, blocks, hit, mine, theirs, pages, there):
 
 run("one", 4, 0, (), (), [7, 3, 9, 1], [5, 6, 2, 8])
 decode.until(lambda report: report.ended)
-begin(decode, appends=[Append("one", ids[: 5 * SIZE], epoch, 20)])
+begin(decode, appends=[Append("one", ids[: 5 * SIZE], epoch, (20,))])
 computes.close_gate()
 for layer in range(LAYERS):
     decode.compute(layer, 20, 4)

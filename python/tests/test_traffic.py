@@ -621,7 +621,7 @@ def test_bad_input(pair: Pair, make: MakeNamespace) -> None:
         "layer 2 of 2": lambda: p.computed(2),
         "layer 3 of 2": lambda: p.layer(3),
         "block 5 of 4": lambda: p.computed(0, 5),
-        "0 device pages": lambda: p.computed(0),
+        "has device pages of 0": lambda: p.computed(0),
         "16": lambda: pair.prefill.traffic.settle(b"short"),
         "ids": lambda: pair.prefill.traffic.append("r", [], 0),
         "page 33": lambda: pair.prefill.traffic.append("r", ids, PAGES + 1),

@@ -40,6 +40,7 @@ PAGE = BLOCK * ROW
 LAYERS = 3
 GROUPS = ((1,), (0, 2))  # the layers of full attention, and those with a window, if a model has windows
 WINDOW = 9  # tokens that a layer with a window reads before the next one: the last 3 blocks of a prefix
+STATE = 24  # bytes of the state of the layer with recurrent state, if a model has one; less than a page
 BLOCKS = 64
 OUTPUT = 6
 BUSY = 120.0  # seconds; only a failure reaches the limit
@@ -78,6 +79,11 @@ def row(tokens: list[int], layer: int) -> bytes:
     return hashlib.blake2b(repr((tokens, layer)).encode(), digest_size=ROW).digest()
 
 
+def state(tokens: list[int]) -> bytes:
+    """Return the recurrent state after tokens."""
+    return hashlib.blake2b(repr(tokens).encode(), digest_size=STATE).digest()
+
+
 def following(tokens: list[int]) -> int:
     """Return the token that the model generates after tokens."""
     return int.from_bytes(hashlib.blake2b(repr(tokens).encode(), digest_size=2).digest(), "little")
@@ -97,9 +103,14 @@ class Request:
     cache_salt: str | None = None
     mm_features: tuple[Any, ...] = ()
     prompt_embeds: Any = None
+    block_hashes: list[Any] = dataclasses.field(default_factory=list)
     blocks: list[int] = dataclasses.field(default_factory=list)
+    states: list[int] = dataclasses.field(default_factory=list)  # blocks with recurrent state; 0: none
     waits: bool = False  # for an asynchronous load
     aborted: bool = False
+
+    def update_block_hashes(self) -> None:
+        """The engine does not use the hashes."""
 
     @property
     def num_tokens(self) -> int:
@@ -161,6 +172,7 @@ class Rank:
         latent: bool,
         windows: bool,
         apart: bool,
+        states: bool,
         prefix_cache: bool,
     ) -> None:
         self.worker = Worker(o, counters, role=role, broadcast=broadcasts.of(rank), prefix_cache=prefix_cache)
@@ -191,7 +203,10 @@ class Rank:
                 LayerGroup(WINDOW if g else 0, [one for one in layers if one.name in [f"layer {i}" for i in group]], fragments=fragments)
                 for g, group in enumerate(GROUPS)
             ]
-        layout = Layout(groups, 1, BLOCKS, BLOCK, memory, {"layers": facts, "specs": specs})
+        if states:  # in other blocks of the same memory; the model computes the layer first
+            groups.append(LayerGroup(0, [Layer("conv", self.base, self.block, STATE, 1)], True))
+            specs.append("MambaSpec")
+        layout = Layout(groups, 1 + states, BLOCKS, BLOCK, memory, {"layers": facts, "specs": specs})
         self.worker.open(layout, {"model": "m"}, rank, ranks, heads=shape[0])
 
     def places(self, block: int, token: int, layer: int) -> list[int]:
@@ -209,6 +224,12 @@ class Rank:
             for head, at in zip(self.heads, self.places(block, token, layer), strict=True)
         )
 
+    def write_state(self, block: int, tokens: list[int]) -> None:
+        ctypes.memmove(self.base + block * self.block, state(tokens), STATE)
+
+    def has_state(self, block: int, tokens: list[int]) -> bool:
+        return ctypes.string_at(self.base + block * self.block, STATE) == state(tokens)
+
     def spoil(self, block: int) -> None:
         for layer in range(LAYERS):
             for at in self.places(block, 0, layer):
@@ -220,6 +241,8 @@ class Engine:
 
     Each step computes at most ``chunk`` tokens of each request. Before it computes a token it compares the KV of all earlier tokens,
     in a layer with a window that of the last WINDOW tokens.
+    With ``states`` a first layer has recurrent state, in blocks of its own, and a step of a prompt ends at the ends of blocks, as in vLLM's
+    mode "align".
     When a rank has not loaded a layer, all ranks compute garbage in the layers behind it, and the step is reverted.
     """
 
@@ -235,9 +258,12 @@ class Engine:
         latent: bool = False,
         windows: bool = False,
         apart: bool = False,
+        states: bool = False,
         prefix_cache: bool = False,
         **options: Any,
     ) -> None:
+        self.states = states
+        self.refs: Counter[int] = Counter()  # references to blocks, of requests and of the connector
         self.name = name
         self.prefix_cache = prefix_cache
         self.cached: dict[tuple[int, ...], int] = {}  # by the tokens up to its end: a full block. None is evicted
@@ -265,12 +291,25 @@ class Engine:
         self.counters = _adapter.Counters(name)
         self.broadcasts = Broadcasts()
         self.ranks = [
-            Rank(o, self.counters, role, i, ranks, self.broadcasts, latent=latent, windows=windows, apart=apart, prefix_cache=prefix_cache)
+            Rank(
+                o,
+                self.counters,
+                role,
+                i,
+                ranks,
+                self.broadcasts,
+                latent=latent,
+                windows=windows,
+                apart=apart,
+                states=states,
+                prefix_cache=prefix_cache,
+            )
             for i in range(ranks)
         ]
         self.workers = [rank.worker for rank in self.ranks]
         self.late = 0.0  # seconds that the scheduler's clock is ahead
         self.side = Scheduler(o, self.counters, role=role, extras=EXTRAS, clock=lambda: time.monotonic() + self.late)
+        self.side.bind(SimpleNamespace(blocks=range(BLOCKS), touch=self.refs.update, free_blocks=self._drop))
         self.side.attach([d for worker in self.workers for d in worker.definitions], ranks)
 
     def __enter__(self) -> Engine:
@@ -294,7 +333,32 @@ class Engine:
     def _take(self, n: int) -> list[int]:
         taken, self.free = self.free[:n], self.free[n:]
         assert len(taken) == n, "the engine has no block left"
+        self.refs.update(taken)
         return taken
+
+    def _drop(self, blocks: Sequence[int]) -> None:
+        # A job that still uses these blocks reads or overwrites these bytes, and a check fails.
+        for block in blocks:
+            self.refs[block] -= 1
+            if not self.refs[block]:
+                for rank in self.ranks:
+                    rank.spoil(block)
+                self.free.append(block)
+
+    def _tables(self, request: Request) -> list[list[int]]:
+        return [request.blocks, request.states] if self.states else [request.blocks]
+
+    def _retire(self, request: Request, end: int) -> None:
+        """Free the states of a request before block end."""
+        self._drop([block for block in request.states[:end] if block])
+        request.states[:end] = [0] * len(request.states[:end])
+
+    def _aligned(self, request: Request, n: int) -> int:
+        """Return how many of the next n tokens the engine computes in a step, which ends at the end of a block within a prompt."""
+        start, end, last = request.num_computed_tokens, request.num_computed_tokens + n, (request.num_tokens - 1) // BLOCK * BLOCK
+        if end < request.num_tokens:
+            end -= end % BLOCK
+        return (last if start < last < end else end) - start
 
     def _compute(self, request: Request, end: int, layer: int, lost: list[bool]) -> None:
         """Compute a layer of a request. ``lost``: by rank, whether it has not loaded the layer or one before."""
@@ -317,19 +381,16 @@ class Engine:
         for queue in (self.waiting, self.running):
             if request in queue:
                 queue.remove(request)
+        self._retire(request, (request.num_computed_tokens - 1) // BLOCK if request.num_computed_tokens else 0)
         if self.side.finished(request) or request.waits:
             self.held[request.request_id] = request
         else:
             self._release(request)
 
     def _release(self, request: Request) -> None:
-        # A job that still uses these blocks reads or overwrites these bytes, and a check fails.
-        free = [block for block in request.blocks if block not in self.cached.values()]
-        for block in free:
-            for rank in self.ranks:
-                rank.spoil(block)
-        self.free += free
-        request.blocks = []
+        self._drop([block for block in request.blocks if block not in self.cached.values()])
+        self._retire(request, len(request.states))
+        request.blocks, request.states = [], []
 
     def _in_cache(self, tokens: list[int]) -> list[int]:
         """Return the blocks of the prefix cache for all tokens but the last."""
@@ -368,10 +429,13 @@ class Engine:
                     continue
                 self.loaded_tokens[request.request_id] = tokens
                 if later:
+                    if self.states:
+                        whole = tokens // BLOCK
+                        request.states = [0] * (whole - 1) + self._take(1)
                     request.blocks = cached + self._take(whole - len(cached))
                     request.waits = True
                     request.num_computed_tokens = len(cached) * BLOCK + tokens
-                    self.side.allocated(request, request.blocks)
+                    self.side.allocated(request, self._tables(request), tokens)
                     continue
                 request.blocks = cached
                 request.num_computed_tokens = len(cached) * BLOCK + tokens
@@ -380,22 +444,38 @@ class Engine:
         scheduled: dict[str, int] = {}
         for request in self.running:
             n = min(self.chunk, request.num_tokens - request.num_computed_tokens)
-            need = -(-(request.num_computed_tokens + n) // BLOCK) - len(request.blocks)
-            request.blocks += self._take(max(0, need))
+            if self.states:
+                n = self._aligned(request, n)
+            whole = -(-(request.num_computed_tokens + n) // BLOCK)
+            request.blocks += self._take(max(0, whole - len(request.blocks)))
+            if self.states and request.num_computed_tokens:
+                self._retire(request, (request.num_computed_tokens - 1) // BLOCK)
+            if self.states and whole > len(request.states):
+                request.states += [0] * (whole - len(request.states) - 1) + self._take(1)
             scheduled[request.request_id] = n
         by_id = {r.request_id: r for r in self.running}
         preempted, self.preempted = self.preempted, []
         self.before_plan(scheduled)
-        plan = self.side.plan(scheduled, lambda name: by_id[name].blocks, preempted)
+        plan = self.side.plan(scheduled, lambda name: self._tables(by_id[name]), preempted)
         for worker in self.workers:
             worker.begin(plan)
             # The engine may write to the blocks of preempted requests from here on.
             assert not {r.job.request for r in worker._running.values()}.intersection(preempted)
+        for request in self.running if self.states else ():
+            if (at := request.num_computed_tokens) and not all(
+                rank.has_state(request.states[(at - 1) // BLOCK], request.all_token_ids[:at]) for rank in self.ranks
+            ):
+                self.wrong.append(f"{request.request_id}: state after {at} tokens")
         if self.running:
             self._forward(scheduled)
+        for request in self.running if self.states else ():
+            end = request.num_computed_tokens + scheduled[request.request_id]
+            for rank in self.ranks:
+                rank.write_state(request.states[(end - 1) // BLOCK], request.all_token_ids[:end])
         loaded: set[str] = set()
         freed: set[str] = set()
         failed: set[int] = set()
+        failed_requests: set[str] = set()
         report = Report()
         for rank in self.ranks:
             rank.worker.end()
@@ -408,6 +488,7 @@ class Engine:
                         del by[name]
                         done.add(name)
             failed |= rank.worker.take_failed()
+            failed_requests |= rank.worker.take_failed_requests()
             report = report.merge(rank.worker.take_report() or Report())
         self.ends_of_reads.update(n for n, _, read in report.reads if isinstance(read, Stopped) or read.upto == read.part.stop)
         for request in list(self.running):
@@ -422,7 +503,7 @@ class Engine:
                 if request.done:
                     self._finish(request)
         for request in self.waiting:
-            if request.waits and failed.intersection(request.blocks):
+            if request.waits and (failed.intersection(request.blocks) or request.request_id in failed_requests):
                 request.num_computed_tokens = 0
         self.side.update(report)
         for name in loaded:
@@ -435,7 +516,8 @@ class Engine:
                 self._release(request)
             else:
                 self._cache(request)
-                request.num_computed_tokens -= 1  # the last token is computed again, for the first output
+                if not self.states:
+                    request.num_computed_tokens -= 1  # the last token is computed again, for the first output
         for name in freed:
             self._release(self.held.pop(name))
 
@@ -502,6 +584,7 @@ class Cluster:
         self.planner = planner
         self.engines = {e.name: e for e in engines}
         self.windows = engines[0].windows
+        self.states = engines[0].states
         self.store = Store(node.address)
         self.shards = [open_namespace(self.store, d) for worker in engines[0].workers for d in worker.definitions]
         self.ns = self.shards[0]
@@ -592,8 +675,10 @@ class Cluster:
             groups = GROUPS if self.windows else (tuple(range(LAYERS)),)
             pieces = [(b, g) for b in range(blocks) for g in range(len(groups)) if g == 0 or b >= blocks - -(-WINDOW // BLOCK)]
             values = [bytearray(len(groups[g]) * heads * BLOCK * HEAD) for _, g in pieces]
+            end = [bytearray(STATE)] if self.states and blocks else []
             if blocks:
-                ns.jobs.get(list(ids)[:blocks], values, pieces=pieces).wait()
+                ns.jobs.get(list(ids)[:blocks], values + end, pieces=pieces + [(blocks - 1, 1)] * len(end)).wait()
+            assert end == [state(tokens[: blocks * BLOCK])] * len(end)
             for (block, group), value in zip(pieces, values, strict=True):
                 want = b"".join(
                     row(tokens[: token + 1], layer)[head * HEAD : (head + 1) * HEAD]
@@ -608,6 +693,7 @@ class Cluster:
         for engine in self.engines.values():
             assert engine.wrong == []
             assert sorted([*engine.free, *engine.cached.values()]) == list(range(1, BLOCKS))
+            assert set(+engine.refs) == set(engine.cached.values())
             assert not engine.held
             assert not engine.loaded_by
             assert not engine.freed_by
@@ -1485,11 +1571,124 @@ def test_windows_that_lack_a_block(make: Callable[..., Cluster]) -> None:
     c.check()
 
 
+one_rank = pytest.mark.parametrize("make", [(1, 1)], indirect=True, ids=["1P1D"])
+
+
+@one_rank
+@pytest.mark.parametrize("chunk", [1000, 9, 5])
+def test_turns_of_a_session_with_state(make: Callable[..., Cluster], chunk: int) -> None:
+    """A turn finds the state at the end of the last block that the turn before has filled."""
+    check_turns(make(chunk=chunk, states=True))
+
+
+@one_rank
+@pytest.mark.parametrize("length", [1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 1, 9 * BLOCK - 1])
+def test_lengths_with_state(make: Callable[..., Cluster], length: int) -> None:
+    """Prompts that end before, at and behind the end of a block, each served three times: the second and the third time all of its full
+    blocks before the last token are cached."""
+    c = make(states=True)
+    prompt = list(range(length))
+    for hit in (0, (length - 1) // BLOCK, (length - 1) // BLOCK):
+        (course,) = c.serve(prompt)
+        assert course.tokens == expected(prompt)
+        assert course.event(EventKind.MATCHED).hit == hit * BLOCK
+        assert EventKind.REPLANNED not in course.kinds()
+        c.stored(prompt + course.tokens, (length + OUTPUT - 1) // BLOCK)
+    c.check()
+
+
+@one_rank
+def test_fork_with_state(make: Callable[..., Cluster]) -> None:
+    """A prompt that leaves another one between two states finds the first of them."""
+    c = make(states=True)
+    prompt = list(range(41))
+    c.serve(prompt)
+    whole = prompt + expected(prompt)
+    c.stored(whole, 11)
+    for fork, hit in ((whole[:43], 40), (whole[:39], 0), ([*whole[:44], 1], 44)):
+        (course,) = c.serve([*fork, 999])
+        assert course.event(EventKind.MATCHED).hit == hit
+        assert course.tokens == expected(course.prompt)
+    c.check()
+
+
+@one_rank
+@pytest.mark.parametrize("chunk", [1000, 5])
+def test_prompts_with_state_at_once(make: Callable[..., Cluster], chunk: int) -> None:
+    """Several prompts are computed and loaded at once, each with its own state."""
+    c = make(chunk=chunk, decode=2, states=True)
+    prompts = [list(range(100 * i, 100 * i + 20 + 3 * i)) for i in range(4)]
+    for course in c.serve(*prompts):
+        assert course.tokens == expected(course.prompt)
+    wholes = [prompt + expected(prompt) for prompt in prompts]
+    for whole in wholes:
+        c.stored(whole, (len(whole) - 1) // BLOCK)
+    for course in c.serve(*([*whole, 999] for whole in wholes)):
+        assert course.event(EventKind.MATCHED).hit == (len(course.prompt) - 2) // BLOCK * BLOCK
+        assert course.tokens == expected(course.prompt)
+        assert EventKind.REPLANNED not in course.kinds()
+    c.check()
+
+
+@one_rank
+def test_state_that_lacks_a_block(make: Callable[..., Cluster]) -> None:
+    """If a cached block is missing, the model computes the whole prompt, because the state in front of that block was not read."""
+    c = make(chunk=5, states=True)
+    prompt = list(range(81))
+    c.serve(prompt)
+    c.stored([*prompt, *expected(prompt)], 21)
+    again = [*prompt[:80], *range(500, 507)]
+    course, pe, de = planned(c, again)
+    assert course.event(EventKind.MATCHED).hit == 80
+    c.shards[-1].delete(list(c.ns.chain(prompt))[17:18])
+    decode_reads_first(c, course, pe, de)
+    assert course.tokens == expected(again)
+    assert EventKind.REPLANNED not in course.kinds()
+    assert course.prefill is not None
+    assert pe.loaded_tokens[course.prefill[1].request_id] == 0
+    c.check()
+
+
+@one_rank
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+@pytest.mark.parametrize("how", ["abort", "cancel"])
+def test_loads_of_state_that_fail(make: Callable[..., Cluster], role: Role, how: str) -> None:
+    """A request that waits for its load is aborted, or its transfer is cancelled. The planner plans it again, and no block is lost."""
+    c = make(states=True)
+    prompt = list(range(81))
+    c.serve(prompt)
+    c.stored([*prompt, *expected(prompt)], 21)
+    course = c.submit([*prompt[:80], *range(500, 507)])
+    engine = c.engines["p0" if role == Role.PREFILL else "d0"]
+
+    def waits() -> Request | None:
+        sent = course.prefill if role == Role.PREFILL else course.decode
+        return sent[1] if sent is not None and sent[1].waits else None
+
+    if role == Role.PREFILL:
+        c.until(lambda: any(turn.loaded for turn in engine.side._turns.values()))
+        engine.ranks[0].held = True  # the load does not end before the fault
+    c.until(waits)
+    request = waits()
+    assert request is not None
+    if how == "abort":
+        engine.abort(request.request_id)
+    else:
+        for running in engine.workers[0]._running.values():
+            running.cancel()
+    engine.ranks[0].held = False
+    c.until_over(course)
+    c.idle()
+    assert EventKind.REPLANNED in course.kinds()
+    assert course.tokens == expected(course.prompt)
+    c.check()
+
+
 @pytest.mark.parametrize(("windows", "recomputed", "first"), [(False, None, 8), (False, 5, 5), (True, None, 8), (True, 5, 0), (True, 8, 8)])
 def test_first_block_with_windows(windows: bool, recomputed: int | None, first: int) -> None:
     """If the planner has an engine with windows compute a cached block that was loaded, the engine computes the whole prefix."""
     side = Scheduler(Options(), _adapter.Counters("x"), role=Role.PREFILL, extras=EXTRAS)
-    side._shards, side._windows = 1, windows
+    side._shards, side._whole = 1, windows
     attempt: Any = SimpleNamespace(hit=8)
     turn = _Turn(attempt, loaded={0: 8}, recomputed=recomputed)
     assert side._first(turn) == first

@@ -794,7 +794,7 @@ func TestAppendFollowsTheStream(t *testing.T) {
 		p.put(p.decodeStream, p.decodeDevice, layer, 3)
 	}
 	done := make(chan error, 1)
-	go func() { done <- p.decode.of.Append("stored", ids, 0, 3, time.Minute) }()
+	go func() { done <- p.decode.of.Append("stored", ids, 0, time.Minute, 3) }()
 	select {
 	case err := <-done:
 		t.Errorf("append has returned, while the gate of the engine's stream is closed: %v", err)

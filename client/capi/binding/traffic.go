@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -34,10 +35,11 @@ type TrafficOptions struct {
 	// opens one for loads and one for saves, and closes both. If Copier is nil, the CPU must be able
 	// to address the memory.
 	Copier func() (copier.DeviceCopier, error)
-	// Bases, Stride and Pages have the meaning of traffic.Device.
+	// Bases, Stride, Pages and Tables have the meaning of traffic.Device.
 	Bases  []uint64
 	Stride uint64
 	Pages  int
+	Tables []int
 	// Order has the meaning of traffic.Options.
 	Order []int
 	// BufferBytes, AppendBytes, PersistMax and Verify have the meaning of traffic.Options.
@@ -87,6 +89,7 @@ type Traffic struct {
 	max     int
 	token   rdma.Token
 	bases   int
+	tables  int
 	compute rdma.Engine
 	// The device memory is either region, or memory that the copiers can reach. Each copier has a
 	// stream of its own, so that a load does not wait for a save that waits for the engine.
@@ -150,7 +153,7 @@ func (n *Namespace) OpenTraffic(o TrafficOptions) (Handle, error) {
 		return 0, err
 	}
 	t := &Traffic{
-		queue: q, ns: n, geo: def.Geometry, max: cmp.Or(o.TransfersMax, 1024), token: o.Token, bases: len(o.Bases),
+		queue: q, ns: n, geo: def.Geometry, max: cmp.Or(o.TransfersMax, 1024), token: o.Token, bases: len(o.Bases), tables: tablesOf(o.Tables),
 		transfers: make(map[Handle]*Transfer), requests: make(map[string]bool),
 	}
 	if err := t.open(def, o); err != nil {
@@ -160,6 +163,14 @@ func (n *Namespace) OpenTraffic(o TrafficOptions) (Handle, error) {
 	t.handle = s.library.add(t)
 	s.own(t.handle, t)
 	return t.handle, nil
+}
+
+// tablesOf returns the number of page tables.
+func tablesOf(tables []int) int {
+	if len(tables) == 0 {
+		return 1
+	}
+	return slices.Max(tables) + 1
 }
 
 // tls returns the TLS configuration of both sides of a connection between two engines, or nil.
@@ -195,7 +206,7 @@ func (t *Traffic) open(def kv.Namespace, o TrafficOptions) (err error) {
 	}
 	options := traffic.Options{
 		Namespace: def, Order: o.Order, Storage: t.store.client, Compute: t.compute, BufferBytes: o.BufferBytes, AppendBytes: o.AppendBytes,
-		Device:     traffic.Device{Region: t.region, Bases: o.Bases, Stride: o.Stride, Pages: o.Pages},
+		Device:     traffic.Device{Region: t.region, Bases: o.Bases, Stride: o.Stride, Pages: o.Pages, Tables: o.Tables},
 		PersistMax: o.PersistMax, Verify: o.Verify, Logger: log,
 	}
 	if t.loads.copier != nil {
@@ -335,8 +346,8 @@ func (t *Traffic) ofCall(err error) error {
 }
 
 // Append stores one block that decoding has filled; see traffic.Manager.Append. epoch 0 selects the
-// namespace's epoch. If it returns a timeout, no byte was copied from the page.
-func (t *Traffic) Append(request string, ids []kv.BlockID, epoch kv.Epoch, page uint32, timeout time.Duration) error {
+// namespace's epoch. If it returns a timeout, no byte was copied from the pages.
+func (t *Traffic) Append(request string, ids []kv.BlockID, epoch kv.Epoch, timeout time.Duration, pages ...uint32) error {
 	if err := t.begin(); err != nil {
 		return err
 	}
@@ -350,7 +361,7 @@ func (t *Traffic) Append(request string, ids []kv.BlockID, epoch kv.Epoch, page 
 	}
 	ctx, cancel := t.within(timeout)
 	defer cancel()
-	return t.ofCall(t.manager.AppendAfter(ctx, request, ids, t.epoch(epoch), page, after))
+	return t.ofCall(t.manager.AppendAfter(ctx, request, ids, t.epoch(epoch), after, pages...))
 }
 
 // Settle waits until storage has the block id, or until the write of this block has failed; see

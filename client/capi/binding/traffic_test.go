@@ -238,7 +238,7 @@ func (p *pair) testTransfers() {
 		}
 	}
 	chain := append(p.chain(1, 6), kv.BlockID{7})
-	p.must(p.decode.of.Append("turn 1", chain, 0, 3, time.Minute))
+	p.must(p.decode.of.Append("turn 1", chain, 0, time.Minute, 3))
 	p.must(p.decode.of.Settle(chain[6], time.Minute))
 	b := &Batch{KeyOffsets: []uint32{0}}
 	for _, id := range chain {
@@ -479,7 +479,7 @@ func TestTrafficCloses(t *testing.T) {
 	p.decode.wait() // a duplicate of the descriptor is readable
 	for what, err := range map[string]error{
 		"read": pre.Read(traffic.Part{}), "cut": dec.Cut(), "finish": other.Finish(), "cancel": other.Cancel(), "layer": pre.Layer(0, 0),
-		"close": p.prefill.of.Close(), "append": p.decode.of.Append("r", make([]kv.BlockID, 1), 0, 0, time.Second), "settle": p.decode.of.Settle(kv.BlockID{}, 0),
+		"close": p.prefill.of.Close(), "append": p.decode.of.Append("r", make([]kv.BlockID, 1), 0, time.Second, 0), "settle": p.decode.of.Settle(kv.BlockID{}, 0),
 	} {
 		if !errors.Is(err, ErrHandle) {
 			t.Errorf("%s after Close: %v; want ErrHandle", what, err)
@@ -514,6 +514,7 @@ func TestBadTraffic(t *testing.T) {
 		"overlap":     func(o *TrafficOptions) { o.Bases[1] = o.Bases[0] },
 		"memory of":   func(o *TrafficOptions) { o.Pages = 1 << 20 },
 		"every 1":     func(o *TrafficOptions) { o.Stride = 1 },
+		"page tables": func(o *TrafficOptions) { o.Tables = []int{0} },
 		"no such nic!": func(o *TrafficOptions) {
 			o.Compute = func(context.Context, *tls.Config, *slog.Logger) (rdma.Engine, error) {
 				return nil, fmt.Errorf("%w: no such nic!", ErrInvalid)
@@ -526,14 +527,12 @@ func TestBadTraffic(t *testing.T) {
 			t.Errorf("%v; want Invalid with %q", err, word)
 		}
 	}
-	recurrent := kv.Geometry{BlockTokens: 16, Groups: []kv.Group{{Kind: kv.Full, Layers: 2, TokenBytes: 1024}, {Kind: kv.State, Layers: 2, TokenBytes: 1024}}}
 	for word, def := range map[string]struct {
 		kv.Namespace
 		ids bool
 	}{
-		"is flat":          {kv.Namespace{Name: "flat", Index: kv.IndexFlat, Geometry: geo}, true},
-		"not block ids":    {kv.Namespace{Name: "any", Index: kv.IndexTrie, Geometry: geo}, false},
-		"group 1 is state": {kv.Namespace{Name: "recurrent", Index: kv.IndexTrie, Geometry: recurrent}, true},
+		"is flat":       {kv.Namespace{Name: "flat", Index: kv.IndexFlat, Geometry: geo}, true},
+		"not block ids": {kv.Namespace{Name: "any", Index: kv.IndexTrie, Geometry: geo}, false},
 	} {
 		h, err := p.store.Ensure(def.Namespace, def.ids)
 		ns := valueOf(t, p.library.Namespace, h, err)
@@ -580,7 +579,7 @@ func TestBadTransfers(t *testing.T) {
 		"too many pages": pre.AddPages(pagesFrom(0, 5)), "page": pre.AddPages([]uint32{devicePages}), "layer": pre.Computed(2, 4), "negative layer": pre.Layer(-1, 0), "no layer": pre.Layer(2, 0),
 		"block": pre.Computed(0, 5), "block without page": pre.Computed(0, 3),
 		"recompute of decode": dec.Recompute(traffic.Part{From: 0, To: 1}), "pages of decode": dec.AddPages(nil), "computed of decode": dec.Computed(0, 1), "layer of decode": dec.Layer(0, 0),
-		"append without chain": p.decode.of.Append("r", nil, 0, 0, 0), "append of another page": p.decode.of.Append("r", ids, 0, devicePages, time.Second),
+		"append without chain": p.decode.of.Append("r", nil, 0, 0, 0), "append of another page": p.decode.of.Append("r", ids, 0, time.Second, devicePages),
 	} {
 		if CodeOf(err) != Invalid {
 			t.Errorf("%s: %v", name, err)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/client/traffic"
+	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma/copier"
 )
 
@@ -59,7 +60,7 @@ type Transfer struct {
 	refusal error
 	// finished reports whether finish is closed.
 	finished bool
-	// pages is the number of device pages of a prefill.
+	// pages is the number of blocks of a prefill that have device pages.
 	pages int
 	// marks are the marks of the calls, for which copies of the job may wait. closed is set when the
 	// job has ended, and they are closed.
@@ -103,18 +104,29 @@ func (t *Traffic) Prefill(j traffic.PrefillJob, timeout time.Duration) (Handle, 
 	if err := t.manager.CheckPrefill(j); err != nil {
 		return 0, err
 	}
-	x := &Transfer{traffic: t, request: j.Request, blocks: j.Blocks, hit: j.Hit, prefill: true, pages: len(j.Pages)}
+	x := &Transfer{traffic: t, request: j.Request, blocks: j.Blocks, hit: j.Hit, prefill: true, pages: len(j.Pages) / t.tables}
 	j.Stopped, j.Progress = x.stopped, x.progress
 	var err error
 	if j.After, err = x.mark(&t.loads); err != nil {
 		return 0, err
 	}
-	return t.start(x, timeout, func(ctx context.Context) (moving, error) { return t.manager.Prefill(ctx, j) }, func(ctx context.Context, m moving) (TransferEvent, error) {
+	return t.start(x, timeout, func(ctx context.Context) (moving, error) { return t.manager.Prefill(ctx, j) }, func(ctx context.Context, m moving) error {
 		p := m.(*traffic.Prefill)
 		if err := p.Loaded(ctx); err != nil {
-			return TransferEvent{}, err
+			return err
 		}
-		return TransferEvent{Kind: TransferLoaded, FirstMiss: firstMiss(p, j.Blocks)}, nil
+		x.push(TransferEvent{Kind: TransferLoaded, FirstMiss: firstMiss(p, j.Blocks)})
+		if !slices.ContainsFunc(t.geo.Groups, func(g kv.Group) bool { return g.Kind == kv.State }) {
+			return nil
+		}
+		// An engine can need the state before it computes any layer.
+		for l := range t.geo.LayerCount() {
+			if err := p.Layer(ctx, l); err != nil {
+				return err
+			}
+		}
+		x.push(TransferEvent{Kind: TransferReady})
+		return nil
 	})
 }
 
@@ -150,15 +162,19 @@ func (t *Traffic) Decode(j traffic.DecodeJob, timeout time.Duration) (Handle, er
 	if j.After, err = x.mark(&t.loads); err != nil {
 		return 0, err
 	}
-	return t.start(x, timeout, func(ctx context.Context) (moving, error) { return t.manager.Decode(ctx, j) }, func(ctx context.Context, m moving) (TransferEvent, error) {
-		return TransferEvent{Kind: TransferReady}, m.(*traffic.Decode).Ready(ctx)
+	return t.start(x, timeout, func(ctx context.Context) (moving, error) { return t.manager.Decode(ctx, j) }, func(ctx context.Context, m moving) error {
+		err := m.(*traffic.Decode).Ready(ctx)
+		if err == nil {
+			x.push(TransferEvent{Kind: TransferReady})
+		}
+		return err
 	})
 }
 
-// beginFunc begins a job. readyFunc waits for the event after which the engine continues.
+// beginFunc begins a job. readyFunc queues the events after which the engine continues.
 type (
 	beginFunc func(context.Context) (moving, error)
-	readyFunc func(context.Context, moving) (TransferEvent, error)
+	readyFunc func(context.Context, moving) error
 )
 
 // start adds a transfer and serves it on a goroutine.
@@ -206,8 +222,7 @@ func (x *Transfer) serve(timeout time.Duration, begin beginFunc, ready readyFunc
 	m, err := begin(ctx)
 	x.beginOrders(m, err)
 	if err == nil {
-		if e, err := ready(ctx, m); err == nil {
-			x.push(e)
+		if err := ready(ctx, m); err == nil {
 			select {
 			case <-x.finish:
 			case <-m.Ended():
@@ -361,8 +376,9 @@ func (x *Transfer) AddPages(pages []uint32) error {
 		if err := x.onPrefill("add_pages"); err != nil {
 			return err
 		}
-		if n := x.pages + len(pages); n > x.blocks {
-			return fmt.Errorf("%w: %d device pages for the %d blocks of request %q", ErrInvalid, n, x.blocks, x.request)
+		tables := x.traffic.tables
+		if n := x.pages*tables + len(pages); n > x.blocks*tables || n%tables != 0 {
+			return fmt.Errorf("%w: %d device pages for the %d blocks of request %q in %d page tables", ErrInvalid, n, x.blocks, x.request, tables)
 		}
 		if err := x.traffic.manager.CheckPages(pages...); err != nil {
 			return err
@@ -370,7 +386,7 @@ func (x *Transfer) AddPages(pages []uint32) error {
 		if after, err = x.mark(&x.traffic.loads); err != nil {
 			return err
 		}
-		x.pages += len(pages)
+		x.pages += len(pages) / tables
 		return nil
 	}, func(m moving) { m.(*traffic.Prefill).AddPagesAfter(after, pages...) })
 }
@@ -387,7 +403,7 @@ func (x *Transfer) Computed(layer, block int) error {
 		case block < 0 || block > x.blocks:
 			return fmt.Errorf("%w: computed up to block %d of %d", ErrInvalid, block, x.blocks)
 		case block > x.pages:
-			return fmt.Errorf("%w: computed up to block %d; request %q has %d device pages", ErrInvalid, block, x.request, x.pages)
+			return fmt.Errorf("%w: computed up to block %d; request %q has device pages of %d", ErrInvalid, block, x.request, x.pages)
 		case block < x.blocks && t.bases < t.geo.LayerCount():
 			return fmt.Errorf("%w: computed up to block %d of %d, with device memory for %d of %d layers: chunks need all layers", ErrInvalid, block, x.blocks, t.bases, t.geo.LayerCount())
 		case t.stream.Load() != nil && t.bases < t.geo.LayerCount():

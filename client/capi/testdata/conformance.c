@@ -955,7 +955,7 @@ static struct side move(penstock_namespace ns, penstock_namespace flat) {
 	o.cert_file = o.key_file = "/no/such/file";
 	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "ca_file"), "%s", e.message);
 	o.ca_file = o.cert_file = o.key_file = NULL;
-	uint32_t order[LAYERS] = {0}; /* layer 0 more than once */
+	uint32_t order[LAYERS + 1] = {0}; /* layer 0 more than once */
 	o.order = order;
 	o.size = offsetof(penstock_traffic_options, order); /* a caller of version 1.9 */
 	o.n_order = LAYERS;
@@ -967,6 +967,12 @@ static struct side move(penstock_namespace ns, penstock_namespace flat) {
 	o.order = NULL;
 	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "order"), "%s", e.message);
 	o.n_order = 0;
+	o.tables = order;
+	o.n_tables = LAYERS + 1;
+	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "page tables"), "%s", e.message);
+	o.tables = NULL;
+	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "page tables"), "%s", e.message);
+	o.n_tables = 0;
 	o.memory = NULL;
 	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "device memory"), "%s", e.message);
 	o.memory = side.memory;
@@ -1072,6 +1078,9 @@ static struct side test_traffic(penstock_store store) {
 	CHECK(penstock_match(ns, &batch, &r) == PENSTOCK_OK && r.prefix == BLOCKS + 2, "%u of %u blocks are stored: %s", r.prefix, BLOCKS + 2, r.error.message);
 	CHECK(penstock_traffic_append(decode.traffic, "r", NULL, 1, 0, 0, 0, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
 	CHECK(penstock_traffic_append(decode.traffic, "r", ids, 1, 0, PAGES, 1000, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "page 8"), "%s", e.message);
+	CHECK(penstock_traffic_append_pages(decode.traffic, "r", ids, BLOCKS + 2, 0, pages, 1, 1000, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_traffic_append_pages(decode.traffic, "r", ids, 1, 0, pages, 2, 1000, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "2 device pages"), "%s", e.message);
+	CHECK(penstock_traffic_append_pages(decode.traffic, "r", ids, 1, 0, NULL, 1, 1000, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
 	CHECK(penstock_traffic_settle(decode.traffic, NULL, 0, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
 	// The whole prompt of the first turn, and of the second the new block: decode has read or kept the
 	// others. Their checksums take less than a block.

@@ -31,11 +31,13 @@ def connector(servers: testing.Node | str, **extra: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def dual_path(servers: testing.Node | str, planner: testing.Planner | str, engine: str, *, prefill: bool, **extra: Any) -> dict[str, Any]:
-    """Return the configuration of PenstockDualPath, with further options."""
+def dual_path(
+    servers: testing.Node | str, planner: testing.Planner | str, engine: str, *, prefill: bool, hybrid: bool = False, **extra: Any
+) -> dict[str, Any]:
+    """Return the configuration of PenstockDualPath, or of PenstockDualPathHybrid, with further options."""
     bounds = dict.fromkeys(("connect_timeout", "start_timeout", "request_timeout", "job_timeout", "layer_timeout", "append_timeout"), 120)
     return {
-        "kv_connector": "PenstockDualPath",
+        "kv_connector": "PenstockDualPathHybrid" if hybrid else "PenstockDualPath",
         "kv_connector_module_path": "penstock.vllm",
         "kv_role": "kv_producer" if prefill else "kv_consumer",
         "kv_load_failure_policy": "recompute",

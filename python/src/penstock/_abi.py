@@ -335,6 +335,8 @@ class CTrafficOptions(Structure):
         ("key_file", c_char_p),
         ("order", c_void_p),
         ("n_order", c_uint32),
+        ("tables", c_void_p),
+        ("n_tables", c_uint32),
     ]
 
 
@@ -451,7 +453,9 @@ PROTOTYPES: dict[str, list[Any]] = {
     "penstock_transfer_layer": [c_uint64, c_uint32, c_uint32, POINTER(CError)],
     "penstock_transfer_finish": [c_uint64, POINTER(CError)],
     "penstock_transfer_cancel": [c_uint64, POINTER(CError)],
-    "penstock_traffic_append": [c_uint64, c_char_p, c_char_p, c_uint32, c_uint64, c_uint32, c_uint32, POINTER(CError)],
+    "penstock_traffic_append_pages": [
+        c_uint64, c_char_p, c_char_p, c_uint32, c_uint64, c_void_p, c_uint32, c_uint32, POINTER(CError),
+    ],
     "penstock_traffic_settle": [c_uint64, c_char_p, c_uint32, POINTER(CError)],
     "penstock_traffic_nics": [c_uint64, POINTER(CNic), c_uint32, POINTER(c_uint32), POINTER(CError)],
     "penstock_traffic_eventfd": [c_uint64, POINTER(c_int32), POINTER(CError)],

@@ -29,9 +29,12 @@ from penstock._keys import Keys
 from penstock._memory import Buffer, Pins, Pointers, Tensor, current_stream
 from penstock._store import Namespace
 
-__all__ = ["DecodeJob", "PrefillJob", "Traffic", "TransferEvent", "TransferKind"]
+__all__ = ["NO_PAGE", "DecodeJob", "PrefillJob", "Traffic", "TransferEvent", "TransferKind"]
 
 _J = TypeVar("_J", "PrefillJob", "DecodeJob")
+
+NO_PAGE = 2**32 - 1
+"""In place of a device page of a layer with recurrent state: the block has none. PENSTOCK_NO_PAGE of penstock.h."""
 
 
 class TransferKind(enum.IntEnum):
@@ -41,7 +44,8 @@ class TransferKind(enum.IntEnum):
     """Prefill: each block of the cached prefix is in a buffer or is to be computed: ``first_miss``. The job does not
     wait for storage after this event. The last PROGRESS of a part may follow."""
     READY = 2
-    """Decode: the whole prompt is in device memory and verified."""
+    """Decode: the whole prompt is in device memory and verified. Prefill, if layers have recurrent state: the cached prefix is, in all
+    layers."""
     PROGRESS = 3
     """The blocks of ``part`` before ``upto`` were read and verified, and ``read`` bytes of the part have arrived."""
     STOPPED = 4
@@ -223,8 +227,12 @@ class Traffic(_Queue[TransferEvent]):
     """Moves the KV of one engine in a prefill/decode cluster, and has a queue of the events of its jobs.
 
     ``ns`` is the KV of the engine's model: its keys are ids (``ids=True``), and it has a group of full attention. It may also
-    have groups with sliding windows, in which a layer of a block has as many bytes as in the first group. In such a layer only the
-    blocks of the cached prefix within the window at its end are read and sent, and the pages of the others do not change. ``order``
+    have groups with sliding windows. In such a layer only the
+    blocks of the cached prefix within the window at its end are read and sent, and the pages of the others do not change.
+
+    It may also have groups with recurrent state, in which the page of a block has the state after the block's last token. Of the
+    cached prefix only the state of the last block is read, for the prefill engine. Of the prompt only the state of the last block is sent
+    to the decode engine, and stored if that block is full. Other blocks may have ``NO_PAGE`` in these layers. ``order``
     lists the layers in the order in which the model computes them, each by its index in a value, which has the layers of one
     group after the other; by default that order. Layer l below is the layer ``order[l]``, the same one on both sides.
     ``memory`` is the engine's device memory, or host memory in its place: a writable buffer, a tensor on the CPU or a CUDA
@@ -232,6 +240,10 @@ class Traffic(_Queue[TransferEvent]):
     layer's bytes of one block, at ``bases[l % len(bases)] + p * stride``. A decode engine has a base for each layer. A
     prefill engine may have fewer, and then holds that many layers at a time. Without ``stride`` the pages of a layer are
     contiguous. ``pages`` is the number of pages of each layer, by default as many as ``memory`` has.
+
+    ``tables`` has the number of the page table of each layer, for an engine that allocates pages for kinds of layers apart; by default all
+    layers have one table. Wherever pages of blocks are arguments, they are those of the first block in each table, then those of the
+    second block, and so on. Layers of different tables may share memory.
 
     ``buffer_bytes`` is the size of the host buffer for prompts on their way, which the library maps, and ``append_bytes``
     that for decoded blocks. ``listen`` is the host and port of the compute NIC, by default 127.0.0.1 and a free port.
@@ -270,6 +282,7 @@ class Traffic(_Queue[TransferEvent]):
         order: Iterable[int] = (),
         stride: int = 0,
         pages: int = 0,
+        tables: Iterable[int] = (),
         append_bytes: int = 0,
         listen: str | None = None,
         advertise: str | None = None,
@@ -287,6 +300,7 @@ class Traffic(_Queue[TransferEvent]):
         self._ns = ns  # a reference, because a store without references is closed
         self._jobs: dict[int, PrefillJob | DecodeJob] = {}
         offsets, layers = _numbers("bases", bases), _numbers("order", order, 32)
+        of_tables = _numbers("tables", tables, 32)
         memory, cuda = _on_device(memory, cuda)
         self._cuda = cuda
         pins = Pins()
@@ -321,6 +335,8 @@ class Traffic(_Queue[TransferEvent]):
                 key_file=_text("key_file", key_file),
                 order=_address(layers),
                 n_order=len(layers),
+                tables=_address(of_tables),
+                n_tables=len(of_tables),
             )
             self._core.open_handle()
         except BaseException:
@@ -468,16 +484,21 @@ class Traffic(_Queue[TransferEvent]):
             self._jobs[job._handle.value] = job
         return job
 
-    def append(self, request: str, ids: Keys | Iterable[bytes], page: int, *, epoch: int = 0, timeout: float | None = None) -> None:
-        """Store one decoded block, whose KV is in ``page`` of every layer. ``ids`` end with the id of the block.
+    def append(self, request: str, ids: Keys | Iterable[bytes], *pages: int, epoch: int = 0, timeout: float | None = None) -> None:
+        """Store one decoded block, whose KV is in ``pages``, one in each page table. ``ids`` end with the id of the block.
 
-        It waits for room for the block, and returns when the page may change. Raises TimedOutError after ``timeout``
+        With ``NO_PAGE`` for all layers of a group with recurrent state the block is stored without that state, and no prefix ends
+        there. It waits for room for the block, and returns when the pages may change. Raises TimedOutError after ``timeout``
         seconds; then nothing was stored. A block that storage refuses raises no exception.
         """
         chain, name = _chain(ids), _text("request", request)
-        function, handle = self._function("append"), self._open_handle()
-        number, version = _count("page", page), _count("epoch", epoch, 64)
-        _in_slices(timeout, lambda ms: _abi.call(function, handle, name, chain or None, len(chain) // _ID_BYTES, version, number, ms))
+        function, handle = self._function("append_pages"), self._open_handle()
+        numbers, version = _numbers("pages", pages, 32), _count("epoch", epoch, 64)
+
+        def call(ms: int) -> None:
+            _abi.call(function, handle, name, chain or None, len(chain) // _ID_BYTES, version, _address(numbers), len(numbers), ms)
+
+        _in_slices(timeout, call)
 
     def settle(self, id: bytes, timeout: float | None = None) -> None:
         """Wait until a block that was computed or decoded here is stored or was refused.

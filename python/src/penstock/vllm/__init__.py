@@ -1,5 +1,6 @@
 """Penstock for vLLM. ``PenstockConnector`` moves blocks between the engine's KV cache and Penstock, ``PenstockTier``
-between vLLM's offloading and Penstock. ``PenstockDualPath`` makes an engine one of a prefill/decode cluster.
+between vLLM's offloading and Penstock. ``PenstockDualPath`` makes an engine one of a prefill/decode cluster, and
+``PenstockDualPathHybrid`` one of a model with recurrent state.
 
 The first use of a class imports vLLM; this package does not. docs/engines.md describes the configuration.
 """
@@ -12,11 +13,12 @@ from typing import Any
 _PLACES = {
     "PenstockConnector": "penstock.vllm.connector",
     "PenstockDualPath": "penstock.vllm.dualpath",
+    "PenstockDualPathHybrid": "penstock.vllm.dualpath",
     "PenstockTier": "penstock.vllm.tier",
     "new_weights": "penstock.vllm.connector",
 }
 
-__all__ = ["PenstockConnector", "PenstockDualPath", "PenstockTier", "new_weights"]
+__all__ = ["PenstockConnector", "PenstockDualPath", "PenstockDualPathHybrid", "PenstockTier", "new_weights"]
 
 
 def __getattr__(name: str) -> Any:

@@ -37,6 +37,7 @@ __all__ = [
     "Append",
     "Definition",
     "Ended",
+    "Fetch",
     "Job",
     "Options",
     "Order",
@@ -158,14 +159,15 @@ class Job:
     """The ids of the prompt's full blocks."""
     epoch: int
     blocks: int
-    """The length of the whole prompt, whose last block may be partly filled."""
+    """The length of the whole prompt, whose last block may be partly filled. With recurrent state: of its full blocks before the last
+    token."""
     hit: int
     parts: tuple[Part, ...]
     """The ranges of the first ``hit`` blocks that this engine reads."""
     peers: tuple[tuple[bytes, bytes], ...]
     """Address and token of each shard of the engine on the other side."""
     pages: tuple[int, ...] = ()
-    """On a decode engine: its blocks for the whole prompt."""
+    """On a decode engine: its blocks for the whole prompt, each as one page in each of the engine's KV cache groups."""
     resident: int = 0
     """How many of the first ``pages`` are of the engine's prefix cache. They have their KV, and other requests read them."""
 
@@ -180,6 +182,16 @@ class Order:
 
 
 @dataclass(frozen=True)
+class Fetch:
+    """A prefill engine with recurrent state has blocks for the cached prefix, which is loaded before the request is scheduled."""
+
+    name: str
+    request: str
+    pages: tuple[int, ...]
+    """As in Job."""
+
+
+@dataclass(frozen=True)
 class Step:
     """The part of a prompt that a prefill engine computes in this step."""
 
@@ -191,7 +203,7 @@ class Step:
     hit: int
     """The number of its blocks, if it is loaded in this step."""
     pages: tuple[int, ...]
-    """The engine's blocks after those of earlier steps."""
+    """The engine's blocks after those of earlier steps, as in Job."""
     computed: int
     """The blocks before this one are computed by the end of the step."""
 
@@ -216,7 +228,8 @@ class Append:
     ids: bytes
     """The chain up to the block."""
     epoch: int
-    page: int
+    pages: tuple[int, ...]
+    """One in each of the engine's KV cache groups."""
 
 
 @dataclass
@@ -227,6 +240,7 @@ class Plan:
     jobs: list[Job] = field(default_factory=list)
     releases: list[Release] = field(default_factory=list)
     orders: list[Order] = field(default_factory=list)
+    fetches: list[Fetch] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     appends: list[Append] = field(default_factory=list)
     freed: list[str] = field(default_factory=list)

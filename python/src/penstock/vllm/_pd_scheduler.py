@@ -18,6 +18,18 @@ storage. A decode engine's job begins when the engine has blocks for the prompt.
 without the cache. So is a request whose attempt has failed; the gateway is
 notified of the failure, ends the request and sends another one.
 
+With recurrent state, the engines exchange the state at the end of the prompt's full blocks before its last token. vLLM ends a step of
+a prefill there, and the decode engine computes the tokens behind:
+
+    tokens     0        B                 fB       N      f = (N - 1) // B
+    prefill    │ cached │ computed         │ computed │
+    KV         └────────┴──────────────────┘          to the decode engine
+    state                                  ▲          to the decode engine, and stored
+    decode                                 └──────────┘ computed, then the output
+
+Storage has the state at these ends of prompts and at each end of a block in the output. A prefill engine loads the cached prefix
+asynchronously too (Fetch).
+
 A job is over when it has ended in all shards. Its prefix is what all of them have, and a shard that fails ends it in all of them.
 """
 
@@ -27,6 +39,7 @@ import contextlib
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -35,11 +48,13 @@ from typing import Any, NamedTuple
 from penstock import _adapter, errors
 from penstock._cluster import NICS_MAX, Action, ActionKind, Attempt, Leader, Nic, Part, Role
 from penstock._store import Namespace, Store
+from penstock._traffic import NO_PAGE
 from penstock.vllm._extra import Extra, Extras
 from penstock.vllm._pd_plan import (
     Append,
     Definition,
     Ended,
+    Fetch,
     Job,
     Options,
     Order,
@@ -130,6 +145,8 @@ class _Request:
         self.extra: Extra | None = None  # of the chain's blocks
         self.alone = False  # the engine computes it without the other side
         self.pages = 0  # prefill: blocks that the worker knows
+        self.fetching = False  # prefill, with recurrent state: it waits for its cached prefix
+        self.computed = False  # prefill, with recurrent state: the whole job is computed
         self.appended = 0  # decode: blocks that are stored, or are being stored
         self.resident = 0  # decode: blocks of the prompt that the engine has in its prefix cache
 
@@ -157,7 +174,9 @@ class Scheduler:
         self.definition: Definition | None = None
         """Of the first shard, in whose namespace a gateway finds prefixes. It is known after attach."""
         self._block = 0
-        self._windows = False  # some layers read a sliding window
+        self._whole = False  # some layers need other blocks for a shorter prefix: windows or recurrent state
+        self._states: tuple[int, ...] = ()  # the engine's KV cache groups of layers with recurrent state
+        self._pool: Any = None  # with recurrent state: the engine's block pool
         self._shards = self._ranks = 0
         self._passes = False  # rank 0 passes the KV to other ranks, which have no shard
         self._epoch = 0
@@ -170,6 +189,8 @@ class Scheduler:
         self._turns: dict[str, _Turn] = {}
         self._named: dict[str, str] = {}  # by request of the engine that has not ended: the attempt that it names
         self._jobs: list[Job] = []
+        self._fetches: list[Fetch] = []
+        self._kept: dict[str, list[int]] = {}  # by attempt: blocks with recurrent state, which the engine would free before they have left
         self._orders: list[Order] = []
         self._cancels: list[str] = []
         self._running: dict[str, _Running] = {}  # by attempt
@@ -193,7 +214,8 @@ class Scheduler:
         assert [d.rank for d in definitions] == list(range(len(definitions)))
         self.definition = definitions[0]
         self._block = self.definition.block_tokens
-        self._windows = len(self.definition.groups) > 1
+        self._whole = len(self.definition.groups) > 1
+        self._states = self.definition.state_pools
         self._shards, self._ranks = len(definitions), min(ranks, len(definitions))
         self._passes = len(definitions) < ranks
         o = self._options
@@ -217,6 +239,10 @@ class Scheduler:
 
         self._link = _adapter.Link(f"penstock: engine {o.engine}", open_, retry=o.retry_interval, log=_log)
         self._link.wait(o.connect_timeout)
+
+    def bind(self, pool: Any) -> None:
+        """Take the engine's block pool. It is needed with recurrent state."""
+        self._pool = pool
 
     def close(self) -> None:
         if self._link is not None:
@@ -285,6 +311,8 @@ class Scheduler:
         name = named.get("attempt") if isinstance(named, dict) else None
         if not isinstance(name, str):
             return
+        if self._states:
+            _own_hashes(request)
         with self._lock:
             self._named[request.request_id] = name
             if (turn := self._turns.get(name)) is not None:
@@ -324,11 +352,25 @@ class Scheduler:
                     return self._alone(state, failure)
             if turn.request != request.request_id:
                 return self._alone(state, f"request {turn.request} has named attempt {state.name} before")
+            if self._states:
+                return self._lookup_state(request, turn)
             if self._role == Role.DECODE:
                 state.resident = computed // self._block
                 return request.num_tokens - computed, True
             first = self._first(turn)
             return None if first is None else first * self._block, False
+
+    def _lookup_state(self, request: Any, turn: _Turn) -> tuple[int | None, bool]:
+        """Return the result of lookup for a model with recurrent state. The lock is held."""
+        blocks = self._job_blocks(request.num_tokens)
+        if self._role == Role.DECODE or not blocks:
+            return blocks * self._block, bool(blocks)
+        first = self._first(turn)
+        return None if first is None else first * self._block, bool(first)
+
+    def _job_blocks(self, tokens: int) -> int:
+        """Return the length of a job for a prompt of that many tokens, in blocks."""
+        return (tokens - 1) // self._block if self._states else -(-tokens // self._block)
 
     def _first(self, turn: _Turn) -> int | None:
         """Return the first block of a prompt to compute, when the storage of all shards is read. The lock is held."""
@@ -337,8 +379,8 @@ class Scheduler:
         first = min(turn.loaded.values())
         if turn.recomputed is not None:
             first = min(first, turn.recomputed)
-        if self._windows and first < turn.attempt.hit:
-            return 0  # the windows in front of the block were not read, so the workers' jobs recompute the whole prefix
+        if self._whole and first < turn.attempt.hit:
+            return 0  # windows and state in front of the block were not read, so the workers' jobs recompute the whole prefix
         return first
 
     def _state(self, request: Any) -> _Request | None:
@@ -410,8 +452,13 @@ class Scheduler:
                 " computes one token at least"
             )
         turn.request, turn.until = request.request_id, None
-        state.appended = full
-        if self._role == Role.PREFILL:
+        blocks = self._job_blocks(request.num_tokens)
+        state.appended = min(full, blocks)
+        if not blocks:  # the decode engine computes the whole prompt
+            turn.job = True
+            if self._role == Role.DECODE:
+                attempt.passed()
+        elif self._role == Role.PREFILL:
             self._begin(state, turn, ())
         return ""
 
@@ -424,33 +471,54 @@ class Scheduler:
         self._counters.add("hit_tokens", a.hit * self._block)
         self._counters.add("resident_tokens", state.resident * self._block)
         assert state.chain is not None
+        blocks = self._job_blocks(a.prompt_tokens)
         self._jobs.append(
             Job(
-                a.name, turn.request, bytes(state.chain.ids), a.epoch, -(-a.prompt_tokens // self._block), a.hit, tuple(a.parts),
+                a.name, turn.request, bytes(state.chain.ids[: blocks * _ID]), a.epoch, blocks, a.hit, tuple(a.parts),
                 split_peer(a.peer_address, a.peer_token), pages, state.resident,
             )
         )  # fmt: skip
         self._orders += turn.early
         turn.early = []
 
-    def allocated(self, request: Any, blocks: Sequence[int]) -> None:
-        """Begin the job of a decode engine, which has its blocks now."""
+    def allocated(self, request: Any, blocks: Sequence[Sequence[int]], tokens: int) -> None:
+        """Begin the job of a decode engine, which has its blocks now, or the load of the cached prefix of ``tokens`` tokens on a
+        prefill engine with recurrent state. ``blocks`` are those of the request in each KV cache group.
+        """
         state = self._requests.get(request.request_id)
-        if state is None or state.alone or self._role == Role.PREFILL:
+        if state is None or state.alone:
             return
-        pages = _pages(blocks, 0, -(-request.num_tokens // self._block))
+        if self._role == Role.PREFILL and not self._states:
+            return
+        end = tokens // self._block if self._role == Role.PREFILL else self._job_blocks(request.num_tokens)
+        pages = self._pages(blocks, 0, end)
         with self._lock:
             turn = self._turns.get(state.name)
-            if turn is None:  # the planner has ended the attempt since the lookup
+            if self._role == Role.PREFILL and state.name in self._running:
+                state.pages, state.fetching = end, True
+                self._fetches.append(Fetch(state.name, request.request_id, pages))
+                self._keep(state, blocks, end)
+            elif turn is None:  # the planner has ended the attempt since the lookup
                 self._alone(state, "the planner has given the attempt up")
                 self._lost.append((request.request_id, pages[state.resident :]))
             elif not turn.job:
                 self._begin(state, turn, pages)
 
+    def _pages(self, blocks: Sequence[Sequence[int]], first: int, end: int) -> tuple[int, ...]:
+        """Return the engine's blocks from first to end, each as one page in each KV cache group. Raise InvalidError if the engine has
+        freed a block before the end."""
+        if any(NULL in ids[:end] for pool, ids in enumerate(blocks) if pool not in self._states):
+            raise errors.InvalidError(
+                "the engine has freed blocks of a running request, which other requests may write while they are transferred: this version"
+                " of the engine makes its KV cache manager before its connector. Start the engine without PenstockDualPath"
+            )
+        end = min(end, *map(len, blocks))
+        return tuple(NO_PAGE if ids[i] == NULL else ids[i] for i in range(first, end) for ids in blocks)
+
     # -- a step
 
-    def plan(self, scheduled: dict[str, int], resolve: Callable[[str], Sequence[int]], preempted: Iterable[str] = ()) -> Plan:
-        """Return the work that begins in this step. resolve returns the blocks of a request.
+    def plan(self, scheduled: dict[str, int], resolve: Callable[[str], Sequence[Sequence[int]]], preempted: Iterable[str] = ()) -> Plan:
+        """Return the work that begins in this step. resolve returns the blocks of a request in each KV cache group.
 
         The engine may give the blocks of preempted requests to others in this step: the worker ends their jobs before it.
         """
@@ -462,6 +530,7 @@ class Scheduler:
             # An order that comes from here on is carried out after the steps.
             plan.jobs, self._jobs = self._jobs, []
             plan.orders, self._orders = self._orders, []
+        plan.fetches, self._fetches = self._fetches, []
         for name, tokens in scheduled.items():
             state = self._requests.get(name)
             if state is None or state.alone or state.chain is None:
@@ -479,10 +548,11 @@ class Scheduler:
             plan.received, self._received = self._received, []
         return plan
 
-    def _prefill_step(self, plan: Plan, state: _Request, end: int, blocks: Sequence[int]) -> None:
+    def _prefill_step(self, plan: Plan, state: _Request, end: int, blocks: Sequence[Sequence[int]]) -> None:
         with self._lock:
             turn = self._turns.get(state.name)
-            if turn is None or state.name not in self._running:
+            state.fetching = False
+            if turn is None or state.name not in self._running or state.computed:
                 return
             prompt = turn.attempt.prompt_tokens
             first, turn.scheduled = not turn.scheduled, True
@@ -491,15 +561,37 @@ class Scheduler:
                 self._cancels.append(state.name)  # the planner has it recompute a block that the engine counts as loaded
         if end > prompt:
             return
-        whole = -(-prompt // self._block)
-        pages = _pages(blocks, state.pages, whole)
-        state.pages += len(pages)
-        step = Step(next(self._numbers), state.name, first, hit, pages, whole if end == prompt else end // self._block)
+        whole = self._job_blocks(prompt)
+        computed = whole if end == prompt else end // self._block
+        if self._states:
+            if state.request.num_computed_tokens < whole * self._block < end:
+                at = state.request.num_computed_tokens
+                self._give_up(state, f"the engine computes the tokens {at} to {end} in one step, over the end of block {whole}")
+                return
+            computed = min(computed, whole)
+            state.computed = computed == whole
+        pages = self._pages(blocks, state.pages, whole)
+        state.pages += len(pages) // len(blocks)
+        if state.computed:
+            self._keep(state, blocks, whole)
+        step = Step(next(self._numbers), state.name, first, hit, pages, computed)
         plan.steps.append(step)
         if self._ranks > 1:
             self._steps[step.number] = _Taken(Release(step.name, step.computed))
 
-    def _decode_step(self, plan: Plan, state: _Request, end: int, blocks: Sequence[int]) -> None:
+    def _keep(self, state: _Request, blocks: Sequence[Sequence[int]], end: int) -> None:
+        """Keep the recurrent state at the end of a block until the job has ended: vLLM frees the state before the last one of a request
+        that computes further, and when the request finishes."""
+        kept = [blocks[pool][end - 1] for pool in self._states]
+        if NULL in kept:
+            raise errors.InvalidError(
+                f"the engine has no recurrent state at the end of block {end} of a request: this version of the engine keeps states"
+                " elsewhere. Start the engine without PenstockDualPathHybrid"
+            )
+        self._pool.touch([self._pool.blocks[block] for block in kept])
+        self._kept.setdefault(state.name, []).extend(kept)
+
+    def _decode_step(self, plan: Plan, state: _Request, end: int, blocks: Sequence[Sequence[int]]) -> None:
         assert state.chain is not None
         with self._lock:
             turn = self._turns.get(state.name)
@@ -509,7 +601,10 @@ class Scheduler:
         state.chain.extend(state.request.all_token_ids, state.extra)
         while state.appended < min(end // self._block, len(state.chain)):
             block = state.appended
-            plan.appends.append(Append(state.name, bytes(state.chain.ids[: (block + 1) * _ID]), epoch, blocks[block]))
+            pages = self._pages(blocks, block, block + 1)
+            if end != (block + 1) * self._block:  # the state is that after a later token
+                pages = tuple(NO_PAGE if pool in self._states else page for pool, page in enumerate(pages))
+            plan.appends.append(Append(state.name, bytes(state.chain.ids[: (block + 1) * _ID]), epoch, pages))
             state.appended += 1
 
     def update(self, report: Report) -> None:
@@ -570,6 +665,8 @@ class Scheduler:
                     self._requests[running.request].alone = True
             return
         del self._running[name]
+        if kept := self._kept.pop(name, None):
+            self._pool.free_blocks([self._pool.blocks[block] for block in kept])
         self._steps = {n: s for n, s in self._steps.items() if s.release.name != name}
         request = running.request
         if self._passes and self._role == Role.DECODE and not running.received:
@@ -622,6 +719,8 @@ class Scheduler:
                 if self._role == Role.PREFILL:
                     if not complete:
                         self._cancels.append(state.name)
+                    if state.fetching:
+                        return False  # vLLM holds the blocks until the load has ended
                     self._held.add(request.request_id)
                     return True
                 if complete:
@@ -682,11 +781,10 @@ def _identifies(request: Any) -> bool:
     return isinstance(named, dict) and named.get("identify") is True and "attempt" not in named
 
 
-def _pages(blocks: Sequence[int], first: int, end: int) -> tuple[int, ...]:
-    """Return the engine's blocks from first to end. Raise InvalidError if the engine has freed one of those before the end."""
-    if NULL in blocks[:end]:
-        raise errors.InvalidError(
-            "the engine has freed blocks of a running request, which other requests may write while they are transferred: this version of"
-            " the engine makes its KV cache manager before its connector. Start the engine without PenstockDualPath"
-        )
-    return tuple(blocks[first:end])
+def _own_hashes(request: Any) -> None:
+    """Give a new request hashes of blocks that no other request has. So the engine's prefix cache, without which vLLM has no states
+    at the ends of blocks, gives the request no block that a job would write, and gives no block of the request to others."""
+    salt, request.cache_salt = request.cache_salt, f"penstock {uuid.uuid4()}"
+    request.block_hashes.clear()
+    request.update_block_hashes()
+    request.cache_salt = salt

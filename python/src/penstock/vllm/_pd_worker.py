@@ -7,6 +7,9 @@ each layer    wait_for_layer ─► layer, compute,
 append                                                      blocks that the step has filled
 poll          LOADED, PROGRESS, STOPPED, ends               READY: the request is scheduled
 
+With recurrent state a prefill engine loads the whole cached prefix before the request is scheduled (Fetch), because the engine copies the
+state before it computes the first layer, and no layer with state waits for its load. Such layers leave at the end of a step.
+
 With several ranks the last layer of a step leaves when all of them have taken the step (Release). Of latent KV, rank 0 has all jobs,
 and passes what has arrived to the other ranks: each layer in wait_for_layer on a prefill engine, the prompt in begin on a decode engine.
 Each rank takes part in the same broadcasts in the same order, which the Plan alone determines.
@@ -29,7 +32,7 @@ from penstock._store import Namespace, Store
 from penstock._traffic import DecodeJob, PrefillJob, Traffic, TransferEvent, TransferKind
 from penstock.vllm import _layout
 from penstock.vllm._layout import LATENT, Layer, Layout, read_layout, split
-from penstock.vllm._pd_plan import Append, Definition, Ended, Job, Options, Order, Plan, Progress, Release, Report, Step, Stopped
+from penstock.vllm._pd_plan import Append, Definition, Ended, Fetch, Job, Options, Order, Plan, Progress, Release, Report, Step, Stopped
 from penstock.vllm._worker import define, open_namespace
 
 __all__ = ["GROUPS", "Broadcast", "Worker"]
@@ -81,6 +84,7 @@ class _Running:
     left: set[int] = field(default_factory=set)  # the shards in which it has not ended
     ready: set[int] = field(default_factory=set)  # decode: those that have the prompt in the KV cache
     failed: bool = False  # prefill: a layer did not arrive; the engine computes the prompt again
+    fetching: bool = False  # prefill: the request waits for the cached prefix
 
     def cancel(self) -> None:
         for handle in self.handles.values():
@@ -108,6 +112,7 @@ class Worker:
         self._role = role
         self._broadcast = broadcast
         self._layers: dict[str, list[int]] = {}  # by name: the numbers of its fragments
+        self._states: list[str] = []  # the layers with recurrent state
         self._memory: list[Layer] = []
         self._rank, self._ranks = 0, 1
         self._on_device = False
@@ -124,6 +129,7 @@ class Worker:
         self._freed: set[str] = set()
         self._loaded: set[str] = set()
         self._failed_blocks: set[int] = set()
+        self._failed_requests: set[str] = set()  # with recurrent state: those whose load has failed
         self._report = Report()
         self._nics: dict[int, list[Nic]] = {}  # by shard: the last counters that a report had
 
@@ -165,6 +171,7 @@ class Worker:
         mine = shards // ranks
         layouts = split(layout, mine, heads)
         order, stride = self._take(layouts[0])  # each shard has fragments of its own, and all have the same number
+        tables = [layer.pool for layer in self._memory] if layout.pools > 1 else []
         bases = [define(o, part, facts, rank * mine + i, shards) for i, part in enumerate(layouts)]
 
         def open_shard(store: Store, part: Layout, base: _layout.Definition) -> _Shard:
@@ -172,7 +179,7 @@ class Worker:
             offsets = [layer.address - address for layer in part.in_order()[0]]
             traffic = Traffic(
                 ns, Pointers([address], [length], keep=keep, cuda=layout.cuda), offsets, order=order, stride=stride, pages=layout.blocks,
-                buffer_bytes=(o.buffer_mib << 20) // shards, listen=_listen(o.listen, base.rank), verify=o.verify,
+                tables=tables, buffer_bytes=(o.buffer_mib << 20) // shards, listen=_listen(o.listen, base.rank), verify=o.verify,
                 ca_file=o.listen_ca_file, cert_file=o.listen_cert_file, key_file=o.listen_key_file,
             )  # fmt: skip
             return _Shard(base.rank, ns, traffic)
@@ -209,6 +216,7 @@ class Worker:
         self._layers = {}
         for i, layer in enumerate(self._memory):
             self._layers.setdefault(layer.name, []).append(i)
+        self._states = list({layer.name: 0 for group in layout.groups if group.state for layer in group.layers})
         return order, stride
 
     def begin(self, plan: Plan) -> None:
@@ -225,6 +233,8 @@ class Worker:
             self._release(release)
         for order in plan.orders:
             self._order(order)
+        for fetch in plan.fetches:
+            self._fetch(fetch)
         self._idle, self._waited, self._steps, self._passing, self._appends = plan.idle, False, [], [], plan.appends
         for step in plan.steps:
             # The prefix of a job that a cancel has just ended is not loaded, so the step fails.
@@ -232,7 +242,7 @@ class Worker:
             if self._passes and step.hit:
                 self._passing.append(step)
             if one is None:
-                if step.first and opened is not None:
+                if step.first and opened is not None and not self._states:
                     self._failed_blocks.update(step.pages)
                 continue
             self._steps.append((step, one))
@@ -243,12 +253,30 @@ class Worker:
                     handle.add_pages(step.pages)
         self._freed.update(plan.freed)
         for request, pages in plan.lost:
-            self._failed_blocks.update(pages)
-            self._loaded.add(request)
+            self._lose(request, pages)
         for request, pages in plan.received:
             for layer in range(len(self._memory)):
                 self._pass(layer, pages)
             self._loaded.add(request)
+
+    def _fetch(self, fetch: Fetch) -> None:
+        running = self._running.get(fetch.name)
+        if running is None:
+            self._lose(fetch.request, ())
+            return
+        running.fetching = True
+        for handle in running.handles.values():
+            assert isinstance(handle, PrefillJob)
+            handle.add_pages(fetch.pages)
+
+    def _lose(self, request: str, pages: Sequence[int]) -> None:
+        """Report the failed load of a request that waits for it."""
+        self._loaded.add(request)
+        if self._states:
+            # vLLM takes failed blocks only from models with one KV cache group. It computes a failed request from the beginning.
+            self._failed_requests.add(request)
+        else:
+            self._failed_blocks.update(pages)
 
     def _follow(self) -> None:
         """Order the copies of the next calls after the work in the engine's stream. The device waits for that, and no thread."""
@@ -289,12 +317,13 @@ class Worker:
         if running.left:
             return
         del self._running[job.name]
+        if running.fetching:
+            self._lose(job.request, ())
         if self._role == Role.DECODE and len(running.ready) < len(self.definitions):
             missing = job.pages[job.resident :]
-            self._counters.add("failed_blocks", len(missing))
+            self._counters.add("failed_blocks", job.blocks - job.resident)
             if not self._passes:  # otherwise all ranks get it as lost
-                self._failed_blocks.update(missing)
-                self._loaded.add(job.request)
+                self._lose(job.request, missing)
 
     def _cancel(self, name: str) -> None:
         """End a job, and wait until it no longer accesses its blocks."""
@@ -342,6 +371,8 @@ class Worker:
     def wait_for_layer(self, name: str) -> None:
         """Wait until a layer of the cached prefixes of this step is in the KV cache and verified."""
         self._waited = True
+        if self._states:
+            return  # the prefix was loaded before the step
         fragments = self._layers.get(name, [])
         for _, running in self._steps:
             if not fragments or running.failed:
@@ -382,6 +413,9 @@ class Worker:
 
     def end(self) -> None:
         """End a step, after the engine has computed."""
+        if self._steps:
+            for name in self._states:
+                self.save_layer(name)
         steps, self._steps = self._steps, []
         for step, running in steps:
             if not self._waited and not running.failed:
@@ -403,7 +437,8 @@ class Worker:
         """Fail a job in the middle of a step, which continues with blocks that are not loaded."""
         running.failed = True
         self._counters.warn("layer", f"attempt {running.job.name}: {why}")
-        self._failed_blocks.update(running.pages[: running.job.hit])
+        if not self._states:
+            self._failed_blocks.update(running.pages[: running.job.hit])
         running.cancel()
 
     def _append(self, one: Append) -> None:
@@ -412,7 +447,7 @@ class Worker:
         stored = True
         for shard in self._link.value.shards:
             try:
-                shard.traffic.append(one.name, Keys.packed(one.ids, _ID), one.page, epoch=one.epoch, timeout=self._options.append_timeout)
+                shard.traffic.append(one.name, Keys.packed(one.ids, _ID), *one.pages, epoch=one.epoch, timeout=self._options.append_timeout)
             except errors.Error as e:
                 stored = False
                 self._counters.warn("append", f"a decoded block was not stored: {e}")
@@ -443,10 +478,15 @@ class Worker:
                 report.loaded.setdefault(name, {})[shard] = event.first_miss
             elif event.kind == TransferKind.READY:
                 running.ready.add(shard)
-                event.job.finish()  # its end comes when storage has the prompt's new blocks
+                if self._role == Role.DECODE:
+                    event.job.finish()  # its end comes when storage has the prompt's new blocks
                 if len(running.ready) < len(self.definitions):
                     continue
-                if self._passes:
+                if self._role == Role.PREFILL:
+                    if running.fetching:
+                        running.fetching = False
+                        self._loaded.add(running.job.request)
+                elif self._passes:
                     report.received.append(name)
                 else:
                     self._loaded.add(running.job.request)
@@ -474,6 +514,11 @@ class Worker:
     def take_failed(self) -> set[int]:
         """Return the blocks that were not loaded."""
         failed, self._failed_blocks = self._failed_blocks, set()
+        return failed
+
+    def take_failed_requests(self) -> set[str]:
+        """Return the requests whose load has failed, which the engine computes from the beginning."""
+        failed, self._failed_requests = self._failed_requests, set()
         return failed
 
     def take_report(self) -> Report | None:
@@ -522,7 +567,8 @@ def _device(layout: Layout) -> tuple[list[Layer], list[int], int]:
 
     Raises InvalidError for a layout that a traffic manager does not support.
     """
-    if layout.pools != 1:
+    state = bool(layout.state_pools)
+    if layout.pools != 1 and (not state or any(group.window for group in layout.groups)):
         raise errors.InvalidError(GROUPS)
     if layout.groups[0].window:
         raise errors.InvalidError(
@@ -532,7 +578,7 @@ def _device(layout: Layout) -> tuple[list[Layer], list[int], int]:
     if len(layout.memory) != 1:
         raise errors.InvalidError(f"the KV cache lies in {len(layout.memory)} allocations; PenstockDualPath serves one")
     layers, order = layout.in_order()
-    if len({(layer.stride, layer.page) for layer in layers}) != 1:
+    if len({layer.stride for layer in layers}) != 1 or (len({layer.page for layer in layers}) != 1 and not state):
         raise errors.InvalidError("the layers' blocks differ in size or distance; PenstockDualPath serves equal ones")
     return layers, order, layers[0].stride
 

@@ -35,6 +35,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
+    SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
@@ -49,7 +50,9 @@ from penstock.vllm._pd_worker import GROUPS, Worker
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["PenstockDualPath"]
+__all__ = ["PenstockDualPath", "PenstockDualPathHybrid"]
+
+_STATE = "MambaSpec"
 
 
 @dataclass
@@ -90,7 +93,8 @@ class PenstockDualPath(KVConnectorBase_V1):
         options = read_options(self._kv_transfer_config.kv_connector_extra_config)
         part = _role(self._kv_transfer_config)
         _engine.keep_all_blocks(vllm_config, kv_cache_config)
-        _refuse(vllm_config, kv_cache_config, options, part)
+        hybrid = isinstance(self, SupportsHMA)
+        _refuse(vllm_config, kv_cache_config, options, part, hybrid=hybrid)
         self._counters = _adapter.Counters("vllm-dualpath")
         self._sent: dict[str, int] = {}
         self._scheduler: Scheduler | None = None
@@ -99,9 +103,8 @@ class PenstockDualPath(KVConnectorBase_V1):
             _engine.check_policy(self._kv_transfer_config)
             self._scheduler = Scheduler(options, self._counters, role=part, extras=_engine.extras_of(vllm_config, options.start_timeout))
         else:
-            self._worker = Worker(
-                options, self._counters, role=part, broadcast=_broadcast, prefix_cache=vllm_config.cache_config.enable_prefix_caching
-            )
+            caching = vllm_config.cache_config.enable_prefix_caching and not hybrid
+            self._worker = Worker(options, self._counters, role=part, broadcast=_broadcast, prefix_cache=caching)
         self._model = options.model or vllm_config.model_config.model
 
     @classmethod
@@ -156,7 +159,9 @@ class PenstockDualPath(KVConnectorBase_V1):
         self._worker.end()  # with a draft model, wait_for_save comes after this
         self._worker.poll()
         loaded = self._worker.take_loaded()
-        return KVConnectorTransferResults(finished_sending=self._worker.take_freed(), finished_recving=loaded)
+        return KVConnectorTransferResults(
+            finished_sending=self._worker.take_freed(), finished_recving=loaded, failed_recving=self._worker.take_failed_requests()
+        )
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         assert self._worker is not None
@@ -188,16 +193,13 @@ class PenstockDualPath(KVConnectorBase_V1):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         assert self._scheduler is not None
         if num_external_tokens:
-            self._scheduler.allocated(request, blocks.get_block_ids()[0])
+            self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         assert self._scheduler is not None
         state = scheduler_output.kv_connector_block_state
-        return Metadata(
-            self._scheduler.plan(
-                scheduler_output.num_scheduled_tokens, lambda name: state.get_block_ids(name)[0], scheduler_output.preempted_req_ids or ()
-            )
-        )
+        preempted = scheduler_output.preempted_req_ids or ()
+        return Metadata(self._scheduler.plan(scheduler_output.num_scheduled_tokens, state.get_block_ids, preempted))
 
     def update_connector_output(self, connector_output: Any) -> None:
         assert self._scheduler is not None
@@ -236,6 +238,21 @@ class PenstockDualPath(KVConnectorBase_V1):
         return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
 
+class PenstockDualPathHybrid(PenstockDualPath, SupportsHMA):
+    """PenstockDualPath for a model with recurrent state beside full attention. docs/dualpath.md describes it.
+
+    vLLM needs its hybrid KV cache manager for such a model, and its prefix cache, without which it has no states at the ends of blocks.
+    It is a class of its own because vLLM turns the manager on by the class of the connector, before the model is known.
+    """
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        assert self._scheduler is not None
+        self._scheduler.bind(gpu_block_pool)
+
+    def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished(request, block_ids[0])
+
+
 def _role(config: Any) -> Role:
     """Return the engine's role in the cluster."""
     if config.is_kv_producer and config.is_kv_consumer:
@@ -245,8 +262,8 @@ def _role(config: Any) -> Role:
     return Role.PREFILL if config.is_kv_producer else Role.DECODE
 
 
-def _refuse(config: Any, kv_cache_config: Any, options: Options, role: Role) -> None:
-    """Raise InvalidError for an engine that PenstockDualPath does not support."""
+def _refuse(config: Any, kv_cache_config: Any, options: Options, role: Role, *, hybrid: bool) -> None:
+    """Raise InvalidError for an engine that the connector does not support. hybrid: it is PenstockDualPathHybrid."""
     _engine.refuse_unsupported(config)
     parallel = config.parallel_config
     if parallel.data_parallel_size > 1 or parallel.data_parallel_index:
@@ -260,8 +277,13 @@ def _refuse(config: Any, kv_cache_config: Any, options: Options, role: Role) -> 
         raise errors.InvalidError(
             f"option 'shards' of PenstockDualPath is {options.shards}; want a multiple of tensor_parallel_size, which is {ranks}"
         )
-    _refuse_groups(kv_cache_config)
-    if config.cache_config.enable_prefix_caching and role == Role.PREFILL:
+    _refuse_groups(kv_cache_config, hybrid=hybrid)
+    if hybrid and ranks > 1:
+        raise errors.InvalidError(
+            f"tensor_parallel_size is {ranks}: PenstockDualPathHybrid has run with one rank only. Start the engine with"
+            " --tensor-parallel-size 1"
+        )
+    if config.cache_config.enable_prefix_caching and role == Role.PREFILL and not hybrid:
         raise errors.InvalidError(
             "the engine has a prefix cache, whose blocks other requests read while PenstockDualPath writes them: start a prefill engine"
             " with --no-enable-prefix-caching"
@@ -278,13 +300,20 @@ def _refuse(config: Any, kv_cache_config: Any, options: Options, role: Role) -> 
         )
 
 
-def _refuse_groups(kv_cache_config: Any) -> None:
-    """Raise InvalidError for KV cache groups that PenstockDualPath does not support."""
+def _refuse_groups(kv_cache_config: Any, *, hybrid: bool) -> None:
+    """Raise InvalidError for KV cache groups that the connector does not support."""
     kinds = {type(group.kv_cache_spec).__name__ for group in kv_cache_config.kv_cache_groups}
-    if "MambaSpec" in kinds:
+    if hybrid and kinds != {_STATE, "FullAttentionSpec"}:
         raise errors.InvalidError(
-            "the model has layers with recurrent state (MambaSpec); PenstockDualPath transfers full attention, MLA and sliding windows:"
-            " start the engine without PenstockDualPath"
+            f"the KV cache groups of the model are {', '.join(sorted(kinds))}; PenstockDualPathHybrid serves recurrent state"
+            f' ({_STATE}) beside full attention (FullAttentionSpec): set kv_connector to "PenstockDualPath", or start the engine without it'
+        )
+    if hybrid:
+        return
+    if _STATE in kinds:
+        raise errors.InvalidError(
+            f"the model has layers with recurrent state ({_STATE}); PenstockDualPath transfers full attention, MLA and sliding windows:"
+            ' set kv_connector to "PenstockDualPathHybrid"'
         )
     if len(kv_cache_config.kv_cache_groups) > 1:
         raise errors.InvalidError(GROUPS)
