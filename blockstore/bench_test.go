@@ -277,6 +277,42 @@ func BenchmarkReserve(b *testing.B) {
 	}
 }
 
+// BenchmarkEpochKeys measures the end of an epoch on volumes in files, with a catalogue of some namespaces of 400 bytes
+// each: the change of the catalogue alone, as without the secrets of epochs, and with the erasure of the secret.
+func BenchmarkEpochKeys(b *testing.B) {
+	for _, namespaces := range []int{1, 1000} {
+		for _, volumes := range []int{1, 4} {
+			for _, on := range []bool{false, true} {
+				b.Run(fmt.Sprintf("%d namespaces/%d volumes/%v", namespaces, volumes, on), func(b *testing.B) {
+					var devs []blockio.Device
+					for range volumes {
+						d, err := posixio.Open(b.TempDir(), posixio.Options{})
+						if err != nil {
+							b.Fatal(err)
+						}
+						devs = append(devs, d)
+					}
+					s := mustOpen(b, Options{Keys: keyring(b, "k"), EpochKeys: &on, CapacityBytes: 256 << 20}, devs...)
+					blob := make([]byte, 400*namespaces)
+					live := make([]EpochID, namespaces)
+					for i := range live {
+						live[i] = EpochID{kv.NamespaceID(i + 1), 1}
+					}
+					if err := s.SetCatalogue(b.Context(), blob, live...); err != nil {
+						b.Fatal(err)
+					}
+					for b.Loop() {
+						live[0].Epoch++
+						if err := errors.Join(s.SetCatalogue(b.Context(), blob, live...), s.EraseEpochs(b.Context(), live...)); err != nil {
+							b.Fatal(err)
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
 // BenchmarkEncryption compares an encrypted store with a plain store, in writes and reads on
 // volumes in memory. Rounds of the two alternate. ofplain is the median, over the rounds, of the ratio of
 // the two rates; the other figures are the CPU time of each, in milliseconds per GiB of payload.
@@ -284,12 +320,21 @@ func BenchmarkEncryption(b *testing.B) {
 	for _, c := range []struct {
 		piece  int64
 		layers int
-	}{{64 << 10, 16}, {1 << 20, 16}, {4 << 20, 64}} {
+		epochs bool // the encrypted store has secrets of epochs
+	}{{64 << 10, 16, false}, {1 << 20, 16, false}, {4 << 20, 64, false}, {64 << 10, 16, true}, {1 << 20, 16, true}} {
 		const count = 16
+		name := ""
+		if c.epochs {
+			name = "/epochs"
+		}
 		var stores [2]*Store
 		var blocks [2][]*block
 		for i, ring := range []*crypt.Keyring{nil, keyring(b, "k")} {
-			stores[i] = mustOpen(b, Options{Keys: ring, CapacityBytes: 1 << 30, SegmentBytes: 128 << 20}, memio.New(memio.Options{}))
+			epochs := c.epochs && ring != nil
+			stores[i] = mustOpen(b, Options{Keys: ring, EpochKeys: &epochs, CapacityBytes: 1 << 30, SegmentBytes: 128 << 20}, memio.New(memio.Options{}))
+			if err := stores[i].SetCatalogue(b.Context(), []byte("names"), EpochID{1, 1}); err != nil {
+				b.Fatal(err)
+			}
 			for j := range count {
 				blocks[i] = append(blocks[i], newBlock(fmt.Sprint(j), c.piece, c.layers))
 			}
@@ -329,8 +374,8 @@ func BenchmarkEncryption(b *testing.B) {
 			}
 			return err
 		}
-		for name, do := range map[string]func(int) error{"write": write, "read": read} {
-			b.Run(fmt.Sprintf("%s/%dKiB", name, c.piece>>10), func(b *testing.B) {
+		for op, do := range map[string]func(int) error{"write": write, "read": read} {
+			b.Run(fmt.Sprintf("%s/%dKiB%s", op, c.piece>>10, name), func(b *testing.B) {
 				var ratios []float64
 				var cpu [2]time.Duration
 				for b.Loop() {

@@ -131,6 +131,31 @@
 // The slots of a volume may stay plain in a store with keys (Options.Plain). Such a volume has no
 // KeyPeriod, and its superblock has a flag, so that a process that adopts the store does not encrypt it.
 //
+// # Secrets of epochs
+//
+// With Options.EpochKeys the key of a new slot follows from the newest key and from a secret of the
+// slot's epoch. When the epoch ends, the secret is erased, and no key decrypts its slots any more, on the
+// volumes or in a copy of them. The catalogue has the secrets, in front of the engine's blob and encrypted
+// with it. A KeyPeriod says whether its slots need secrets, so the choice can change at a start, and
+// Outdated includes the slots without.
+//
+//	SetCatalogue(blob, live)   a secret for each live epoch that has none; removes none
+//	                           the engine ends epochs in its index
+//	EraseEpochs(live)          area A and area B of each volume without the other secrets; then which
+//	                           volumes are left
+//
+// These hold:
+//
+//   - A secret is durable before the first slot that needs it is written. The volume of that slot has the
+//     secret in its own catalogue: a volume that did not store an acknowledged catalogue has failed, and
+//     takes no slot until a probe has written the newest one.
+//   - Open merges the secrets of all volumes. So if two volumes were never present together when an epoch
+//     began, and each has another secret of it, the slots of both can be read.
+//   - Open keeps the secrets of ended epochs that it finds, also in the catalogue of a volume that was missing.
+//     The engine's first EraseEpochs writes both areas of each volume, unless the store has no secrets.
+//   - The catalogue names the volumes that may still have erased secrets (Erasures), until both of their
+//     areas were written. A probe writes both areas.
+//
 // # Shared volumes
 //
 // A shared volume is on a file system that several hosts mount. Options.Owner, and not the device's

@@ -40,6 +40,9 @@ var (
 	ErrNotOwner = errors.New("this process does not own the volume")
 	// ErrKey: a key of an encrypted volume is missing, or is another key. Give the key.
 	ErrKey = errors.New("missing or wrong encryption key")
+	// ErrErased: the epoch of the block has ended, and its secret was erased, so the slot can neither be read
+	// nor written. It is a case of ErrStale: the read is a miss, and the block is not stored.
+	ErrErased = fmt.Errorf("the secret of the epoch was erased: %w", ErrStale)
 	// ErrVersion: a volume has another format version. Use the binary of that version, or an empty
 	// directory.
 	ErrVersion = ondisk.ErrVersion

@@ -1,6 +1,7 @@
 package blockstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -169,17 +170,62 @@ func InspectSlot(ctx context.Context, dev blockio.Device, segment, slot uint32, 
 		if keys == nil || keys.Find(sh.Key.String()) == nil {
 			return slotOpener{}, fmt.Errorf("encrypted with key %v: %w", sh.Key, errNoKey)
 		}
-		return openSealed(keys.Find(sh.Key.String()), h.Volume, sh, header)
+		key := keys.Find(sh.Key.String())
+		secrets, needed, err := inspectSecrets(ctx, dev, keys, sh)
+		switch {
+		case err != nil:
+			return slotOpener{}, err
+		case needed:
+			return openEpoch(key, secrets, h.Volume, sh, header)
+		}
+		return openSealed(key, h.Volume, sh, header)
 	}
 	err = verifySlot(sh.Ref(), h.SlotBytes, b, open)
 	switch {
 	case errors.Is(err, errNoKey):
 		verdict = fmt.Sprintf("not verified: the slot is encrypted with key %v, which is not given", sh.Key)
+	case errors.Is(err, ErrErased):
+		verdict = fmt.Sprintf("not readable: the catalogue of this volume has no secret of epoch %d of namespace %d", sh.Epoch, sh.Namespace)
 	case err != nil:
 		verdict = err.Error()
 	}
 	fmt.Fprintf(w, "  verdict    %s\n", verdict)
 	return nil
+}
+
+// inspectSecrets returns the secrets of a slot's epoch in the catalogue of the slot's volume. needed is false
+// if the slot does not depend on such a secret.
+func inspectSecrets(ctx context.Context, dev blockio.Device, keys *crypt.Keyring, h *ondisk.SlotHeader) (secrets []crypt.Secret, needed bool, err error) {
+	c, err := probe(ctx, dev)
+	if err == nil && !c.formatted {
+		err = ErrDamaged
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("the superblock, which says how the slot is encrypted: %w", err)
+	}
+	var p periods
+	for _, k := range c.superblock.Keys {
+		p = append(p, period{KeyPeriod: k})
+	}
+	if of := p.of(h.Generation); of == nil || !of.Epochs {
+		return nil, false, nil
+	}
+	f, err := dev.Open(catalogueOf(cmp.Or(c.superName, ondisk.SuperblockName)))
+	if err != nil {
+		return nil, true, fmt.Errorf("the catalogue, which has the secret of the slot's epoch: %w", err)
+	}
+	defer f.Close()
+	t := newEpochTable()
+	for area := range 2 {
+		ch, blob, err := readCatalogueArea(ctx, dev, f, area, c.superblock.CatalogueBytes)
+		if err != nil {
+			continue // the other area may be valid
+		}
+		if opened, err := openCatalogue(keys, c.superblock.Node, ch, blob); err == nil {
+			t.merge(opened.secrets, nil)
+		}
+	}
+	return t.secrets[EpochID{h.Namespace, h.Epoch}], true, nil
 }
 
 // openSegment opens a segment file that has an intact header.

@@ -48,9 +48,9 @@ func (p periods) onDisk() []ondisk.KeyPeriod {
 	return keys
 }
 
-// newPeriod returns the period of a key that begins with a boot counter.
-func newPeriod(k *crypt.Key, boot uint32) period {
-	return period{KeyPeriod: ondisk.KeyPeriod{From: boot, ID: ondisk.MakeKeyID(k.ID()), Check: k.Check()}, key: k}
+// newPeriod returns the period of a key that begins with a boot counter. epochs: see KeyPeriod.Epochs.
+func newPeriod(k *crypt.Key, boot uint32, epochs bool) period {
+	return period{KeyPeriod: ondisk.KeyPeriod{From: boot, ID: ondisk.MakeKeyID(k.ID()), Epochs: epochs, Check: k.Check()}, key: k}
 }
 
 // withKeys returns the periods with the keys of ring, which may be nil. It fails with ErrKey if a
@@ -72,15 +72,16 @@ func (p periods) withKeys(ring *crypt.Keyring) (periods, error) {
 	return p, nil
 }
 
-// begin returns the periods with one for the key k from boot on, unless the newest is one of k.
-func (p periods) begin(k *crypt.Key, boot uint32) (periods, error) {
-	if k == nil || len(p) > 0 && p[len(p)-1].key == k {
+// begin returns the periods with one for the key k, with the secrets of epochs or without, from boot on,
+// unless the newest is such a period.
+func (p periods) begin(k *crypt.Key, boot uint32, epochs bool) (periods, error) {
+	if k == nil || len(p) > 0 && p[len(p)-1].key == k && p.epochs() == epochs {
 		return p, nil
 	}
 	if len(p) == ondisk.MaxKeyPeriods {
 		return nil, fmt.Errorf("blocks are encrypted with %d keys, the most that a volume can have: remove blocks of the oldest key %v first: %w", len(p), p[0].ID, ErrKey)
 	}
-	return append(slices.Clone(p), newPeriod(k, boot)), nil
+	return append(slices.Clone(p), newPeriod(k, boot, epochs)), nil
 }
 
 // without returns the periods whose keys are given. It fails with ErrKey if a period of a missing key
@@ -314,7 +315,7 @@ func (v *volume) nextPeriods(ring *crypt.Keyring, rotated bool, boot uint32) (pe
 		p, err = p.without(slots)
 	}
 	if err == nil && rotated && !v.plain {
-		p, err = p.begin(ring.Newest(), boot)
+		p, err = p.begin(ring.Newest(), boot, before.epochs())
 	}
 	if err != nil {
 		return nil, fmt.Errorf("blockstore: volume %s: %w", v.dev.Info().Path, err)
@@ -410,7 +411,7 @@ func (s *Store) resealCatalogue(ctx context.Context) error {
 		return nil
 	}
 	for range 2 {
-		if err := s.writeCatalogues(ctx, blob); err != nil {
+		if err := s.writeCatalogues(ctx, blob, s.epochs.Load()); err != nil {
 			return err
 		}
 	}
@@ -421,8 +422,9 @@ func (s *Store) resealCatalogue(ctx context.Context) error {
 // the salt and the tag.
 const sealedCatalogueExtra = int64(len(ondisk.KeyID{})) + crypt.SaltBytes + crypt.TagBytes
 
-// sealCatalogue returns a catalogue as the volumes store it: encrypted if the store has keys.
-func (s *Store) sealCatalogue(sequence uint64, blob []byte) (ondisk.CatalogueHeader, []byte, error) {
+// sealCatalogue returns a catalogue as the volumes store it: encrypted, with the secrets of t, if the store
+// has keys.
+func (s *Store) sealCatalogue(sequence uint64, blob []byte, t *epochTable) (ondisk.CatalogueHeader, []byte, error) {
 	s.mu.Lock()
 	key := newestKey(s.keys)
 	s.mu.Unlock()
@@ -430,22 +432,32 @@ func (s *Store) sealCatalogue(sequence uint64, blob []byte) (ondisk.CatalogueHea
 		return ondisk.NewCatalogueHeader(sequence, blob), blob, nil
 	}
 	id := ondisk.MakeKeyID(key.ID())
-	sealed := make([]byte, len(id)+crypt.SaltBytes, int64(len(blob))+sealedCatalogueExtra)
+	sealed := make([]byte, len(id)+crypt.SaltBytes, int64(len(blob))+t.sizeBytes()+sealedCatalogueExtra)
 	copy(sealed, id[:])
 	salt := sealed[len(id):]
 	if err := crypt.Salt(s.opts.salts, salt); err != nil {
 		return ondisk.CatalogueHeader{}, nil, err
 	}
-	sealed = append(sealed, blob...)[:cap(sealed)]
-	key.Cipher(salt, s.catalogueContext(sequence)).SealRest(sealed[len(id)+crypt.SaltBytes:])
+	if !t.empty() {
+		secrets, erasures := t.records()
+		sealed = ondisk.AppendEpochs(sealed, secrets, erasures)
+	}
+	size := len(sealed) + len(blob) + crypt.TagBytes
+	sealed = append(sealed, blob...)[:size]
+	key.Cipher(salt, catalogueContext(s.node, sequence, !t.empty())).SealRest(sealed[len(id)+crypt.SaltBytes:])
 	h := ondisk.NewCatalogueHeader(sequence, sealed)
-	h.Sealed = true
+	h.Sealed, h.Epochs = true, !t.empty()
 	return h, sealed, nil
 }
 
-// catalogueContext binds a catalogue to the store and to its sequence number.
-func (s *Store) catalogueContext(sequence uint64) []byte {
-	return binary.LittleEndian.AppendUint64(append([]byte("catalogue"), s.node[:]...), sequence)
+// catalogueContext binds a catalogue to the store, to its sequence number, and to whether it has secrets of
+// epochs.
+func catalogueContext(node ondisk.UUID, sequence uint64, epochs bool) []byte {
+	what := "catalogue"
+	if epochs {
+		what = "catalogue with secrets of epochs"
+	}
+	return binary.LittleEndian.AppendUint64(append([]byte(what), node[:]...), sequence)
 }
 
 // hasNewestKey reports whether a catalogue is encrypted with the newest key, or the store has no keys.
@@ -454,29 +466,41 @@ func (s *Store) hasNewestKey(h ondisk.CatalogueHeader, blob []byte) bool {
 	return key == nil || h.Sealed && len(blob) >= len(ondisk.KeyID{}) && ondisk.KeyID(blob) == ondisk.MakeKeyID(key.ID())
 }
 
-// openCatalogue decrypts a catalogue. It fails with ErrKey if the key is missing, and with ErrDamaged
-// if the content was changed.
-func (s *Store) openCatalogue(h ondisk.CatalogueHeader, blob []byte) ([]byte, error) {
+// openedCatalogue is a decrypted catalogue.
+type openedCatalogue struct {
+	header   ondisk.CatalogueHeader
+	blob     []byte
+	secrets  []ondisk.EpochSecret
+	erasures []ondisk.Erasure
+}
+
+// openCatalogue decrypts a catalogue of the store node with the keys of ring, which may be nil. It fails
+// with ErrKey if the key is missing, and with ErrDamaged if the content was changed.
+func openCatalogue(ring *crypt.Keyring, node ondisk.UUID, h ondisk.CatalogueHeader, blob []byte) (openedCatalogue, error) {
+	c := openedCatalogue{header: h, blob: blob}
 	if !h.Sealed {
-		return blob, nil
+		return c, nil
 	}
 	if int64(len(blob)) < sealedCatalogueExtra {
-		return nil, fmt.Errorf("blockstore: encrypted catalogue of %d bytes: %w", len(blob), ErrDamaged)
+		return c, fmt.Errorf("blockstore: encrypted catalogue of %d bytes: %w", len(blob), ErrDamaged)
 	}
 	id := ondisk.KeyID(blob)
 	var key *crypt.Key
-	if s.keys != nil {
-		key = s.keys.Find(id.String())
+	if ring != nil {
+		key = ring.Find(id.String())
 	}
 	if key == nil {
-		return nil, fmt.Errorf("blockstore: the catalogue is encrypted with key %v, which is not given: add the key to the keys of the node: %w", id, ErrKey)
+		return c, fmt.Errorf("blockstore: the catalogue is encrypted with key %v, which is not given: add the key to the keys of the node: %w", id, ErrKey)
 	}
 	salt := blob[len(id):][:crypt.SaltBytes]
-	plain, err := key.Cipher(salt, s.catalogueContext(h.Sequence)).OpenRest(blob[len(id)+crypt.SaltBytes:])
+	plain, err := key.Cipher(salt, catalogueContext(node, h.Sequence, h.Epochs)).OpenRest(blob[len(id)+crypt.SaltBytes:])
 	if err != nil {
-		return nil, fmt.Errorf("blockstore: the catalogue is not the one that key %v encrypted: %w: %w", id, err, ErrDamaged)
+		return c, fmt.Errorf("blockstore: the catalogue is not the one that key %v encrypted: %w: %w", id, err, ErrDamaged)
 	}
-	return plain, nil
+	if c.blob = plain; h.Epochs {
+		c.secrets, c.erasures, c.blob, err = ondisk.DecodeEpochs(plain)
+	}
+	return c, err
 }
 
 // sealSlot encrypts a slot from plain, which has the layout of a slot, to dst, which has the same
@@ -503,16 +527,25 @@ func (v *volume) sealSlot(key *crypt.Key, h *ondisk.SlotHeader, plain, dst []byt
 	return err
 }
 
-// writeKey returns the key that encrypts a new slot, nil if the volume is not encrypted. It fails if the
-// slot was reserved so long ago that its key was removed since.
-func (s *Store) writeKey(v *volume, g kv.Generation) (*crypt.Key, error) {
+// writeKey returns the key that encrypts a new slot, nil if the volume is not encrypted. It fails with
+// ErrStale if the slot was reserved so long ago that its key was removed since, and with ErrErased if the
+// secret of its epoch was erased.
+func (s *Store) writeKey(v *volume, h *ondisk.SlotHeader) (*crypt.Key, error) {
 	if s.opts.Keys == nil || v.plain {
 		return nil, nil
 	}
-	if p := v.keyPeriods().of(g); p != nil && p.key != nil {
+	p := v.keyPeriods().of(h.Generation)
+	switch {
+	case p == nil || p.key == nil:
+		return nil, fmt.Errorf("no key of the store is for generation %v: %w", h.Generation, ErrStale)
+	case !p.Epochs:
 		return p.key, nil
 	}
-	return nil, fmt.Errorf("no key of the store is for generation %v: %w", g, ErrStale)
+	secrets := s.epochs.Load().secrets[EpochID{h.Namespace, h.Epoch}]
+	if len(secrets) == 0 {
+		return nil, fmt.Errorf("epoch %d of namespace %d: %w", h.Epoch, h.Namespace, ErrErased)
+	}
+	return p.key.With(&secrets[len(secrets)-1]), nil
 }
 
 // slotOpener decrypts the layers of one slot. The zero slotOpener is that of a plain slot.
@@ -571,7 +604,30 @@ func (v *volume) openHeader(h *ondisk.SlotHeader, header []byte) (slotOpener, er
 	case p.key == nil:
 		return slotOpener{}, fmt.Errorf("encrypted with key %v: %w: %w", h.Key, errNoKey, ErrKey)
 	}
-	return openSealed(p.key, v.id, h, header)
+	if !p.Epochs {
+		return openSealed(p.key, v.id, h, header)
+	}
+	return openEpoch(p.key, v.store.epochs.Load().secrets[EpochID{h.Namespace, h.Epoch}], v.id, h, header)
+}
+
+// openEpoch is openSealed for a slot whose key depends on the secret of its epoch too. It fails with
+// ErrErased if there is no secret.
+func openEpoch(key *crypt.Key, secrets []crypt.Secret, volume ondisk.UUID, h *ondisk.SlotHeader, header []byte) (o slotOpener, err error) {
+	if len(secrets) == 0 {
+		return o, fmt.Errorf("encrypted in epoch %d of namespace %d: %w", h.Epoch, h.Namespace, ErrErased)
+	}
+	parts := ondisk.SealedParts(header, h.Layers)
+	sums := parts.Sums
+	if len(secrets) > 1 {
+		sums = slices.Clone(parts.Sums) // a failed attempt changes the bytes
+	}
+	for i := range slices.Backward(secrets) {
+		copy(parts.Sums, sums)
+		if o, err = openSealed(key.With(&secrets[i]), volume, h, header); err == nil {
+			return o, nil
+		}
+	}
+	return o, err
 }
 
 const (

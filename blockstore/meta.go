@@ -195,7 +195,11 @@ func (v *volume) writeSuperblockCopy(ctx context.Context) error {
 // SetCatalogue replaces the catalogue, an opaque blob, on every volume that has not failed. When it
 // returns nil, a quorum stores the new blob durably. If it fails or the process dies, the next Open
 // finds either the old or the new blob.
-func (s *Store) SetCatalogue(ctx context.Context, blob []byte) error {
+//
+// live are the epochs whose blocks may be written after the call. If new slots need the secrets of their
+// epochs (Options.EpochKeys), each of these epochs has a secret then, which is in the same catalogue.
+// SetCatalogue removes no secret; EraseEpochs does.
+func (s *Store) SetCatalogue(ctx context.Context, blob []byte, live ...EpochID) error {
 	if err := s.enter(); err != nil {
 		return err
 	}
@@ -204,32 +208,39 @@ func (s *Store) SetCatalogue(ctx context.Context, blob []byte) error {
 		return err
 	}
 	defer s.giveMeta()
-	if room := s.catalogueRoom(); int64(len(blob)) > room {
+	next, err := s.withSecrets(live)
+	if err != nil {
+		return err
+	}
+	if room := s.catalogueRoom() - next.sizeBytes(); int64(len(blob)) > room {
 		return fmt.Errorf("blockstore: catalogue of %d bytes; the volumes have room for %d: %w", len(blob), room, ErrTooLarge)
 	}
-	if err := s.writeCatalogues(ctx, blob); err != nil {
+	if err := s.writeCatalogues(ctx, blob, next); err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.catalogue = append([]byte(nil), blob...)
+	s.epochs.Store(next)
 	return nil
 }
 
-// writeCatalogues writes a catalogue to every volume that has not failed. Store.meta is held, or the
-// store is not open yet.
-func (s *Store) writeCatalogues(ctx context.Context, blob []byte) error {
+// writeCatalogues writes a catalogue with a table of secrets to every volume that has not failed.
+// Store.meta is held, or the store is not open yet.
+func (s *Store) writeCatalogues(ctx context.Context, blob []byte, t *epochTable) error {
 	// A sequence number is never used twice, not even after a failure: a failed attempt may have
 	// written an area, and a later attempt must have a higher number than that area.
 	s.mu.Lock()
 	s.catalogueSequence++
 	seq := s.catalogueSequence
 	s.mu.Unlock()
-	header, sealed, err := s.sealCatalogue(seq, blob)
+	header, sealed, err := s.sealCatalogue(seq, blob, t)
 	if err != nil {
 		return err
 	}
-	return s.onQuorum("catalogue", func(v *volume) error { return v.writeCatalogue(context.WithoutCancel(ctx), header, sealed) })
+	return s.onQuorum("catalogue", func(v *volume) error {
+		return v.writeCatalogue(context.WithoutCancel(ctx), header, sealed, t.wipe)
+	})
 }
 
 // errProbeLate: a probe took longer than SlowAfter, and the store continued without its result.
@@ -264,22 +275,17 @@ func (v *volume) probe() {
 	}
 }
 
-// refresh writes the current superblock and catalogue, and reads them back.
+// refresh writes the current superblock and catalogue, and reads them back. If the volume may have erased
+// secrets of epochs, both areas of the catalogue are written.
 func (v *volume) refresh(ctx context.Context) error {
 	if err := v.writeSuperblock(ctx); err != nil {
 		return fmt.Errorf("superblock: %w", err)
 	}
-	v.store.mu.Lock()
-	// The catalogue gets a new sequence number, because a failed attempt to write a catalogue may
-	// have left an area with a higher number than that of the newest acknowledged catalogue.
-	v.store.catalogueSequence++
-	seq, blob := v.store.catalogueSequence, v.store.catalogue
-	v.store.mu.Unlock()
-	header, sealed, err := v.store.sealCatalogue(seq, blob)
-	if err != nil {
-		return err
+	header, wipe, err := v.refreshCatalogue(ctx)
+	if err == nil && !v.wiped(wipe) {
+		header, _, err = v.refreshCatalogue(ctx)
 	}
-	if err := v.writeCatalogue(ctx, header, sealed); err != nil {
+	if err != nil {
 		return err
 	}
 	page, err := readPages(ctx, v.dev, v.catalogue, ondisk.CatalogueOffset(v.catArea, v.superblock.CatalogueBytes), ondisk.Page)
@@ -290,6 +296,21 @@ func (v *volume) refresh(ctx context.Context) error {
 		return fmt.Errorf("catalogue: %w: read back %+v, wrote %+v: %w", ErrCorrupt, h, header, err)
 	}
 	return nil
+}
+
+// refreshCatalogue writes the current catalogue to one area. It returns the number of its table of secrets.
+func (v *volume) refreshCatalogue(ctx context.Context) (ondisk.CatalogueHeader, uint64, error) {
+	v.store.mu.Lock()
+	// The catalogue gets a new sequence number, because a failed attempt to write a catalogue may
+	// have left an area with a higher number than that of the newest acknowledged catalogue.
+	v.store.catalogueSequence++
+	seq, blob, t := v.store.catalogueSequence, v.store.catalogue, v.store.epochs.Load()
+	v.store.mu.Unlock()
+	header, sealed, err := v.store.sealCatalogue(seq, blob, t)
+	if err != nil {
+		return header, 0, err
+	}
+	return header, t.wipe, v.writeCatalogue(ctx, header, sealed, t.wipe)
 }
 
 // Catalogue returns a copy of the newest catalogue, empty if none was set.
@@ -313,8 +334,11 @@ func (s *Store) catalogueRoom() int64 {
 }
 
 // writeCatalogue writes header and blob, as one request, to the area that does not hold the newest
-// durable catalogue.
-func (v *volume) writeCatalogue(ctx context.Context, h ondisk.CatalogueHeader, blob []byte) error {
+// durable catalogue. wipe is the number of the table of secrets in the blob.
+func (v *volume) writeCatalogue(ctx context.Context, h ondisk.CatalogueHeader, blob []byte, wipe uint64) error {
+	if room := v.superblock.CatalogueBytes; int64(len(blob)) > room {
+		return fmt.Errorf("blockstore: volume %d: catalogue of %d bytes; the volume has room for %d: %w", v.index, len(blob), room, ErrTooLarge)
+	}
 	area := 1 - v.catArea
 	n := ondisk.Page + (len(blob)+ondisk.Page-1)/ondisk.Page*ondisk.Page
 	buf, release, err := heapAlloc(ctx, n)
@@ -329,6 +353,7 @@ func (v *volume) writeCatalogue(ctx context.Context, h ondisk.CatalogueHeader, b
 		return fmt.Errorf("blockstore: volume %d: catalogue: %w", v.index, err)
 	}
 	v.catArea = area
+	v.areaWipes[area].Store(wipe)
 	return nil
 }
 
@@ -340,19 +365,20 @@ type lockedCatalogue struct {
 
 // readCatalogue finds the newest valid catalogue of the volume and records its area. It skips the areas
 // whose key is missing, of which locked is the newest.
-func (v *volume) readCatalogue(ctx context.Context) (h ondisk.CatalogueHeader, blob []byte, locked lockedCatalogue, err error) {
+func (v *volume) readCatalogue(ctx context.Context) (newest openedCatalogue, locked lockedCatalogue, err error) {
 	for area := range 2 {
 		ah, ab, err := readCatalogueArea(ctx, v.dev, v.catalogue, area, v.superblock.CatalogueBytes)
 		switch {
 		case errors.Is(err, ErrVersion):
-			return h, nil, locked, fmt.Errorf("blockstore: volume %s: %w", v.dev.Info().Path, err)
+			return newest, locked, fmt.Errorf("blockstore: volume %s: %w", v.dev.Info().Path, err)
 		case errors.Is(err, ondisk.ErrBlank), errors.Is(err, ondisk.ErrDamaged):
 			continue
 		case err != nil:
-			return h, nil, locked, err
+			return newest, locked, err
 		}
 		v.store.resealing = v.store.resealing || !v.store.hasNewestKey(ah, ab)
-		ab, err = v.store.openCatalogue(ah, ab)
+		v.store.wiping = v.store.wiping || ah.Epochs
+		c, err := openCatalogue(v.store.keys, v.store.node, ah, ab)
 		switch {
 		case errors.Is(err, ErrKey):
 			if ah.Sequence > locked.sequence {
@@ -360,11 +386,11 @@ func (v *volume) readCatalogue(ctx context.Context) (h ondisk.CatalogueHeader, b
 			}
 		case err != nil:
 			v.log.Warn("an area of the catalogue cannot be decrypted", "area", area, "err", err)
-		case ah.Sequence > h.Sequence:
-			h, blob, v.catArea = ah, ab, area
+		case ah.Sequence > newest.header.Sequence:
+			newest, v.catArea = c, area
 		}
 	}
-	return h, blob, locked, nil
+	return newest, locked, nil
 }
 
 // readCatalogueArea reads and verifies one area.

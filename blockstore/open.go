@@ -67,6 +67,7 @@ func newStore(opts Options, found []candidate, members membership) *Store {
 	life, stop := context.WithCancel(context.Background())
 	s := &Store{opts: opts, log: opts.Logger, node: found[0].superblock.Node, meta: make(chan struct{}, 1), closed: make(chan struct{}), life: life, stop: stop}
 	s.keys = opts.Keys
+	s.epochs.Store(newEpochTable())
 	s.SetFreeFloor(opts.FreeFloorBytes)
 	if opts.CapacityOfPresent {
 		s.opts.CapacityBytes = opts.CapacityBytes / int64(present(found)) * int64(len(found))
@@ -627,8 +628,9 @@ func (v *volume) loadSegment(ctx context.Context, number uint32, name string) er
 func (s *Store) loadCatalogue(ctx context.Context) error {
 	read := 0
 	var locked lockedCatalogue
+	var found []openedCatalogue
 	for _, v := range s.present() {
-		h, blob, l, err := v.readCatalogue(ctx)
+		c, l, err := v.readCatalogue(ctx)
 		switch {
 		case errors.Is(err, ErrVersion) || ctx.Err() != nil:
 			return err
@@ -639,13 +641,25 @@ func (s *Store) loadCatalogue(ctx context.Context) error {
 		if v.votes() {
 			read++
 		}
-		if h.Sequence > s.catalogueSequence {
-			s.catalogueSequence, s.catalogue = h.Sequence, blob
-		}
+		found = append(found, c)
 		if l.sequence > locked.sequence {
 			locked = l
 		}
 	}
+	// The blocks of a volume may need a secret of an epoch that only the catalogue of this volume has: other
+	// volumes may have got another one while this volume was missing.
+	t := newEpochTable()
+	slices.SortStableFunc(found, func(a, b openedCatalogue) int { return cmp.Compare(a.header.Sequence, b.header.Sequence) })
+	for _, c := range found {
+		t.merge(c.secrets, c.erasures)
+		if c.header.Sequence > s.catalogueSequence {
+			s.catalogueSequence, s.catalogue = c.header.Sequence, c.blob
+		}
+	}
+	if s.wiping {
+		t.wipe = 1 // each area, which has the number 0, may have an erased secret
+	}
+	s.epochs.Store(t)
 	// A volume that had failed or was missing may have an older catalogue, of a key that was removed since.
 	if locked.sequence > s.catalogueSequence {
 		return locked.err
@@ -691,7 +705,11 @@ func (s *Store) beginBoot(ctx context.Context) error {
 			continue
 		}
 		p := v.keyPeriods()
-		next, err := p.begin(key, s.boot)
+		epochs := p.epochs()
+		if s.opts.EpochKeys != nil {
+			epochs = *s.opts.EpochKeys
+		}
+		next, err := p.begin(key, s.boot, epochs)
 		if err != nil {
 			return fmt.Errorf("blockstore: volume %s: %w", v.dev.Info().Path, err)
 		}

@@ -83,11 +83,18 @@ type Options struct {
 	// blocks of the other keys and blocks that are not encrypted. nil: no encryption; encrypted volumes are
 	// then refused. An encrypted block has at most ondisk.MaxSealedLayers layers.
 	Keys *crypt.Keyring
+	// EpochKeys, if not nil, decides whether the slots that are written from now on need the secret of
+	// their epoch beside the newest key, so that EraseEpochs makes them unreadable. It needs Keys. nil
+	// keeps the choice that the superblocks have. The engine then names its live epochs to SetCatalogue,
+	// and calls EraseEpochs after epochs have ended, and once after Ready.
+	EpochKeys *bool
 	// Rand is the source of the random bytes of uuids. Default: crypto/rand.
 	Rand io.Reader
 
 	// salts is the source of salts; nil: crypto/rand. Tests make it constant.
 	salts io.Reader
+	// secrets is the source of the secrets of epochs; nil: crypto/rand. Tests make it constant.
+	secrets io.Reader
 	// node is the id that a new store gets; zero: a random one.
 	node ondisk.UUID
 }
@@ -137,6 +144,8 @@ func (o Options) Validate() error {
 		return fmt.Errorf("blockstore: %d of %d volumes are marked as local or shared; want all, at least one of them shared", len(o.Local), len(o.Devices))
 	case o.Plain != nil && (len(o.Plain) != len(o.Devices) || o.Keys == nil):
 		return fmt.Errorf("blockstore: %d of %d volumes are marked as plain or encrypted; want all, and keys", len(o.Plain), len(o.Devices))
+	case o.EpochKeys != nil && *o.EpochKeys && o.Keys == nil:
+		return errors.New("blockstore: the secrets of epochs need keys")
 	case o.StripeBytes < 0:
 		return fmt.Errorf("blockstore: stripe of %d bytes", o.StripeBytes)
 	}

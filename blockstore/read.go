@@ -197,7 +197,10 @@ func (r *Read) verify(header []byte, v *volume) error {
 		return fmt.Errorf("blockstore: read %v: slot holds %+v, wanted %+v: %w", r.Ref, h.SlotKey, r.Want, ErrCorrupt)
 	}
 	opener, err := v.openHeader(&h, header)
-	if err != nil {
+	switch {
+	case errors.Is(err, ErrErased):
+		return fmt.Errorf("blockstore: read %v: %w", r.Ref, err)
+	case err != nil:
 		return fmt.Errorf("blockstore: read %v: %w: %w", r.Ref, ErrCorrupt, err)
 	}
 	r.LayerSums = h.LayerSums

@@ -316,8 +316,8 @@ func (w *segmentScan) look(slot uint32, b []byte) error {
 	switch {
 	case errors.Is(err, ErrKey):
 		return fmt.Errorf("blockstore: %v may hold a block, and is encrypted with key %v, which is not given: add the key to the keys of the node, or begin with empty volumes: %w", h.Ref(), h.Key, ErrKey)
-	case errors.Is(err, errNoKey):
-		w.stats.Blank++ // no block of the store has that key
+	case errors.Is(err, errNoKey), errors.Is(err, ErrErased):
+		w.stats.Blank++ // no block of the store has that key, or is of that epoch
 		return nil
 	case err != nil:
 		w.stats.Damaged++

@@ -181,6 +181,9 @@ func (b *scrub) account(ctx context.Context, c *counters, ref kv.Ref, slotBytes 
 	if err != nil && ctx.Err() != nil && !errors.Is(err, ErrCorrupt) {
 		return context.Cause(ctx) // the end of ctx may be the cause of err
 	}
+	if errors.Is(err, ErrErased) {
+		return nil // the epoch of the block has ended, and its slot is about to be freed
+	}
 	b.result.Slots++
 	b.result.Bytes += slotBytes
 	c.scrubbed.Add(1)
@@ -218,7 +221,10 @@ func verifySlot(ref kv.Ref, slotBytes int64, slot []byte, open func(*ondisk.Slot
 		return fmt.Errorf("blockstore: %v: header describes a slot of %d bytes, not %d: %w", ref, l.SlotBytes(), slotBytes, ErrCorrupt)
 	}
 	opener, err := open(&h, slot)
-	if err == nil {
+	switch {
+	case errors.Is(err, ErrErased):
+		return fmt.Errorf("blockstore: %v: %w", ref, err)
+	case err == nil:
 		err = opener.openLayers(slot, &h, l)
 	}
 	if err != nil {

@@ -131,13 +131,13 @@ func (v *volume) ownFiles(ctx context.Context) (created bool, err error) {
 	}
 	s.mu.Lock()
 	s.catalogueSequence++
-	seq, blob := s.catalogueSequence, s.catalogue
+	seq, blob, t := s.catalogueSequence, s.catalogue, s.epochs.Load()
 	s.mu.Unlock()
 	old, oldArea := v.catalogue, v.catArea
 	v.useCatalogue(catalogue, 1)
-	header, sealed, err := s.sealCatalogue(seq, blob)
+	header, sealed, err := s.sealCatalogue(seq, blob, t)
 	if err == nil {
-		err = v.writeCatalogue(ctx, header, sealed)
+		err = v.writeCatalogue(ctx, header, sealed, t.wipe)
 	}
 	if err == nil {
 		var super blockio.File
@@ -193,7 +193,8 @@ func (v *volume) share(ctx context.Context) error {
 }
 
 // removeOutlived removes the superblocks and catalogues of earlier owners. A file that cannot be
-// removed does no harm, because the files of this owner have a higher fencing number.
+// removed is never read, because the files of this owner have a higher fencing number, but it may have
+// secrets of epochs that are erased later.
 func (s *Store) removeOutlived() {
 	if s.fence == 0 {
 		return
@@ -208,6 +209,7 @@ func (s *Store) removeOutlived() {
 			}
 			if err := v.dev.Remove(name); err != nil && !errors.Is(err, blockio.ErrNotExist) {
 				v.log.Warn("could not remove a file of the volume's previous owner", "file", name, "err", err)
+				v.outlived.Store(true)
 			}
 		}
 	}

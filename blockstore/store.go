@@ -61,6 +61,14 @@ type Store struct {
 	// resealing: Open has found a catalogue that is not encrypted with the newest key. A process that ended
 	// between the superblocks with a new key and the catalogue leaves one.
 	resealing bool
+	// wiping: Open has found a catalogue with secrets of epochs.
+	wiping bool
+
+	// epochs are the secrets of epochs that a quorum stores. It changes under meta and mu, together with
+	// the catalogue.
+	epochs atomic.Pointer[epochTable]
+	// erasing is the table of an EraseEpochs that no quorum stores yet, because it runs or has failed.
+	erasing atomic.Pointer[epochTable]
 
 	mu sync.Mutex
 	// keys are the current keys, nil without encryption.

@@ -89,7 +89,7 @@ func (s *Store) prepareWrite(w *Write, j *job) error {
 		return fmt.Errorf("blockstore: write %v: %w", w.Ref, g.volume.dev.failure(health.Write))
 	}
 	w.Header.Extent, w.Header.Generation, w.Header.Key = w.Ref.Extent, w.Ref.Generation, ondisk.KeyID{}
-	key, err := s.writeKey(g.volume, w.Ref.Generation)
+	key, err := s.writeKey(g.volume, &w.Header)
 	if err != nil {
 		return fmt.Errorf("blockstore: write %v: %w", w.Ref, err)
 	}

@@ -5,6 +5,7 @@ import (
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/internal/sys"
+	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/server/metrics"
 )
 
@@ -49,6 +50,7 @@ func (s *Server) status() *pb.StatusResponse {
 	for _, k := range s.node.KeyUse() {
 		m.Keys = append(m.Keys, &pb.KeyStatus{Id: k.ID, Blocks: k.Slots, Bytes: k.Bytes, Newest: k.Newest})
 	}
+	m.EpochKeys = s.epochKeys()
 	for _, tn := range st.Index.Tenants {
 		m.Tenants = append(m.Tenants, &pb.TenantStatus{Namespaces: tn.Prefix + "*", QuotaBytes: tn.Bytes, UsedBytes: tn.UsedBytes, NamespaceCount: tn.Namespaces})
 	}
@@ -71,6 +73,25 @@ func (s *Server) status() *pb.StatusResponse {
 		m.Roles = &pb.RolesStatus{Principals: int64(state.Policy.Principals()), Revision: state.Revision, Problem: clip(state.Problem)}
 	}
 	m.UptimeUs = s.opts.Now().Sub(s.started).Microseconds()
+	return m
+}
+
+// epochKeys returns the state of the secrets of epochs, nil if the node has none.
+func (s *Server) epochKeys() *pb.EpochKeysStatus {
+	k := s.node.EpochKeys()
+	if !k.On && len(k.Erasures) == 0 {
+		return nil
+	}
+	m := &pb.EpochKeysStatus{On: k.On, BlocksWithout: k.Without, BytesWithout: k.WithoutBytes}
+	names := make(map[kv.NamespaceID]string)
+	if len(k.Erasures) > 0 {
+		for _, ns := range s.node.Namespaces() {
+			names[ns.ID] = ns.Name
+		}
+	}
+	for _, e := range k.Erasures {
+		m.Pending = append(m.Pending, &pb.PendingErasure{NamespaceId: uint32(e.Namespace), Namespace: names[e.Namespace], Epoch: uint64(e.UpTo), Volumes: e.Volumes})
+	}
 	return m
 }
 

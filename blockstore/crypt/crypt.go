@@ -14,6 +14,10 @@
 // image of a disk, and the nodes of a cluster may use one key file. The salt protects these cases;
 // the generation in the context protects against a random source that repeats itself.
 //
+// With the secret of an epoch (Secret), the slot's key is derived from HKDF-Extract of the volume key, as
+// the salt, and the secret. A slot can then be decrypted only with both: when the secret is erased, the
+// volume key does not decrypt the slots of the epoch any more.
+//
 // A key of its own for each slot also binds the content to its place: if a clear field of the header
 // was changed, or the content belongs to another slot, another key is derived, and every tag is wrong.
 package crypt
@@ -38,6 +42,8 @@ import (
 const (
 	// KeyBytes is the size of the secret of a Key.
 	KeyBytes = 32
+	// SecretBytes is the size of a Secret.
+	SecretBytes = 32
 	// SaltBytes is the size of the random salt of a content.
 	SaltBytes = 32
 	// TagBytes is the size of an authentication tag.
@@ -82,6 +88,29 @@ const idChars = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.
 
 // ID returns the id of the key.
 func (k *Key) ID() string { return k.id }
+
+// Secret is the random secret of one epoch of a namespace. No format prints it.
+type Secret [SecretBytes]byte
+
+// NewSecret reads a secret from r; nil means crypto/rand.
+func NewSecret(r io.Reader) (s Secret, err error) {
+	err = Salt(r, s[:])
+	return s, err
+}
+
+// Format prints no byte of the secret, with any verb.
+func (s Secret) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, "secret") }
+
+// With returns the key that k and the secret of an epoch determine together. It has the id of k.
+func (k *Key) With(s *Secret) *Key {
+	prk, err := hkdf.Extract(sha256.New, s[:], k.secret[:])
+	if err != nil {
+		panic(fmt.Sprintf("crypt: HKDF of a secret: %v", err)) // only the FIPS settings of the process can cause it
+	}
+	both := &Key{id: k.id}
+	copy(both.secret[:], prk)
+	return both
+}
 
 // Format prints the id, with any verb, so that no format prints the secret.
 func (k Key) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, k.id) }

@@ -149,6 +149,36 @@ func TestParse(t *testing.T) {
 	}
 }
 
+// TestWith: content that is encrypted with a key and a secret can be decrypted with both only.
+func TestWith(t *testing.T) {
+	k, other := testKey(t, "k", 1), testKey(t, "k", 2)
+	a, err := NewSecret(bytes.NewReader(random(SecretBytes)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := NewSecret(nil)
+	if err != nil || a == b {
+		t.Fatalf("a second secret: equal %v, %v", a == b, err)
+	}
+	if _, err := NewSecret(bytes.NewReader(nil)); err == nil {
+		t.Error("a secret of no random bytes")
+	}
+	plain, salt := random(100), random(SaltBytes)
+	sealed := append(bytes.Clone(plain), make([]byte, TagBytes)...)
+	k.With(&a).Cipher(salt).SealRest(sealed)
+	for what, key := range map[string]*Key{"key alone": k, "another secret": k.With(&b), "another key": other.With(&a), "no secret": k.With(new(Secret))} {
+		if _, err := key.Cipher(salt).OpenRest(bytes.Clone(sealed)); !errors.Is(err, ErrAuth) {
+			t.Errorf("%s: %v; want ErrAuth", what, err)
+		}
+	}
+	if got, err := k.With(&a).Cipher(salt).OpenRest(bytes.Clone(sealed)); err != nil || !bytes.Equal(got, plain) {
+		t.Errorf("decrypted to other bytes, %v", err)
+	}
+	if id := k.With(&a).ID(); id != "k" {
+		t.Errorf("id %s", id)
+	}
+}
+
 // TestNoSecretInText: no verb of fmt prints the secret of a key.
 func TestNoSecretInText(t *testing.T) {
 	k := testKey(t, "k", 0xab)
@@ -157,7 +187,8 @@ func TestNoSecretInText(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%d", "%x"} {
-		for _, v := range []any{k, *k, r, *r} {
+		secret := Secret(k.secret)
+		for _, v := range []any{k, *k, r, *r, secret, &secret} {
 			text := strings.ToLower(fmt.Sprintf(verb, v))
 			for _, part := range []string{"abab", "171 171", "0xab"} {
 				if strings.Contains(text, part) {

@@ -31,6 +31,9 @@ type CatalogueHeader struct {
 	BlobSum   uint64
 	// Sealed: the blob is encrypted.
 	Sealed bool
+	// Epochs: the blob, when decrypted, begins with the secrets of epochs (DecodeEpochs). Sealed is
+	// then set too.
+	Epochs bool
 }
 
 // NewCatalogueHeader describes blob.
@@ -45,11 +48,14 @@ func (h CatalogueHeader) Encode() []byte {
 	le.PutUint64(b[24:], h.Sequence)
 	le.PutUint64(b[32:], uint64(h.BlobBytes))
 	le.PutUint64(b[40:], h.BlobSum)
-	if h.Sealed {
+	switch {
+	case h.Epochs:
 		sealAs(b, magicCatalogue, Version)
-		return b
+	case h.Sealed:
+		sealAs(b, magicCatalogue, sealedVersion)
+	default:
+		seal(b, magicCatalogue)
 	}
-	seal(b, magicCatalogue)
 	return b
 }
 
@@ -61,7 +67,11 @@ func DecodeCatalogueHeader(b []byte) (CatalogueHeader, error) {
 		return CatalogueHeader{}, err
 	}
 	le := binary.LittleEndian
-	h := CatalogueHeader{Sequence: le.Uint64(b[24:]), BlobBytes: int64(le.Uint64(b[32:])), BlobSum: le.Uint64(b[40:]), Sealed: versionOf(b) == Version}
+	version := versionOf(b)
+	h := CatalogueHeader{
+		Sequence: le.Uint64(b[24:]), BlobBytes: int64(le.Uint64(b[32:])), BlobSum: le.Uint64(b[40:]),
+		Sealed: version >= sealedVersion, Epochs: version == Version,
+	}
 	if h.BlobBytes < 0 || h.BlobBytes > MaxCatalogueBytes || !allZero(b[48:]) {
 		return CatalogueHeader{}, fmt.Errorf("ondisk: catalogue blob of %d bytes, at most %d, or bytes in reserved space: %w", h.BlobBytes, MaxCatalogueBytes, ErrDamaged)
 	}
@@ -82,7 +92,10 @@ func (h CatalogueHeader) VerifyBlob(blob []byte) error {
 // String prints the header on one line.
 func (h CatalogueHeader) String() string {
 	sealed := ""
-	if h.Sealed {
+	switch {
+	case h.Epochs:
+		sealed = ", encrypted, with the secrets of epochs"
+	case h.Sealed:
 		sealed = ", encrypted"
 	}
 	return fmt.Sprintf("catalogue sequence %d, %d bytes, checksum %016x%s\n", h.Sequence, h.BlobBytes, h.BlobSum, sealed)

@@ -28,7 +28,8 @@
 //	                          has a flipped bit is refused as a whole
 //	    16     4  version     of the format: 1; 2 for the superblock of a shared volume; 3 for the
 //	                          superblock of an encrypted volume, an encrypted catalogue and an
-//	                          encrypted slot
+//	                          encrypted slot; 4 for the superblock of a volume with slots that need
+//	                          the secrets of epochs, and a catalogue that has these secrets
 //	    20     4  bytes       length of the record, a multiple of 4096; that of a slot header
 //	                          grows with the number of layers
 //
@@ -52,11 +53,12 @@
 //	100    4  zero
 //	104   32  draining    a bit for each volume that is being drained
 //	136   32  removed     a bit for each volume that was removed: its directory is refused
-//	168     4  shared      1 in version 2, 0 in version 1, either in version 3
-//	172     4  keys        number K of periods below, 1 to 64 in version 3, otherwise 0
+//	168     4  shared      1 in version 2, 0 in version 1, either in versions 3 and 4
+//	172     4  keys        number K of periods below, 1 to 64 in versions 3 and 4, otherwise 0
 //	176  56×K  periods     oldest first; each: 4 first boot counter whose generations the key
-//	                       encrypts, 4 cipher (1: AES-256-GCM), 32 id of the key, 16 check value.
-//	                       Slots of lower boot counters than the first are plain
+//	                       encrypts, 4 cipher (1: AES-256-GCM; 2: AES-256-GCM with a key that
+//	                       depends on the secret of the slot's epoch too), 32 id of the key, 16
+//	                       check value. Slots of lower boot counters than the first are plain
 //	          zero to the end
 //
 // A shared volume has the files superblock-FENCE and catalogue-FENCE, in the same formats, for
@@ -71,7 +73,15 @@
 //	40     8  blob sum    XXH3-64 of the blob: if it does not match, the area is not valid
 //	48        zero to the end
 //
-// In version 3 the blob is encrypted: 32 id of the key, 32 salt, the encrypted blob, 16 tag.
+// In version 3 the blob is encrypted: 32 id of the key, 32 salt, the encrypted blob, 16 tag. In version
+// 4, encrypted too, these bytes come before the blob:
+//
+//	0     4  secrets     number S
+//	4     4  erasures    number E
+//	8  44×S  secrets     each: 4 namespace, 8 epoch, 32 secret. Of several secrets of one epoch the
+//	                     last one is that of new slots
+//	   44×E  erasures    each: 4 namespace, 8 epoch, 32 a bit for each volume whose catalogue may still
+//	                     have secrets of the namespace's ended epochs, up to that epoch
 //
 // # Segment header (4096 B)
 //

@@ -9,10 +9,13 @@ import (
 )
 
 const (
-	// Version is the newest format version. Records with encrypted content have it, and the superblock
-	// of a volume of a store with keys. The superblock of another shared volume has sharedVersion. All
-	// other records have plainVersion. This package reads all three.
-	Version       = 3
+	// Version is the newest format version. A catalogue with the secrets of epochs has it, and the
+	// superblock of a volume with slots that need these secrets. Other records with encrypted content
+	// have sealedVersion, and the superblocks of other volumes of a store with keys. The superblock of
+	// another shared volume has sharedVersion. All other records have plainVersion. This package reads
+	// all of them.
+	Version       = 4
+	sealedVersion = 3
 	sharedVersion = 2
 	plainVersion  = 1
 	// Page is the unit of every record and slot, in bytes.
@@ -78,16 +81,19 @@ func unseal(b []byte, m magic, maxBytes int) ([]byte, error) {
 	// The version is compared after the checksum: a flipped bit in the version field is damage, and
 	// not another version.
 	v := binary.LittleEndian.Uint32(b[versionOff:])
-	if v < plainVersion || v > Version || v == sharedVersion && m != magicSuperblock || v == Version && m == magicSegment {
+	if v < plainVersion || v > newestOf(m) || v == sharedVersion && m != magicSuperblock {
 		return nil, fmt.Errorf("ondisk: %s of format version %d, this binary reads up to version %d; take the binary that wrote it, or begin with an empty directory: %w", m, v, newestOf(m), ErrVersion)
 	}
 	return b, nil
 }
 
 // newestOf returns the newest version of a kind of record.
-func newestOf(m magic) int {
-	if m == magicSegment {
+func newestOf(m magic) uint32 {
+	switch m {
+	case magicSegment:
 		return plainVersion
+	case magicSlot:
+		return sealedVersion
 	}
 	return Version
 }

@@ -39,7 +39,15 @@ var (
 var (
 	exampleEncrypted  = withKeys(exampleSuperblock)
 	exampleSealedSlot = sealedOf(exampleSlot)
+	exampleEpochs     = withEpochs(exampleEncrypted)
+	exampleSecrets    = CatalogueHeader{Sequence: 6, BlobBytes: 200, BlobSum: 0xabcdef, Sealed: true, Epochs: true}
 )
+
+func withEpochs(s Superblock) Superblock {
+	s.Keys = slices.Clone(s.Keys)
+	s.Keys[1].Epochs = true
+	return s
+}
 
 func withKeys(s Superblock) Superblock {
 	s.Keys = []KeyPeriod{{From: 1, ID: MakeKeyID("2026-01"), Check: uuid(0x60)}, {From: 2, ID: MakeKeyID("2026-02"), Check: uuid(0x70)}}
@@ -131,6 +139,20 @@ func TestRecords(t *testing.T) {
 				t.Fatalf("decoded %+v, %v; want %+v", v, err, exampleEncrypted)
 			}
 			s = v
+		case "epochs-superblock":
+			b = exampleEpochs.Encode()
+			v, err := DecodeSuperblock(b)
+			if err != nil || !reflect.DeepEqual(v, exampleEpochs) {
+				t.Fatalf("decoded %+v, %v; want %+v", v, err, exampleEpochs)
+			}
+			s = v
+		case "epochs-catalogue":
+			b = exampleSecrets.Encode()
+			v, err := DecodeCatalogueHeader(b)
+			if err != nil || v != exampleSecrets {
+				t.Fatalf("decoded %+v, %v; want %+v", v, err, exampleSecrets)
+			}
+			s = v
 		case "encrypted-slot":
 			b = encodeSealedSlot(t, exampleSealedSlot, nil)
 			v, err := DecodeSlotHeader(b, nil)
@@ -186,6 +208,8 @@ func TestEveryBitCounts(t *testing.T) {
 	}{
 		"superblock": {exampleSuperblock.Encode(), func(b []byte) error { _, err := DecodeSuperblock(b); return err }},
 		"catalogue":  {exampleCatalogue.Encode(), func(b []byte) error { _, err := DecodeCatalogueHeader(b); return err }},
+		"epochs":     {exampleEpochs.Encode(), func(b []byte) error { _, err := DecodeSuperblock(b); return err }},
+		"secrets":    {exampleSecrets.Encode(), func(b []byte) error { _, err := DecodeCatalogueHeader(b); return err }},
 		"segment":    {exampleSegment.Encode(), func(b []byte) error { _, err := DecodeSegmentHeader(b); return err }},
 		"slot":       {encodeSlot(t, exampleSlot), func(b []byte) error { _, err := DecodeSlotHeader(b, nil); return err }},
 	} {
@@ -214,8 +238,43 @@ func TestOtherVersion(t *testing.T) {
 	b := exampleSuperblock.Encode()
 	b[versionOff] = Version + 1
 	putChecksum(b)
-	if _, err := DecodeSuperblock(b); !errors.Is(err, ErrVersion) || !strings.Contains(err.Error(), "version 3") {
+	if _, err := DecodeSuperblock(b); !errors.Is(err, ErrVersion) || !strings.Contains(err.Error(), "version 4") {
 		t.Errorf("decode of version %d: %v; want ErrVersion that names it", Version+1, err)
+	}
+	slot := encodeSlot(t, exampleSlot)
+	slot[versionOff] = Version
+	putChecksum(slot)
+	if _, err := DecodeSlotHeader(slot, nil); !errors.Is(err, ErrVersion) || !strings.Contains(err.Error(), "version 3") {
+		t.Errorf("decode of a slot of version %d: %v; want ErrVersion that names it", Version, err)
+	}
+}
+
+// TestEpochs: the secrets and erasures in a catalogue are decoded as they were encoded, bytes that are too few for
+// them are refused, and no format prints a secret.
+func TestEpochs(t *testing.T) {
+	secrets := []EpochSecret{{Namespace: 1, Epoch: 2, Secret: [32]byte{0xab, 31: 0xab}}, {Namespace: 1, Epoch: 2, Secret: [32]byte{0xcd}}, {Namespace: 7, Epoch: kv.MaxEpoch}}
+	erasures := []Erasure{{Namespace: 3, Epoch: 4, Volumes: [VolumeSetBytes]byte{0x81, 31: 0x80}}}
+	blob := []byte("namespaces")
+	b := append(AppendEpochs([]byte("front"), secrets, erasures), blob...)[len("front"):]
+	if n := int64(len(b) - len(blob)); n != EpochsBytes(3, 1) {
+		t.Errorf("%d bytes; EpochsBytes says %d", n, EpochsBytes(3, 1))
+	}
+	s, e, rest, err := DecodeEpochs(b)
+	if err != nil || !slices.Equal(s, secrets) || !slices.Equal(e, erasures) || string(rest) != string(blob) {
+		t.Errorf("decoded %v, %v, %q, %v", s, e, rest, err)
+	}
+	for n := range int(EpochsBytes(3, 1)) {
+		if _, _, _, err := DecodeEpochs(b[:n]); !errors.Is(err, ErrDamaged) {
+			t.Fatalf("%d bytes: %v; want ErrDamaged", n, err)
+		}
+	}
+	if _, _, _, err := DecodeEpochs(bytes.Repeat([]byte{0xff}, 100)); !errors.Is(err, ErrDamaged) {
+		t.Errorf("counts of 4 billion: %v; want ErrDamaged", err)
+	}
+	for _, verb := range []string{"%v", "%+v", "%#v", "%x", "%d"} {
+		if text := fmt.Sprintf(verb, secrets[0]); strings.Contains(text, "ab") || strings.Contains(text, "171") {
+			t.Errorf("%s prints the secret: %s", verb, text)
+		}
 	}
 }
 
@@ -226,7 +285,7 @@ func TestPlainSuperblock(t *testing.T) {
 		want := exampleSuperblock
 		want.Shared, want.Plain = shared, true
 		b := want.Encode()
-		if got, err := DecodeSuperblock(b); err != nil || !reflect.DeepEqual(got, want) || le.Uint32(b[versionOff:]) != Version {
+		if got, err := DecodeSuperblock(b); err != nil || !reflect.DeepEqual(got, want) || le.Uint32(b[versionOff:]) != sealedVersion {
 			t.Errorf("decoded %+v, %v, version %d; want %+v", got, err, le.Uint32(b[versionOff:]), want)
 		}
 		if !strings.Contains(want.String(), "slots are not encrypted") {
@@ -490,6 +549,8 @@ func FuzzDecode(f *testing.F) {
 	f.Add(exampleSegment.Encode(), true)
 	f.Add(encodeSlot(f, exampleSlot), true)
 	f.Add(exampleEncrypted.Encode(), true)
+	f.Add(exampleEpochs.Encode(), true)
+	f.Add(exampleSecrets.Encode(), true)
 	f.Add(encodeSealedSlot(f, exampleSealedSlot, nil), true)
 	f.Add([]byte("PNSTKSLT"), true)
 	f.Fuzz(func(t *testing.T, b []byte, reseal bool) {

@@ -156,7 +156,7 @@ func (h *SlotHeader) EncodeSealed(b []byte, encrypt func(Sealed) error) error {
 	if err := encrypt(parts); err != nil {
 		return err
 	}
-	sealAs(b, magicSlot, Version)
+	sealAs(b, magicSlot, sealedVersion)
 	return nil
 }
 
@@ -238,7 +238,7 @@ func DecodeSlotHeader(b []byte, sums []uint64) (SlotHeader, error) {
 		return SlotHeader{}, fmt.Errorf("ondisk: slot header of %d bytes for %d layers; want %d: %w", len(b), h.Layers, l.HeaderBytes(), ErrDamaged)
 	}
 	end := slotFixedBytes + 8*h.Layers
-	sealed := versionOf(b) == Version
+	sealed := versionOf(b) == sealedVersion
 	if sealed {
 		if h.Key = KeyID(b[slotFixedBytes:]); h.Key == (KeyID{}) || h.Layers > MaxSealedLayers {
 			return SlotHeader{}, fmt.Errorf("ondisk: encrypted slot of %d layers with key %q: %w", h.Layers, h.Key, ErrDamaged)

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -86,6 +87,9 @@ func (k KeyID) String() string { return strings.TrimRight(string(k[:]), "\x00") 
 type KeyPeriod struct {
 	From uint32
 	ID   KeyID
+	// Epochs: the key of a slot is derived from the key of the period and from the secret of the slot's
+	// epoch (EpochSecret), so that no slot of the epoch can be decrypted when the secret is erased.
+	Epochs bool
 	// Check is the key check value. It shows that a key with the right id is another key.
 	Check [16]byte
 }
@@ -112,8 +116,12 @@ const (
 	flagPlain
 )
 
-// cipherAES256GCM is the number of the only cipher of a KeyPeriod.
-const cipherAES256GCM = 1
+// The ciphers of a KeyPeriod: AES-256-GCM with the key of the period, or with that key and the secret of
+// the slot's epoch.
+const (
+	cipherAES256GCM = iota + 1
+	cipherAES256GCMEpochs
+)
 
 // SharedName returns the name of the superblock or catalogue that the owner with a fencing number
 // writes in a shared volume. base is SuperblockName or CatalogueName.
@@ -156,7 +164,7 @@ func (s Superblock) Encode() []byte {
 	for i, k := range s.Keys {
 		p := b[periodOffset+i*periodBytes:][:periodBytes]
 		le.PutUint32(p, k.From)
-		le.PutUint32(p[4:], cipherAES256GCM)
+		le.PutUint32(p[4:], k.cipher())
 		copy(p[8:], k.ID[:])
 		copy(p[40:], k.Check[:])
 	}
@@ -167,12 +175,21 @@ func (s Superblock) Encode() []byte {
 // version returns the lowest version that has the fields of s.
 func (s Superblock) version() uint32 {
 	switch {
-	case len(s.Keys) > 0 || s.Plain:
+	case slices.ContainsFunc(s.Keys, func(k KeyPeriod) bool { return k.Epochs }):
 		return Version
+	case len(s.Keys) > 0 || s.Plain:
+		return sealedVersion
 	case s.Shared:
 		return sharedVersion
 	}
 	return plainVersion
+}
+
+func (k KeyPeriod) cipher() uint32 {
+	if k.Epochs {
+		return cipherAES256GCMEpochs
+	}
+	return cipherAES256GCM
 }
 
 // decodeKeys reads the periods of a superblock.
@@ -184,8 +201,8 @@ func (s *Superblock) decodeKeys(b []byte) error {
 	}
 	for i := range int(n) {
 		p := b[periodOffset+i*periodBytes:][:periodBytes]
-		k := KeyPeriod{From: le.Uint32(p), ID: KeyID(p[8:40]), Check: [16]byte(p[40:])}
-		if le.Uint32(p[4:]) != cipherAES256GCM || k.ID == (KeyID{}) || k.From > MaxBoot || i > 0 && k.From <= s.Keys[i-1].From {
+		k := KeyPeriod{From: le.Uint32(p), ID: KeyID(p[8:40]), Epochs: le.Uint32(p[4:]) == cipherAES256GCMEpochs, Check: [16]byte(p[40:])}
+		if le.Uint32(p[4:]) != k.cipher() || k.ID == (KeyID{}) || k.From > MaxBoot || i > 0 && k.From <= s.Keys[i-1].From {
 			return fmt.Errorf("ondisk: superblock with a key %q of cipher %d from start %d on: %w", k.ID, le.Uint32(p[4:]), k.From, ErrDamaged)
 		}
 		s.Keys = append(s.Keys, k)
@@ -257,7 +274,11 @@ func (s Superblock) String() string {
 		fmt.Fprintf(&w, "  key        none: slots are not encrypted\n")
 	}
 	for _, k := range s.Keys {
-		fmt.Fprintf(&w, "  key        %v from start %d on\n", k.ID, k.From)
+		epochs := ""
+		if k.Epochs {
+			epochs = ", with the secrets of epochs"
+		}
+		fmt.Fprintf(&w, "  key        %v from start %d on%s\n", k.ID, k.From, epochs)
 	}
 	return w.String()
 }

@@ -297,7 +297,7 @@ func isClosed(c <-chan struct{}) bool {
 // capacity, and with its shared volumes, which are in dirs.
 func guestConfig(cfg config.Config, s membership.StoreState, dirs []string) (config.Config, error) {
 	cfg.Node, cfg.Data, cfg.SharedData, cfg.Capacity = s.Node, nil, dirs, config.Size(s.CapacityBytes)
-	cfg.Encryption.PlainVolumes = nil // the superblocks of the store have the choice of its own node
+	cfg.Encryption.PlainVolumes, cfg.Encryption.EpochKeys = nil, false // the superblocks of the store have the choices of its own node
 	cfg.AddVolumes, cfg.Segment, cfg.Prewrite = false, 0, false
 	cfg.HTTP, cfg.LocalSocket = "", ""
 	cfg.Trace = config.Trace{}

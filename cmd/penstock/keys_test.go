@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -177,6 +178,68 @@ func TestRewrittenNode(t *testing.T) {
 	fetchSame(t, s, dir, tokensFile, dataFile)
 	if got := keyUse(t, s); got != "k2 4 true" {
 		t.Errorf("keys after a restart: %s", got)
+	}
+}
+
+// TestEpochKeysOfANode: the setting encryption.epoch_keys encrypts new blocks with the secret of their epoch. After a bump, no
+// command with the keys reads the old slots, which are still on the volume. The status counts blocks without a secret, and the blocks of the
+// new epoch stay readable when the setting is removed.
+func TestEpochKeysOfANode(t *testing.T) {
+	dir := t.TempDir()
+	volume := dir + "/volume"
+	keys := writeFile(t, dir, "keys", keysText("k1"))
+	settings := func(epochKeys string) string {
+		return writeFile(t, dir, "penstock.yaml", fmt.Appendf(nil, "encryption: {keys_file: %s%s}\n", keys, epochKeys))
+	}
+	s := startServed(t, volume, "--config", settings(", epoch_keys: true"))
+	tokensFile, dataFile := prompt(t, s, dir, 4)
+	put := func() {
+		t.Helper()
+		s.run("block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile).must(t)
+		fetchSame(t, s, dir, tokensFile, dataFile)
+	}
+	status := func(want string) {
+		t.Helper()
+		if got := s.run("status").must(t); !regexp.MustCompile(want).MatchString(got) {
+			t.Errorf("status:\n%s\nwant %s", got, want)
+		}
+	}
+	// slots returns the verdicts about the slots of an epoch that have content.
+	slots := func(epoch int) (verdicts []string) {
+		t.Helper()
+		for slot := range 4 {
+			got := s.run("store", "inspect", "--data", volume, "--encryption-keys-file", keys, "--segment", "0", "--slot", fmt.Sprint(slot)).must(t)
+			if _, verdict, ok := strings.Cut(got, "verdict"); ok && strings.Contains(got, fmt.Sprintf("epoch %d ", epoch)) {
+				verdicts = append(verdicts, strings.TrimSpace(verdict))
+			}
+		}
+		return verdicts
+	}
+	put()
+	status(`EPOCH KEYS +BLOCKS WITHOUT +BYTES WITHOUT\non +0 +0 B\n`)
+	if got := slots(1); len(got) != 4 || got[0] != "every layer has its checksum" {
+		t.Errorf("before the bump: %q", got)
+	}
+	s.run("ns", "bump-epoch", "m").must(t)
+	if got := slots(1); len(got) != 4 || !strings.HasPrefix(got[0], "not readable: the catalogue of this volume has no secret of epoch 1") {
+		t.Errorf("after the bump: %q", got)
+	}
+	put()
+	s.stop()
+	s = startServed(t, volume, "--config", settings(""))
+	fetchSame(t, s, dir, tokensFile, dataFile)
+	if got := s.run("status").must(t); strings.Contains(got, "EPOCH KEYS") {
+		t.Errorf("status without the setting:\n%s", got)
+	}
+	s.run("ns", "bump-epoch", "m").must(t)
+	put()
+	s.stop()
+	s = startServed(t, volume, "--config", settings(", epoch_keys: true"))
+	status(`\non +4 +`)
+	s.stop()
+	bad := writeFile(t, dir, "bad.yaml", []byte("encryption: {epoch_keys: true}\n"))
+	if r := s.run("serve", "--check", "--config", bad, "--data", volume); r.code == 0 || !strings.Contains(r.err, "encryption.epoch_keys") {
+		t.Errorf("epoch_keys without keys: exit %d\n%s", r.code, r.err)
 	}
 }
 

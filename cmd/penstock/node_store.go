@@ -69,6 +69,7 @@ func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstor
 		for _, dir := range n.cfg.Dirs() {
 			options.Plain = append(options.Plain, slices.Contains(n.cfg.Encryption.PlainVolumes, dir))
 		}
+		options.EpochKeys = &n.cfg.Encryption.EpochKeys
 	}
 	if n.owner != nil {
 		options.Owner, options.SharedOnly = n.owner, n.adoptedBy != ""

@@ -119,6 +119,7 @@ func printStatus(t *table, s *pb.StatusResponse) {
 		}
 	}
 	printKeys(t, s.GetKeys())
+	printEpochKeys(t, s.GetEpochKeys())
 	printTenants(t, s.GetTenants())
 	t.row()
 	t.row("NIC", "ADDRESS", "STATE", "SENT", "RECEIVED")
@@ -165,6 +166,33 @@ func printKeys(t *table, keys []*pb.KeyStatus) {
 			id = "-"
 		}
 		t.row(id, count(k.GetBlocks()), size(k.GetBytes()), state)
+	}
+}
+
+// printEpochKeys prints how many blocks do not depend on a secret of their epoch, and the erasures of secrets that
+// are not complete.
+func printEpochKeys(t *table, k *pb.EpochKeysStatus) {
+	if k == nil {
+		return
+	}
+	t.row()
+	t.row("EPOCH KEYS", "BLOCKS WITHOUT", "BYTES WITHOUT")
+	state := "off"
+	if k.GetOn() {
+		state = "on"
+	}
+	t.row(state, count(k.GetBlocksWithout()), size(k.GetBytesWithout()))
+	if len(k.GetPending()) == 0 {
+		return
+	}
+	t.row()
+	t.row("ENDED", "EPOCHS", "ERASURE")
+	for _, e := range k.GetPending() {
+		name := e.GetNamespace()
+		if name == "" {
+			name = fmt.Sprintf("namespace %d, deleted", e.GetNamespaceId())
+		}
+		t.row(name, fmt.Sprint("up to ", e.GetEpoch()), "pending: "+strings.Join(e.GetVolumes(), ", "))
 	}
 }
 

@@ -58,8 +58,9 @@ type Encryption struct {
 	KeysFile    string   `yaml:"keys_file" doc:"file with the keys that encrypt the volumes (AES-256-GCM), one a line: an id, a space, 32 random bytes in base64. The last key encrypts new blocks; the others are needed as long as penstock status shows blocks of them. Without it, volumes that are encrypted are refused (docs/encryption.md)" reload:"live" toggle:"volumes are encrypted from a start on"`
 	KeysCommand []string `yaml:"keys_command" doc:"command and arguments that print these keys, in place of encryption.keys_file; it runs at the start and at each reload, without a shell" reload:"live" toggle:"volumes are encrypted from a start on"`
 	KeysTimeout Duration `yaml:"keys_timeout" doc:"longest run of encryption.keys_command" reload:"live"`
-	// RewriteRate is 0, and PlainVolumes is empty, without keys.
+	// RewriteRate is 0, EpochKeys is false and PlainVolumes is empty without keys.
 	RewriteRate  Size     `yaml:"rewrite_rate" doc:"bytes per second that each encrypted volume rewrites to give blocks that are plain or have an older key the newest key; 0: such blocks stay as they are until they are evicted or dropped" reload:"live"`
+	EpochKeys    bool     `yaml:"epoch_keys" doc:"encrypt new blocks with a secret of their namespace's epoch too, which the node makes and keeps in the encrypted catalogue; when the epoch ends, the secret is erased, and the blocks cannot be decrypted any more, not even with the keys. Each bump then writes the catalogue more often (docs/encryption.md)" restart:"new blocks have these secrets, or not, from a start on"`
 	PlainVolumes []string `yaml:"plain_volumes" doc:"directories of data and shared_data whose blocks are not encrypted; their catalogues are. A volume may be removed from the list later; a volume that is encrypted cannot be added" restart:"a volume encrypts its blocks, or not, from a start on"`
 }
 
@@ -75,6 +76,9 @@ func (e Encryption) check(bad complaint, dirs []string) {
 		bad("encryption.rewrite_rate", "must not be negative")
 	case e.RewriteRate > 0 && !e.Enabled():
 		bad("encryption.rewrite_rate", "needs encryption.keys_file or encryption.keys_command: without keys no block is encrypted")
+	}
+	if e.EpochKeys && !e.Enabled() {
+		bad("encryption.epoch_keys", "needs encryption.keys_file or encryption.keys_command: without keys no block is encrypted")
 	}
 	for i, dir := range e.PlainVolumes {
 		if !slices.Contains(dirs, dir) || slices.Contains(e.PlainVolumes[:i], dir) {

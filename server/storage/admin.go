@@ -331,5 +331,9 @@ func (n *Node) SetKeys(ctx context.Context, keys *crypt.Keyring) error {
 // CheckKeys returns the error with which SetKeys would refuse the keys. It changes nothing.
 func (n *Node) CheckKeys(keys *crypt.Keyring) error { return n.store.CheckKeys(keys) }
 
+// EpochKeys returns which blocks depend on the secrets of their epochs, and which erasures of secrets are not
+// complete.
+func (n *Node) EpochKeys() blockstore.EpochKeys { return n.store.EpochKeys() }
+
 // KeyUse returns the keys of encrypted volumes with the blocks of each.
 func (n *Node) KeyUse() []blockstore.KeyUse { return n.store.KeyUse() }

@@ -54,7 +54,7 @@ func (n *Node) expireLoop() {
 			n.wakeReclaim() // the pieces of an expired lease may be unmatchable, so that reclaiming can free their slots
 		}
 		n.expireReservations(now)
-		if len(n.index.Unsettled()) > 0 {
+		if len(n.index.Unsettled()) > 0 || n.unerased.Load() {
 			n.wakeReclaim()
 		}
 		n.noteWriteState()
@@ -101,8 +101,8 @@ func (n *Node) wakeReclaim() {
 	}
 }
 
-// reclaimLoop retires epochs whose pins have ended, and frees the slots of retired epochs and
-// deleted blocks. It works in steps, so that it does not lock the index or the store for long.
+// reclaimLoop retires epochs whose pins have ended, erases their secrets again if that has failed, and
+// frees the slots of retired epochs and deleted blocks. It works in steps, so that it does not lock the index or the store for long.
 func (n *Node) reclaimLoop() {
 	for {
 		select {
@@ -113,6 +113,7 @@ func (n *Node) reclaimLoop() {
 			// would find the headers of the freed slots.
 			n.logIf("write deletions", ignoreCancel(n.writePending(n.stopped)))
 			n.logIf("settle epochs", ignoreCancel(n.settleEpochs(n.stopped)))
+			n.retryErase(n.stopped)
 			n.logIf("reclaim", ignoreCancel(n.reclaimAll(n.stopped)))
 		}
 	}

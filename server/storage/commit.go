@@ -237,6 +237,10 @@ func (n *Node) writeSlots(ctx context.Context, r *Reservation, all []committing)
 			elsewhere := n.store.Elsewhere(&c.ref)
 			n.logIf("abandon slot", n.store.Abandon(c.ref))
 			c.ref = kv.Ref{}
+			if errors.Is(c.Err, blockstore.ErrErased) {
+				c.refuse(trie.StaleEpoch.String(), nil)
+				continue
+			}
 			if !elsewhere || try == placementTries || ctx.Err() != nil {
 				c.refuse("device", c.Err)
 				continue

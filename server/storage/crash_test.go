@@ -54,10 +54,15 @@ func TestCrashPoints(t *testing.T) {
 func crashOnce(t *testing.T, seed uint64) bool {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	durability := []blockstore.Durability{blockstore.DurabilitySync, blockstore.DurabilityBatch, blockstore.DurabilityAsync}[seed%3]
-	r := newRig(t, rigOptions{
+	opts := rigOptions{
 		capacityBytes: 1 << 20, segmentBytes: 128 << 10, arenaBytes: 2 << 20, durability: durability,
 		edit: func(o *storage.Options) { o.SyncEvery = time.Hour; o.WriteBytesMax = 256 << 10 },
-	})
+	}
+	if seed%4 == 1 {
+		opts.keys, opts.epochKeys = keyring(t, "k"), new(bool)
+		*opts.epochKeys = true
+	}
+	r := newRig(t, opts)
 	ns := r.namespace("m", kv.SingleGroup(2, 2, 1000))
 	mem := r.devices[0].(*memio.Device)
 	mem.PowerOffAfter(int64(rng.IntN(200)))

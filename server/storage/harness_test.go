@@ -56,6 +56,7 @@ type rigOptions struct {
 	index                                   vfs.FS // nil: a file system that can crash
 	indexDir                                string // empty: index
 	keys                                    *crypt.Keyring
+	epochKeys                               *bool
 }
 
 func newRig(t testing.TB, opts rigOptions, devices ...blockio.Device) *rig {
@@ -97,6 +98,7 @@ func (r *rig) tryOpen() error {
 		SegmentBytes:  r.opts.segmentBytes,
 		Degraded:      r.opts.degraded,
 		Keys:          r.opts.keys,
+		EpochKeys:     r.opts.epochKeys,
 	})
 	if err != nil {
 		return err

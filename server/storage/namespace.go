@@ -70,7 +70,7 @@ func (n *Node) writeCatalogueOf(ctx context.Context, namespaces []kv.Namespace) 
 		if err != nil {
 			return fmt.Errorf("storage: catalogue: %w", err)
 		}
-		err = n.store.SetCatalogue(ctx, blob)
+		err = n.store.SetCatalogue(ctx, blob, liveEpochs(namespaces)...)
 		if errors.Is(err, blockstore.ErrTooLarge) && n.deleted.collapse() {
 			continue
 		}
@@ -79,6 +79,40 @@ func (n *Node) writeCatalogueOf(ctx context.Context, namespaces []kv.Namespace) 
 		}
 		return err
 	}
+}
+
+// liveEpochs returns the live epochs of namespaces.
+func liveEpochs(namespaces []kv.Namespace) []blockstore.EpochID {
+	all := make([]blockstore.EpochID, 0, len(namespaces))
+	for _, ns := range namespaces {
+		for _, e := range ns.Live() {
+			all = append(all, blockstore.EpochID{Namespace: ns.ID, Epoch: e})
+		}
+	}
+	return all
+}
+
+// eraseEnded erases the secrets of the epochs that are not live, so that their blocks cannot be decrypted any
+// more. It is called after epochs have ended in catalogue and index. If it fails, reclaimLoop calls it again.
+// The caller holds nsMu.
+func (n *Node) eraseEnded(ctx context.Context) {
+	err := n.store.EraseEpochs(ctx, liveEpochs(n.index.Recorded())...)
+	switch before := n.unerased.Swap(err != nil); {
+	case err != nil && !before && ctx.Err() == nil:
+		n.opts.Logger.Error("the secrets of ended epochs are not erased from all volumes; the node tries again", "err", err)
+	case err == nil && before:
+		n.opts.Logger.Info("the secrets of ended epochs are erased")
+	}
+}
+
+// retryErase calls eraseEnded again if the last call has failed.
+func (n *Node) retryErase(ctx context.Context) {
+	if !n.unerased.Load() || n.store.Quorate() != nil {
+		return
+	}
+	n.nsMu.Lock()
+	defer n.nsMu.Unlock()
+	n.eraseEnded(ctx)
 }
 
 // reconcileNamespaces applies the epochs and deletions of the catalogue to the index. It then
@@ -134,7 +168,11 @@ func (n *Node) reconcileNamespaces(ctx context.Context) error {
 	if len(namespaces) == 0 && len(c.Namespaces) > 0 {
 		n.opts.Logger.Warn("the volumes have namespaces that the index lacks, because the index was lost or is new; to keep the cache, run `penstock store rebuild-index` before serving", "namespaces", len(c.Namespaces))
 	}
-	return n.writeCatalogueOf(ctx, namespaces)
+	if err := n.writeCatalogueOf(ctx, namespaces); err != nil {
+		return err
+	}
+	n.eraseEnded(ctx)
+	return nil
 }
 
 // agreed returns the namespace of the index with the epochs that are live in both the catalogue and
@@ -388,7 +426,8 @@ func (n *Node) drop(ctx context.Context, ns kv.Namespace) error {
 	if err := n.index.Writable(); err != nil {
 		return err
 	}
-	if !n.index.IsAnnounced(ns.ID) {
+	recorded := !n.index.IsAnnounced(ns.ID)
+	if recorded {
 		rest := slices.DeleteFunc(n.index.Recorded(), func(other kv.Namespace) bool { return other.ID == ns.ID })
 		if err := n.writeCatalogueOf(ctx, rest); err != nil {
 			return err
@@ -396,6 +435,9 @@ func (n *Node) drop(ctx context.Context, ns kv.Namespace) error {
 	}
 	if err := n.index.DeleteNamespace(ns.Name); err != nil {
 		return n.undoCatalogue(ctx, err)
+	}
+	if recorded {
+		n.eraseEnded(ctx)
 	}
 	n.opts.Metrics.RemoveNamespace(ns.Name)
 	n.epochStarts.Delete(ns.ID)
@@ -475,7 +517,7 @@ func (n *Node) RetireEpoch(ctx context.Context, name string, epoch kv.Epoch, for
 }
 
 // setEpochs changes the live epochs of a namespace, first in the catalogue on the volumes and then
-// in the index. The caller holds nsMu.
+// in the index, and erases the secrets of the epochs that ended. The caller holds nsMu.
 func (n *Node) setEpochs(ctx context.Context, want kv.Namespace) (retired []kv.Epoch, err error) {
 	if err := n.index.Writable(); err != nil {
 		return nil, err
@@ -485,7 +527,8 @@ func (n *Node) setEpochs(ctx context.Context, want kv.Namespace) (retired []kv.E
 		return nil, err
 	}
 	begins := want.Epoch != before.Epoch
-	if !n.index.IsAnnounced(want.ID) {
+	recorded := !n.index.IsAnnounced(want.ID)
+	if recorded {
 		namespaces := n.index.Recorded()
 		for i := range namespaces {
 			if namespaces[i].ID == want.ID {
@@ -499,6 +542,9 @@ func (n *Node) setEpochs(ctx context.Context, want kv.Namespace) (retired []kv.E
 	retired, err = n.index.SetEpochs(want)
 	if err != nil {
 		return nil, n.undoCatalogue(ctx, err)
+	}
+	if recorded {
+		n.eraseEnded(ctx)
 	}
 	if begins {
 		m := n.opts.Metrics

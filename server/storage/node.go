@@ -65,6 +65,8 @@ type Node struct {
 	// nsMu, and writes take it only for a namespace without a record.
 	nsMu    sync.Mutex
 	deleted deletions
+	// unerased: the last eraseEnded has failed.
+	unerased atomic.Bool
 	// unrecorded has the announced namespaces whose last record has failed, which was logged.
 	unrecorded map[kv.NamespaceID]bool
 	// epochStarts has the moment at which the newest epoch of a namespace began: an EpochStart by
