@@ -5422,8 +5422,13 @@ type TenantStatus struct {
 	QuotaBytes     int64                  `protobuf:"varint,2,opt,name=quota_bytes,json=quotaBytes,proto3" json:"quota_bytes,omitempty"` // maximum of used_bytes on this node
 	UsedBytes      int64                  `protobuf:"varint,3,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`    // bytes of the slots of all blocks of these namespaces on this node, unmatchable ones included
 	NamespaceCount int64                  `protobuf:"varint,4,opt,name=namespace_count,json=namespaceCount,proto3" json:"namespace_count,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The following count since the tenant has a quota in the process of the node. A node of an older
+	// version does not set them. Blocks are counted in pieces.
+	EvictedBlocks int64 `protobuf:"varint,5,opt,name=evicted_blocks,json=evictedBlocks,proto3" json:"evicted_blocks,omitempty"` // blocks that were evicted to keep the tenant within its quota
+	EvictedBytes  int64 `protobuf:"varint,6,opt,name=evicted_bytes,json=evictedBytes,proto3" json:"evicted_bytes,omitempty"`    // bytes of the slots of these blocks
+	RefusedBlocks int64 `protobuf:"varint,7,opt,name=refused_blocks,json=refusedBlocks,proto3" json:"refused_blocks,omitempty"` // blocks that were not stored because of the quota
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TenantStatus) Reset() {
@@ -5484,6 +5489,107 @@ func (x *TenantStatus) GetNamespaceCount() int64 {
 	return 0
 }
 
+func (x *TenantStatus) GetEvictedBlocks() int64 {
+	if x != nil {
+		return x.EvictedBlocks
+	}
+	return 0
+}
+
+func (x *TenantStatus) GetEvictedBytes() int64 {
+	if x != nil {
+		return x.EvictedBytes
+	}
+	return 0
+}
+
+func (x *TenantStatus) GetRefusedBlocks() int64 {
+	if x != nil {
+		return x.RefusedBlocks
+	}
+	return 0
+}
+
+type ListTenantsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTenantsRequest) Reset() {
+	*x = ListTenantsRequest{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTenantsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTenantsRequest) ProtoMessage() {}
+
+func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
+func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{67}
+}
+
+type ListTenantsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenants       []*TenantStatus        `protobuf:"bytes,1,rep,name=tenants,proto3" json:"tenants,omitempty"` // sorted by namespaces
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTenantsResponse) Reset() {
+	*x = ListTenantsResponse{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTenantsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTenantsResponse) ProtoMessage() {}
+
+func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
+func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *ListTenantsResponse) GetTenants() []*TenantStatus {
+	if x != nil {
+		return x.Tenants
+	}
+	return nil
+}
+
 type KeyStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -5496,7 +5602,7 @@ type KeyStatus struct {
 
 func (x *KeyStatus) Reset() {
 	*x = KeyStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[67]
+	mi := &file_penstockv1_penstock_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5508,7 +5614,7 @@ func (x *KeyStatus) String() string {
 func (*KeyStatus) ProtoMessage() {}
 
 func (x *KeyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[67]
+	mi := &file_penstockv1_penstock_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5521,7 +5627,7 @@ func (x *KeyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyStatus.ProtoReflect.Descriptor instead.
 func (*KeyStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{67}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *KeyStatus) GetId() string {
@@ -5564,7 +5670,7 @@ type RolesStatus struct {
 
 func (x *RolesStatus) Reset() {
 	*x = RolesStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[68]
+	mi := &file_penstockv1_penstock_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5576,7 +5682,7 @@ func (x *RolesStatus) String() string {
 func (*RolesStatus) ProtoMessage() {}
 
 func (x *RolesStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[68]
+	mi := &file_penstockv1_penstock_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5589,7 +5695,7 @@ func (x *RolesStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolesStatus.ProtoReflect.Descriptor instead.
 func (*RolesStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{68}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *RolesStatus) GetPrincipals() int64 {
@@ -5623,7 +5729,7 @@ type MemoryPart struct {
 
 func (x *MemoryPart) Reset() {
 	*x = MemoryPart{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[69]
+	mi := &file_penstockv1_penstock_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5635,7 +5741,7 @@ func (x *MemoryPart) String() string {
 func (*MemoryPart) ProtoMessage() {}
 
 func (x *MemoryPart) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[69]
+	mi := &file_penstockv1_penstock_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5648,7 +5754,7 @@ func (x *MemoryPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryPart.ProtoReflect.Descriptor instead.
 func (*MemoryPart) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{69}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *MemoryPart) GetName() string {
@@ -5680,7 +5786,7 @@ type NICStatus struct {
 
 func (x *NICStatus) Reset() {
 	*x = NICStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[70]
+	mi := &file_penstockv1_penstock_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5692,7 +5798,7 @@ func (x *NICStatus) String() string {
 func (*NICStatus) ProtoMessage() {}
 
 func (x *NICStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[70]
+	mi := &file_penstockv1_penstock_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5705,7 +5811,7 @@ func (x *NICStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NICStatus.ProtoReflect.Descriptor instead.
 func (*NICStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{70}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *NICStatus) GetName() string {
@@ -5767,7 +5873,7 @@ type StatBlockRequest struct {
 
 func (x *StatBlockRequest) Reset() {
 	*x = StatBlockRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[71]
+	mi := &file_penstockv1_penstock_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5779,7 +5885,7 @@ func (x *StatBlockRequest) String() string {
 func (*StatBlockRequest) ProtoMessage() {}
 
 func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[71]
+	mi := &file_penstockv1_penstock_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5792,7 +5898,7 @@ func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatBlockRequest.ProtoReflect.Descriptor instead.
 func (*StatBlockRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{71}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *StatBlockRequest) GetNamespace() string {
@@ -5827,7 +5933,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[72]
+	mi := &file_penstockv1_penstock_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5839,7 +5945,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[72]
+	mi := &file_penstockv1_penstock_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5852,7 +5958,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{72}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *Block) GetId() []byte {
@@ -5936,7 +6042,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[73]
+	mi := &file_penstockv1_penstock_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5948,7 +6054,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[73]
+	mi := &file_penstockv1_penstock_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5961,7 +6067,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{73}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ListBlocksRequest) GetNamespace() string {
@@ -5995,7 +6101,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[74]
+	mi := &file_penstockv1_penstock_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6007,7 +6113,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[74]
+	mi := &file_penstockv1_penstock_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6020,7 +6126,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{74}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -6048,7 +6154,7 @@ type VerifyBlocksRequest struct {
 
 func (x *VerifyBlocksRequest) Reset() {
 	*x = VerifyBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[75]
+	mi := &file_penstockv1_penstock_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6060,7 +6166,7 @@ func (x *VerifyBlocksRequest) String() string {
 func (*VerifyBlocksRequest) ProtoMessage() {}
 
 func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[75]
+	mi := &file_penstockv1_penstock_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6073,7 +6179,7 @@ func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksRequest.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{75}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *VerifyBlocksRequest) GetNamespace() string {
@@ -6106,7 +6212,7 @@ type VerifyBlocksResponse struct {
 
 func (x *VerifyBlocksResponse) Reset() {
 	*x = VerifyBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[76]
+	mi := &file_penstockv1_penstock_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6118,7 +6224,7 @@ func (x *VerifyBlocksResponse) String() string {
 func (*VerifyBlocksResponse) ProtoMessage() {}
 
 func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[76]
+	mi := &file_penstockv1_penstock_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6131,7 +6237,7 @@ func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksResponse.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{76}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *VerifyBlocksResponse) GetPieces() []*PieceResult {
@@ -6149,7 +6255,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[77]
+	mi := &file_penstockv1_penstock_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6161,7 +6267,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[77]
+	mi := &file_penstockv1_penstock_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6174,7 +6280,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{77}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{79}
 }
 
 type ListVolumesResponse struct {
@@ -6187,7 +6293,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[78]
+	mi := &file_penstockv1_penstock_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6199,7 +6305,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[78]
+	mi := &file_penstockv1_penstock_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6212,7 +6318,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{78}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*VolumeStatus {
@@ -6247,7 +6353,7 @@ type AdoptedNode struct {
 
 func (x *AdoptedNode) Reset() {
 	*x = AdoptedNode{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[79]
+	mi := &file_penstockv1_penstock_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6259,7 +6365,7 @@ func (x *AdoptedNode) String() string {
 func (*AdoptedNode) ProtoMessage() {}
 
 func (x *AdoptedNode) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[79]
+	mi := &file_penstockv1_penstock_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6272,7 +6378,7 @@ func (x *AdoptedNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptedNode.ProtoReflect.Descriptor instead.
 func (*AdoptedNode) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{79}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *AdoptedNode) GetNode() string {
@@ -6348,7 +6454,7 @@ type AdoptVolumeRequest struct {
 
 func (x *AdoptVolumeRequest) Reset() {
 	*x = AdoptVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[80]
+	mi := &file_penstockv1_penstock_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6360,7 +6466,7 @@ func (x *AdoptVolumeRequest) String() string {
 func (*AdoptVolumeRequest) ProtoMessage() {}
 
 func (x *AdoptVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[80]
+	mi := &file_penstockv1_penstock_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6373,7 +6479,7 @@ func (x *AdoptVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptVolumeRequest.ProtoReflect.Descriptor instead.
 func (*AdoptVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{80}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *AdoptVolumeRequest) GetPath() string {
@@ -6408,7 +6514,7 @@ type AdoptVolumeResponse struct {
 
 func (x *AdoptVolumeResponse) Reset() {
 	*x = AdoptVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[81]
+	mi := &file_penstockv1_penstock_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6420,7 +6526,7 @@ func (x *AdoptVolumeResponse) String() string {
 func (*AdoptVolumeResponse) ProtoMessage() {}
 
 func (x *AdoptVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[81]
+	mi := &file_penstockv1_penstock_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6433,7 +6539,7 @@ func (x *AdoptVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptVolumeResponse.ProtoReflect.Descriptor instead.
 func (*AdoptVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{81}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *AdoptVolumeResponse) GetStore() string {
@@ -6517,7 +6623,7 @@ type DrainVolumeRequest struct {
 
 func (x *DrainVolumeRequest) Reset() {
 	*x = DrainVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[82]
+	mi := &file_penstockv1_penstock_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6529,7 +6635,7 @@ func (x *DrainVolumeRequest) String() string {
 func (*DrainVolumeRequest) ProtoMessage() {}
 
 func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[82]
+	mi := &file_penstockv1_penstock_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6542,7 +6648,7 @@ func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DrainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{82}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *DrainVolumeRequest) GetVolume() string {
@@ -6576,7 +6682,7 @@ type DrainVolumeResponse struct {
 
 func (x *DrainVolumeResponse) Reset() {
 	*x = DrainVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[83]
+	mi := &file_penstockv1_penstock_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6588,7 +6694,7 @@ func (x *DrainVolumeResponse) String() string {
 func (*DrainVolumeResponse) ProtoMessage() {}
 
 func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[83]
+	mi := &file_penstockv1_penstock_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6601,7 +6707,7 @@ func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DrainVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{83}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *DrainVolumeResponse) GetBlocks() int64 {
@@ -6629,7 +6735,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[84]
+	mi := &file_penstockv1_penstock_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6641,7 +6747,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[84]
+	mi := &file_penstockv1_penstock_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6654,7 +6760,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{84}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *RemoveVolumeRequest) GetVolume() string {
@@ -6688,7 +6794,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[85]
+	mi := &file_penstockv1_penstock_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6700,7 +6806,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[85]
+	mi := &file_penstockv1_penstock_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6713,7 +6819,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{85}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *RemoveVolumeResponse) GetBlocks() int64 {
@@ -6739,7 +6845,7 @@ type ScrubRequest struct {
 
 func (x *ScrubRequest) Reset() {
 	*x = ScrubRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[86]
+	mi := &file_penstockv1_penstock_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6751,7 +6857,7 @@ func (x *ScrubRequest) String() string {
 func (*ScrubRequest) ProtoMessage() {}
 
 func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[86]
+	mi := &file_penstockv1_penstock_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6764,7 +6870,7 @@ func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubRequest.ProtoReflect.Descriptor instead.
 func (*ScrubRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{86}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ScrubRequest) GetBytesPerSecond() int64 {
@@ -6786,7 +6892,7 @@ type ScrubProgress struct {
 
 func (x *ScrubProgress) Reset() {
 	*x = ScrubProgress{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[87]
+	mi := &file_penstockv1_penstock_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6798,7 +6904,7 @@ func (x *ScrubProgress) String() string {
 func (*ScrubProgress) ProtoMessage() {}
 
 func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[87]
+	mi := &file_penstockv1_penstock_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6811,7 +6917,7 @@ func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubProgress.ProtoReflect.Descriptor instead.
 func (*ScrubProgress) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{87}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ScrubProgress) GetVerifiedBlocks() int64 {
@@ -6856,7 +6962,7 @@ type ConfigChange struct {
 
 func (x *ConfigChange) Reset() {
 	*x = ConfigChange{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[88]
+	mi := &file_penstockv1_penstock_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6868,7 +6974,7 @@ func (x *ConfigChange) String() string {
 func (*ConfigChange) ProtoMessage() {}
 
 func (x *ConfigChange) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[88]
+	mi := &file_penstockv1_penstock_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6881,7 +6987,7 @@ func (x *ConfigChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigChange.ProtoReflect.Descriptor instead.
 func (*ConfigChange) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{88}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ConfigChange) GetKey() string {
@@ -6920,7 +7026,7 @@ type DiffConfigRequest struct {
 
 func (x *DiffConfigRequest) Reset() {
 	*x = DiffConfigRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[89]
+	mi := &file_penstockv1_penstock_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6932,7 +7038,7 @@ func (x *DiffConfigRequest) String() string {
 func (*DiffConfigRequest) ProtoMessage() {}
 
 func (x *DiffConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[89]
+	mi := &file_penstockv1_penstock_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6945,7 +7051,7 @@ func (x *DiffConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffConfigRequest.ProtoReflect.Descriptor instead.
 func (*DiffConfigRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{89}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{91}
 }
 
 type DiffConfigResponse struct {
@@ -6958,7 +7064,7 @@ type DiffConfigResponse struct {
 
 func (x *DiffConfigResponse) Reset() {
 	*x = DiffConfigResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[90]
+	mi := &file_penstockv1_penstock_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6970,7 +7076,7 @@ func (x *DiffConfigResponse) String() string {
 func (*DiffConfigResponse) ProtoMessage() {}
 
 func (x *DiffConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[90]
+	mi := &file_penstockv1_penstock_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6983,7 +7089,7 @@ func (x *DiffConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffConfigResponse.ProtoReflect.Descriptor instead.
 func (*DiffConfigResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{90}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *DiffConfigResponse) GetPath() string {
@@ -7008,7 +7114,7 @@ type ReloadConfigRequest struct {
 
 func (x *ReloadConfigRequest) Reset() {
 	*x = ReloadConfigRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[91]
+	mi := &file_penstockv1_penstock_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7020,7 +7126,7 @@ func (x *ReloadConfigRequest) String() string {
 func (*ReloadConfigRequest) ProtoMessage() {}
 
 func (x *ReloadConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[91]
+	mi := &file_penstockv1_penstock_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7033,7 +7139,7 @@ func (x *ReloadConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadConfigRequest.ProtoReflect.Descriptor instead.
 func (*ReloadConfigRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{91}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{93}
 }
 
 type ReloadConfigResponse struct {
@@ -7046,7 +7152,7 @@ type ReloadConfigResponse struct {
 
 func (x *ReloadConfigResponse) Reset() {
 	*x = ReloadConfigResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[92]
+	mi := &file_penstockv1_penstock_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7058,7 +7164,7 @@ func (x *ReloadConfigResponse) String() string {
 func (*ReloadConfigResponse) ProtoMessage() {}
 
 func (x *ReloadConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[92]
+	mi := &file_penstockv1_penstock_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7071,7 +7177,7 @@ func (x *ReloadConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadConfigResponse.ProtoReflect.Descriptor instead.
 func (*ReloadConfigResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{92}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ReloadConfigResponse) GetPath() string {
@@ -7118,7 +7224,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[93]
+	mi := &file_penstockv1_penstock_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7130,7 +7236,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[93]
+	mi := &file_penstockv1_penstock_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7143,7 +7249,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{93}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *Member) GetName() string {
@@ -7285,7 +7391,7 @@ type MemberNIC struct {
 
 func (x *MemberNIC) Reset() {
 	*x = MemberNIC{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[94]
+	mi := &file_penstockv1_penstock_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7297,7 +7403,7 @@ func (x *MemberNIC) String() string {
 func (*MemberNIC) ProtoMessage() {}
 
 func (x *MemberNIC) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[94]
+	mi := &file_penstockv1_penstock_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7310,7 +7416,7 @@ func (x *MemberNIC) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberNIC.ProtoReflect.Descriptor instead.
 func (*MemberNIC) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{94}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *MemberNIC) GetName() string {
@@ -7356,7 +7462,7 @@ type MemberVolume struct {
 
 func (x *MemberVolume) Reset() {
 	*x = MemberVolume{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[95]
+	mi := &file_penstockv1_penstock_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7368,7 +7474,7 @@ func (x *MemberVolume) String() string {
 func (*MemberVolume) ProtoMessage() {}
 
 func (x *MemberVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[95]
+	mi := &file_penstockv1_penstock_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7381,7 +7487,7 @@ func (x *MemberVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberVolume.ProtoReflect.Descriptor instead.
 func (*MemberVolume) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{95}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *MemberVolume) GetPath() string {
@@ -7444,7 +7550,7 @@ type MoveStatus struct {
 
 func (x *MoveStatus) Reset() {
 	*x = MoveStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[96]
+	mi := &file_penstockv1_penstock_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7456,7 +7562,7 @@ func (x *MoveStatus) String() string {
 func (*MoveStatus) ProtoMessage() {}
 
 func (x *MoveStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[96]
+	mi := &file_penstockv1_penstock_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7469,7 +7575,7 @@ func (x *MoveStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveStatus.ProtoReflect.Descriptor instead.
 func (*MoveStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{96}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *MoveStatus) GetPhase() string {
@@ -7546,7 +7652,7 @@ type DrainMemberRequest struct {
 
 func (x *DrainMemberRequest) Reset() {
 	*x = DrainMemberRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[97]
+	mi := &file_penstockv1_penstock_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7558,7 +7664,7 @@ func (x *DrainMemberRequest) String() string {
 func (*DrainMemberRequest) ProtoMessage() {}
 
 func (x *DrainMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[97]
+	mi := &file_penstockv1_penstock_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7571,7 +7677,7 @@ func (x *DrainMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainMemberRequest.ProtoReflect.Descriptor instead.
 func (*DrainMemberRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{97}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *DrainMemberRequest) GetName() string {
@@ -7603,7 +7709,7 @@ type DrainMemberResponse struct {
 
 func (x *DrainMemberResponse) Reset() {
 	*x = DrainMemberResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[98]
+	mi := &file_penstockv1_penstock_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7615,7 +7721,7 @@ func (x *DrainMemberResponse) String() string {
 func (*DrainMemberResponse) ProtoMessage() {}
 
 func (x *DrainMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[98]
+	mi := &file_penstockv1_penstock_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7628,7 +7734,7 @@ func (x *DrainMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainMemberResponse.ProtoReflect.Descriptor instead.
 func (*DrainMemberResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{98}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{100}
 }
 
 type ListMembersRequest struct {
@@ -7641,7 +7747,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[99]
+	mi := &file_penstockv1_penstock_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7653,7 +7759,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[99]
+	mi := &file_penstockv1_penstock_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7666,7 +7772,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{99}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ListMembersRequest) GetNodes() bool {
@@ -7691,7 +7797,7 @@ type ListMembersResponse struct {
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[100]
+	mi := &file_penstockv1_penstock_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7703,7 +7809,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[100]
+	mi := &file_penstockv1_penstock_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7716,7 +7822,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{100}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ListMembersResponse) GetMembers() []*Member {
@@ -7759,7 +7865,7 @@ type FillMembersRequest struct {
 
 func (x *FillMembersRequest) Reset() {
 	*x = FillMembersRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[101]
+	mi := &file_penstockv1_penstock_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7771,7 +7877,7 @@ func (x *FillMembersRequest) String() string {
 func (*FillMembersRequest) ProtoMessage() {}
 
 func (x *FillMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[101]
+	mi := &file_penstockv1_penstock_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7784,7 +7890,7 @@ func (x *FillMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FillMembersRequest.ProtoReflect.Descriptor instead.
 func (*FillMembersRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{101}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *FillMembersRequest) GetNames() []string {
@@ -7818,7 +7924,7 @@ type FillMembersResponse struct {
 
 func (x *FillMembersResponse) Reset() {
 	*x = FillMembersResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[102]
+	mi := &file_penstockv1_penstock_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7830,7 +7936,7 @@ func (x *FillMembersResponse) String() string {
 func (*FillMembersResponse) ProtoMessage() {}
 
 func (x *FillMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[102]
+	mi := &file_penstockv1_penstock_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7843,7 +7949,7 @@ func (x *FillMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FillMembersResponse.ProtoReflect.Descriptor instead.
 func (*FillMembersResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{102}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *FillMembersResponse) GetFills() []*Fill {
@@ -7872,7 +7978,7 @@ type FillEnd struct {
 
 func (x *FillEnd) Reset() {
 	*x = FillEnd{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[103]
+	mi := &file_penstockv1_penstock_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7884,7 +7990,7 @@ func (x *FillEnd) String() string {
 func (*FillEnd) ProtoMessage() {}
 
 func (x *FillEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[103]
+	mi := &file_penstockv1_penstock_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7897,7 +8003,7 @@ func (x *FillEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FillEnd.ProtoReflect.Descriptor instead.
 func (*FillEnd) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{103}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *FillEnd) GetRevision() int64 {
@@ -7933,7 +8039,7 @@ type Fill struct {
 
 func (x *Fill) Reset() {
 	*x = Fill{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[104]
+	mi := &file_penstockv1_penstock_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7945,7 +8051,7 @@ func (x *Fill) String() string {
 func (*Fill) ProtoMessage() {}
 
 func (x *Fill) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[104]
+	mi := &file_penstockv1_penstock_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7958,7 +8064,7 @@ func (x *Fill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fill.ProtoReflect.Descriptor instead.
 func (*Fill) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{104}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *Fill) GetName() string {
@@ -7994,7 +8100,7 @@ type RemoveMemberRequest struct {
 
 func (x *RemoveMemberRequest) Reset() {
 	*x = RemoveMemberRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[105]
+	mi := &file_penstockv1_penstock_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8006,7 +8112,7 @@ func (x *RemoveMemberRequest) String() string {
 func (*RemoveMemberRequest) ProtoMessage() {}
 
 func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[105]
+	mi := &file_penstockv1_penstock_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8019,7 +8125,7 @@ func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberRequest.ProtoReflect.Descriptor instead.
 func (*RemoveMemberRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{105}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *RemoveMemberRequest) GetName() string {
@@ -8064,7 +8170,7 @@ type RemoveMemberResponse struct {
 
 func (x *RemoveMemberResponse) Reset() {
 	*x = RemoveMemberResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[106]
+	mi := &file_penstockv1_penstock_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8076,7 +8182,7 @@ func (x *RemoveMemberResponse) String() string {
 func (*RemoveMemberResponse) ProtoMessage() {}
 
 func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[106]
+	mi := &file_penstockv1_penstock_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8089,7 +8195,7 @@ func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberResponse.ProtoReflect.Descriptor instead.
 func (*RemoveMemberResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{106}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *RemoveMemberResponse) GetUp() bool {
@@ -8128,7 +8234,7 @@ type GetRolesRequest struct {
 
 func (x *GetRolesRequest) Reset() {
 	*x = GetRolesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[107]
+	mi := &file_penstockv1_penstock_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8140,7 +8246,7 @@ func (x *GetRolesRequest) String() string {
 func (*GetRolesRequest) ProtoMessage() {}
 
 func (x *GetRolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[107]
+	mi := &file_penstockv1_penstock_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8153,7 +8259,7 @@ func (x *GetRolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRolesRequest.ProtoReflect.Descriptor instead.
 func (*GetRolesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{107}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{109}
 }
 
 type GetRolesResponse struct {
@@ -8166,7 +8272,7 @@ type GetRolesResponse struct {
 
 func (x *GetRolesResponse) Reset() {
 	*x = GetRolesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[108]
+	mi := &file_penstockv1_penstock_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8178,7 +8284,7 @@ func (x *GetRolesResponse) String() string {
 func (*GetRolesResponse) ProtoMessage() {}
 
 func (x *GetRolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[108]
+	mi := &file_penstockv1_penstock_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8191,7 +8297,7 @@ func (x *GetRolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRolesResponse.ProtoReflect.Descriptor instead.
 func (*GetRolesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{108}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *GetRolesResponse) GetDocument() []byte {
@@ -8219,7 +8325,7 @@ type SetRolesRequest struct {
 
 func (x *SetRolesRequest) Reset() {
 	*x = SetRolesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[109]
+	mi := &file_penstockv1_penstock_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8231,7 +8337,7 @@ func (x *SetRolesRequest) String() string {
 func (*SetRolesRequest) ProtoMessage() {}
 
 func (x *SetRolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[109]
+	mi := &file_penstockv1_penstock_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8244,7 +8350,7 @@ func (x *SetRolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRolesRequest.ProtoReflect.Descriptor instead.
 func (*SetRolesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{109}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *SetRolesRequest) GetDocument() []byte {
@@ -8278,7 +8384,7 @@ type SetRolesResponse struct {
 
 func (x *SetRolesResponse) Reset() {
 	*x = SetRolesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[110]
+	mi := &file_penstockv1_penstock_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8290,7 +8396,7 @@ func (x *SetRolesResponse) String() string {
 func (*SetRolesResponse) ProtoMessage() {}
 
 func (x *SetRolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[110]
+	mi := &file_penstockv1_penstock_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8303,7 +8409,7 @@ func (x *SetRolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRolesResponse.ProtoReflect.Descriptor instead.
 func (*SetRolesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{110}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *SetRolesResponse) GetChanges() []string {
@@ -8768,7 +8874,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\freservations\x18$ \x01(\x03R\freservations\x12.\n" +
 	"\x05roles\x18% \x01(\v2\x18.penstock.v1.RolesStatusR\x05roles\x12*\n" +
 	"\x04keys\x18& \x03(\v2\x16.penstock.v1.KeyStatusR\x04keys\x123\n" +
-	"\atenants\x18' \x03(\v2\x19.penstock.v1.TenantStatusR\atenants\"\x97\x01\n" +
+	"\atenants\x18' \x03(\v2\x19.penstock.v1.TenantStatusR\atenants\"\x8a\x02\n" +
 	"\fTenantStatus\x12\x1e\n" +
 	"\n" +
 	"namespaces\x18\x01 \x01(\tR\n" +
@@ -8777,7 +8883,13 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"quotaBytes\x12\x1d\n" +
 	"\n" +
 	"used_bytes\x18\x03 \x01(\x03R\tusedBytes\x12'\n" +
-	"\x0fnamespace_count\x18\x04 \x01(\x03R\x0enamespaceCount\"a\n" +
+	"\x0fnamespace_count\x18\x04 \x01(\x03R\x0enamespaceCount\x12%\n" +
+	"\x0eevicted_blocks\x18\x05 \x01(\x03R\revictedBlocks\x12#\n" +
+	"\revicted_bytes\x18\x06 \x01(\x03R\fevictedBytes\x12%\n" +
+	"\x0erefused_blocks\x18\a \x01(\x03R\rrefusedBlocks\"\x14\n" +
+	"\x12ListTenantsRequest\"J\n" +
+	"\x13ListTenantsResponse\x123\n" +
+	"\atenants\x18\x01 \x03(\v2\x19.penstock.v1.TenantStatusR\atenants\"a\n" +
 	"\tKeyStatus\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06blocks\x18\x02 \x01(\x03R\x06blocks\x12\x14\n" +
@@ -9033,7 +9145,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x06Demote\x12\x1a.penstock.v1.DemoteRequest\x1a\x1b.penstock.v1.DemoteResponse\x12A\n" +
 	"\x06Exists\x12\x1a.penstock.v1.ExistsRequest\x1a\x1b.penstock.v1.ExistsResponse\x12A\n" +
 	"\x06Delete\x12\x1a.penstock.v1.DeleteRequest\x1a\x1b.penstock.v1.DeleteResponse\x12:\n" +
-	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\x95\x11\n" +
+	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\xe7\x11\n" +
 	"\x05Admin\x12N\n" +
 	"\x0fCreateNamespace\x12#.penstock.v1.CreateNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12H\n" +
 	"\fGetNamespace\x12 .penstock.v1.GetNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12Y\n" +
@@ -9049,7 +9161,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\tStatBlock\x12\x1d.penstock.v1.StatBlockRequest\x1a\x12.penstock.v1.Block\x12M\n" +
 	"\n" +
 	"ListBlocks\x12\x1e.penstock.v1.ListBlocksRequest\x1a\x1f.penstock.v1.ListBlocksResponse\x12S\n" +
-	"\fVerifyBlocks\x12 .penstock.v1.VerifyBlocksRequest\x1a!.penstock.v1.VerifyBlocksResponse\x12G\n" +
+	"\fVerifyBlocks\x12 .penstock.v1.VerifyBlocksRequest\x1a!.penstock.v1.VerifyBlocksResponse\x12P\n" +
+	"\vListTenants\x12\x1f.penstock.v1.ListTenantsRequest\x1a .penstock.v1.ListTenantsResponse\x12G\n" +
 	"\bListPins\x12\x1c.penstock.v1.ListPinsRequest\x1a\x1d.penstock.v1.ListPinsResponse\x12@\n" +
 	"\x05Scrub\x12\x19.penstock.v1.ScrubRequest\x1a\x1a.penstock.v1.ScrubProgress0\x01\x12P\n" +
 	"\vListVolumes\x12\x1f.penstock.v1.ListVolumesRequest\x1a .penstock.v1.ListVolumesResponse\x12P\n" +
@@ -9079,7 +9192,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 111)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 113)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -9155,50 +9268,52 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*VolumeStatus)(nil),            // 71: penstock.v1.VolumeStatus
 	(*StatusResponse)(nil),          // 72: penstock.v1.StatusResponse
 	(*TenantStatus)(nil),            // 73: penstock.v1.TenantStatus
-	(*KeyStatus)(nil),               // 74: penstock.v1.KeyStatus
-	(*RolesStatus)(nil),             // 75: penstock.v1.RolesStatus
-	(*MemoryPart)(nil),              // 76: penstock.v1.MemoryPart
-	(*NICStatus)(nil),               // 77: penstock.v1.NICStatus
-	(*StatBlockRequest)(nil),        // 78: penstock.v1.StatBlockRequest
-	(*Block)(nil),                   // 79: penstock.v1.Block
-	(*ListBlocksRequest)(nil),       // 80: penstock.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),      // 81: penstock.v1.ListBlocksResponse
-	(*VerifyBlocksRequest)(nil),     // 82: penstock.v1.VerifyBlocksRequest
-	(*VerifyBlocksResponse)(nil),    // 83: penstock.v1.VerifyBlocksResponse
-	(*ListVolumesRequest)(nil),      // 84: penstock.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),     // 85: penstock.v1.ListVolumesResponse
-	(*AdoptedNode)(nil),             // 86: penstock.v1.AdoptedNode
-	(*AdoptVolumeRequest)(nil),      // 87: penstock.v1.AdoptVolumeRequest
-	(*AdoptVolumeResponse)(nil),     // 88: penstock.v1.AdoptVolumeResponse
-	(*DrainVolumeRequest)(nil),      // 89: penstock.v1.DrainVolumeRequest
-	(*DrainVolumeResponse)(nil),     // 90: penstock.v1.DrainVolumeResponse
-	(*RemoveVolumeRequest)(nil),     // 91: penstock.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),    // 92: penstock.v1.RemoveVolumeResponse
-	(*ScrubRequest)(nil),            // 93: penstock.v1.ScrubRequest
-	(*ScrubProgress)(nil),           // 94: penstock.v1.ScrubProgress
-	(*ConfigChange)(nil),            // 95: penstock.v1.ConfigChange
-	(*DiffConfigRequest)(nil),       // 96: penstock.v1.DiffConfigRequest
-	(*DiffConfigResponse)(nil),      // 97: penstock.v1.DiffConfigResponse
-	(*ReloadConfigRequest)(nil),     // 98: penstock.v1.ReloadConfigRequest
-	(*ReloadConfigResponse)(nil),    // 99: penstock.v1.ReloadConfigResponse
-	(*Member)(nil),                  // 100: penstock.v1.Member
-	(*MemberNIC)(nil),               // 101: penstock.v1.MemberNIC
-	(*MemberVolume)(nil),            // 102: penstock.v1.MemberVolume
-	(*MoveStatus)(nil),              // 103: penstock.v1.MoveStatus
-	(*DrainMemberRequest)(nil),      // 104: penstock.v1.DrainMemberRequest
-	(*DrainMemberResponse)(nil),     // 105: penstock.v1.DrainMemberResponse
-	(*ListMembersRequest)(nil),      // 106: penstock.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),     // 107: penstock.v1.ListMembersResponse
-	(*FillMembersRequest)(nil),      // 108: penstock.v1.FillMembersRequest
-	(*FillMembersResponse)(nil),     // 109: penstock.v1.FillMembersResponse
-	(*FillEnd)(nil),                 // 110: penstock.v1.FillEnd
-	(*Fill)(nil),                    // 111: penstock.v1.Fill
-	(*RemoveMemberRequest)(nil),     // 112: penstock.v1.RemoveMemberRequest
-	(*RemoveMemberResponse)(nil),    // 113: penstock.v1.RemoveMemberResponse
-	(*GetRolesRequest)(nil),         // 114: penstock.v1.GetRolesRequest
-	(*GetRolesResponse)(nil),        // 115: penstock.v1.GetRolesResponse
-	(*SetRolesRequest)(nil),         // 116: penstock.v1.SetRolesRequest
-	(*SetRolesResponse)(nil),        // 117: penstock.v1.SetRolesResponse
+	(*ListTenantsRequest)(nil),      // 74: penstock.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),     // 75: penstock.v1.ListTenantsResponse
+	(*KeyStatus)(nil),               // 76: penstock.v1.KeyStatus
+	(*RolesStatus)(nil),             // 77: penstock.v1.RolesStatus
+	(*MemoryPart)(nil),              // 78: penstock.v1.MemoryPart
+	(*NICStatus)(nil),               // 79: penstock.v1.NICStatus
+	(*StatBlockRequest)(nil),        // 80: penstock.v1.StatBlockRequest
+	(*Block)(nil),                   // 81: penstock.v1.Block
+	(*ListBlocksRequest)(nil),       // 82: penstock.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),      // 83: penstock.v1.ListBlocksResponse
+	(*VerifyBlocksRequest)(nil),     // 84: penstock.v1.VerifyBlocksRequest
+	(*VerifyBlocksResponse)(nil),    // 85: penstock.v1.VerifyBlocksResponse
+	(*ListVolumesRequest)(nil),      // 86: penstock.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),     // 87: penstock.v1.ListVolumesResponse
+	(*AdoptedNode)(nil),             // 88: penstock.v1.AdoptedNode
+	(*AdoptVolumeRequest)(nil),      // 89: penstock.v1.AdoptVolumeRequest
+	(*AdoptVolumeResponse)(nil),     // 90: penstock.v1.AdoptVolumeResponse
+	(*DrainVolumeRequest)(nil),      // 91: penstock.v1.DrainVolumeRequest
+	(*DrainVolumeResponse)(nil),     // 92: penstock.v1.DrainVolumeResponse
+	(*RemoveVolumeRequest)(nil),     // 93: penstock.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),    // 94: penstock.v1.RemoveVolumeResponse
+	(*ScrubRequest)(nil),            // 95: penstock.v1.ScrubRequest
+	(*ScrubProgress)(nil),           // 96: penstock.v1.ScrubProgress
+	(*ConfigChange)(nil),            // 97: penstock.v1.ConfigChange
+	(*DiffConfigRequest)(nil),       // 98: penstock.v1.DiffConfigRequest
+	(*DiffConfigResponse)(nil),      // 99: penstock.v1.DiffConfigResponse
+	(*ReloadConfigRequest)(nil),     // 100: penstock.v1.ReloadConfigRequest
+	(*ReloadConfigResponse)(nil),    // 101: penstock.v1.ReloadConfigResponse
+	(*Member)(nil),                  // 102: penstock.v1.Member
+	(*MemberNIC)(nil),               // 103: penstock.v1.MemberNIC
+	(*MemberVolume)(nil),            // 104: penstock.v1.MemberVolume
+	(*MoveStatus)(nil),              // 105: penstock.v1.MoveStatus
+	(*DrainMemberRequest)(nil),      // 106: penstock.v1.DrainMemberRequest
+	(*DrainMemberResponse)(nil),     // 107: penstock.v1.DrainMemberResponse
+	(*ListMembersRequest)(nil),      // 108: penstock.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),     // 109: penstock.v1.ListMembersResponse
+	(*FillMembersRequest)(nil),      // 110: penstock.v1.FillMembersRequest
+	(*FillMembersResponse)(nil),     // 111: penstock.v1.FillMembersResponse
+	(*FillEnd)(nil),                 // 112: penstock.v1.FillEnd
+	(*Fill)(nil),                    // 113: penstock.v1.Fill
+	(*RemoveMemberRequest)(nil),     // 114: penstock.v1.RemoveMemberRequest
+	(*RemoveMemberResponse)(nil),    // 115: penstock.v1.RemoveMemberResponse
+	(*GetRolesRequest)(nil),         // 116: penstock.v1.GetRolesRequest
+	(*GetRolesResponse)(nil),        // 117: penstock.v1.GetRolesResponse
+	(*SetRolesRequest)(nil),         // 118: penstock.v1.SetRolesRequest
+	(*SetRolesResponse)(nil),        // 119: penstock.v1.SetRolesResponse
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,   // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
@@ -9234,118 +9349,121 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	9,   // 30: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
 	69,  // 31: penstock.v1.ListPinsResponse.pins:type_name -> penstock.v1.Pin
 	71,  // 32: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	77,  // 33: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
-	76,  // 34: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
+	79,  // 33: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
+	78,  // 34: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
 	10,  // 35: penstock.v1.StatusResponse.counters:type_name -> penstock.v1.Counters
-	75,  // 36: penstock.v1.StatusResponse.roles:type_name -> penstock.v1.RolesStatus
-	74,  // 37: penstock.v1.StatusResponse.keys:type_name -> penstock.v1.KeyStatus
+	77,  // 36: penstock.v1.StatusResponse.roles:type_name -> penstock.v1.RolesStatus
+	76,  // 37: penstock.v1.StatusResponse.keys:type_name -> penstock.v1.KeyStatus
 	73,  // 38: penstock.v1.StatusResponse.tenants:type_name -> penstock.v1.TenantStatus
-	3,   // 39: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
-	79,  // 40: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
-	27,  // 41: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
-	71,  // 42: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	86,  // 43: penstock.v1.ListVolumesResponse.adopted:type_name -> penstock.v1.AdoptedNode
-	86,  // 44: penstock.v1.AdoptVolumeResponse.adopted:type_name -> penstock.v1.AdoptedNode
-	95,  // 45: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	95,  // 46: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	103, // 47: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
-	101, // 48: penstock.v1.Member.nics:type_name -> penstock.v1.MemberNIC
-	102, // 49: penstock.v1.Member.volumes:type_name -> penstock.v1.MemberVolume
-	100, // 50: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
-	110, // 51: penstock.v1.ListMembersResponse.last_fill:type_name -> penstock.v1.FillEnd
-	100, // 52: penstock.v1.ListMembersResponse.down:type_name -> penstock.v1.Member
-	111, // 53: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
-	12,  // 54: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	14,  // 55: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	20,  // 56: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	22,  // 57: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	26,  // 58: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	29,  // 59: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	31,  // 60: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	34,  // 61: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	38,  // 62: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	16,  // 63: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
-	40,  // 64: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	42,  // 65: penstock.v1.Cache.Demote:input_type -> penstock.v1.DemoteRequest
-	44,  // 66: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
-	46,  // 67: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
-	48,  // 68: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	51,  // 69: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	52,  // 70: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	53,  // 71: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	55,  // 72: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	57,  // 73: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	59,  // 74: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
-	61,  // 75: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	62,  // 76: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
-	63,  // 77: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	65,  // 78: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	70,  // 79: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	78,  // 80: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	80,  // 81: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	82,  // 82: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	67,  // 83: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	93,  // 84: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	84,  // 85: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
-	89,  // 86: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
-	91,  // 87: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
-	87,  // 88: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
-	96,  // 89: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
-	98,  // 90: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
-	106, // 91: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
-	104, // 92: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
-	108, // 93: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
-	112, // 94: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
-	114, // 95: penstock.v1.Admin.GetRoles:input_type -> penstock.v1.GetRolesRequest
-	116, // 96: penstock.v1.Admin.SetRoles:input_type -> penstock.v1.SetRolesRequest
-	13,  // 97: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	18,  // 98: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	21,  // 99: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	23,  // 100: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	28,  // 101: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	30,  // 102: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	32,  // 103: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	35,  // 104: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	39,  // 105: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	17,  // 106: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
-	41,  // 107: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	43,  // 108: penstock.v1.Cache.Demote:output_type -> penstock.v1.DemoteResponse
-	45,  // 109: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
-	47,  // 110: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
-	50,  // 111: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	9,   // 112: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	9,   // 113: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	54,  // 114: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	56,  // 115: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	58,  // 116: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	60,  // 117: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
-	9,   // 118: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	9,   // 119: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
-	64,  // 120: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	66,  // 121: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	72,  // 122: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	79,  // 123: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	81,  // 124: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	83,  // 125: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	68,  // 126: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	94,  // 127: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	85,  // 128: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
-	90,  // 129: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
-	92,  // 130: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
-	88,  // 131: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
-	97,  // 132: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
-	99,  // 133: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
-	107, // 134: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
-	105, // 135: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
-	109, // 136: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
-	113, // 137: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
-	115, // 138: penstock.v1.Admin.GetRoles:output_type -> penstock.v1.GetRolesResponse
-	117, // 139: penstock.v1.Admin.SetRoles:output_type -> penstock.v1.SetRolesResponse
-	97,  // [97:140] is the sub-list for method output_type
-	54,  // [54:97] is the sub-list for method input_type
-	54,  // [54:54] is the sub-list for extension type_name
-	54,  // [54:54] is the sub-list for extension extendee
-	0,   // [0:54] is the sub-list for field type_name
+	73,  // 39: penstock.v1.ListTenantsResponse.tenants:type_name -> penstock.v1.TenantStatus
+	3,   // 40: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
+	81,  // 41: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
+	27,  // 42: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
+	71,  // 43: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	88,  // 44: penstock.v1.ListVolumesResponse.adopted:type_name -> penstock.v1.AdoptedNode
+	88,  // 45: penstock.v1.AdoptVolumeResponse.adopted:type_name -> penstock.v1.AdoptedNode
+	97,  // 46: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	97,  // 47: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	105, // 48: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
+	103, // 49: penstock.v1.Member.nics:type_name -> penstock.v1.MemberNIC
+	104, // 50: penstock.v1.Member.volumes:type_name -> penstock.v1.MemberVolume
+	102, // 51: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
+	112, // 52: penstock.v1.ListMembersResponse.last_fill:type_name -> penstock.v1.FillEnd
+	102, // 53: penstock.v1.ListMembersResponse.down:type_name -> penstock.v1.Member
+	113, // 54: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
+	12,  // 55: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	14,  // 56: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	20,  // 57: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	22,  // 58: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	26,  // 59: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	29,  // 60: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	31,  // 61: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	34,  // 62: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	38,  // 63: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	16,  // 64: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
+	40,  // 65: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	42,  // 66: penstock.v1.Cache.Demote:input_type -> penstock.v1.DemoteRequest
+	44,  // 67: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
+	46,  // 68: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
+	48,  // 69: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	51,  // 70: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	52,  // 71: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	53,  // 72: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	55,  // 73: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	57,  // 74: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	59,  // 75: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
+	61,  // 76: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	62,  // 77: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
+	63,  // 78: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	65,  // 79: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	70,  // 80: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	80,  // 81: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	82,  // 82: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	84,  // 83: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	74,  // 84: penstock.v1.Admin.ListTenants:input_type -> penstock.v1.ListTenantsRequest
+	67,  // 85: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	95,  // 86: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	86,  // 87: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
+	91,  // 88: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
+	93,  // 89: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
+	89,  // 90: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
+	98,  // 91: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
+	100, // 92: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
+	108, // 93: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
+	106, // 94: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
+	110, // 95: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
+	114, // 96: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
+	116, // 97: penstock.v1.Admin.GetRoles:input_type -> penstock.v1.GetRolesRequest
+	118, // 98: penstock.v1.Admin.SetRoles:input_type -> penstock.v1.SetRolesRequest
+	13,  // 99: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	18,  // 100: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	21,  // 101: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	23,  // 102: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	28,  // 103: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	30,  // 104: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	32,  // 105: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	35,  // 106: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	39,  // 107: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	17,  // 108: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
+	41,  // 109: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	43,  // 110: penstock.v1.Cache.Demote:output_type -> penstock.v1.DemoteResponse
+	45,  // 111: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
+	47,  // 112: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
+	50,  // 113: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	9,   // 114: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	9,   // 115: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	54,  // 116: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	56,  // 117: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	58,  // 118: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	60,  // 119: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
+	9,   // 120: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	9,   // 121: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
+	64,  // 122: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	66,  // 123: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	72,  // 124: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	81,  // 125: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	83,  // 126: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	85,  // 127: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	75,  // 128: penstock.v1.Admin.ListTenants:output_type -> penstock.v1.ListTenantsResponse
+	68,  // 129: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	96,  // 130: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	87,  // 131: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
+	92,  // 132: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
+	94,  // 133: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
+	90,  // 134: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
+	99,  // 135: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
+	101, // 136: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
+	109, // 137: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
+	107, // 138: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
+	111, // 139: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
+	115, // 140: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
+	117, // 141: penstock.v1.Admin.GetRoles:output_type -> penstock.v1.GetRolesResponse
+	119, // 142: penstock.v1.Admin.SetRoles:output_type -> penstock.v1.SetRolesResponse
+	99,  // [99:143] is the sub-list for method output_type
+	55,  // [55:99] is the sub-list for method input_type
+	55,  // [55:55] is the sub-list for extension type_name
+	55,  // [55:55] is the sub-list for extension extendee
+	0,   // [0:55] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -9359,7 +9477,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   111,
+			NumMessages:   113,
 			NumExtensions: 0,
 			NumServices:   2,
 		},
