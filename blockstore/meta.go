@@ -243,51 +243,84 @@ func (s *Store) writeCatalogues(ctx context.Context, blob []byte, t *epochTable)
 	})
 }
 
-// errProbeLate: a probe took longer than SlowAfter, and the store continued without its result.
-var errProbeLate = errors.New("the probe did not complete in time")
+// sufficeWithout returns health.OK if the store can do without v and without the volumes that are not
+// OK, health.Suspect if it can do without v, and otherwise health.Failed (health.Others).
+func (s *Store) sufficeWithout(v *volume) health.State {
+	for _, worst := range []health.State{health.OK, health.Suspect} {
+		writes, voters := false, 0
+		for _, other := range s.volumes {
+			// A volume that is OK has no cause; a draining one that is not OK has one.
+			h := other.dev.health()
+			if other == v || !h.Syncs() || worst == health.OK && h.Cause != nil {
+				continue
+			}
+			writes = writes || other.takesWrites()
+			if other.votes() {
+				voters++
+			}
+		}
+		if writes && voters >= metaQuorum(s.voterCount()) {
+			return worst
+		}
+	}
+	return health.Failed
+}
 
 // probe tests a volume that is not OK: it writes the newest superblock and catalogue to the volume
 // and reads the catalogue back. It holds the store's meta token until the health machine has the
-// outcome, so that no catalogue or superblock changes in between. A probe that takes longer than
-// SlowAfter releases the token and counts as failed.
+// outcome, so that no catalogue or superblock changes in between. If the probe takes too long, it is
+// late, and the token is released: the limit is HungAfter for each step, but SlowAfter
+// for all of them if the volume has failed and the store can do without it. In all other cases a
+// change would wait for the volume anyway, or would not be acknowledged without it.
 func (v *volume) probe() {
 	ctx := v.store.life
 	started := time.Now()
 	if err := v.store.takeMeta(ctx); err != nil {
-		v.dev.probed(started, err)
+		v.dev.probed(started, false, err)
 		return
 	}
 	started = time.Now()
-	done := make(chan error, 1)
-	go func() { done <- v.holdMeta(func(v *volume) error { return v.refresh(ctx) }) }()
-	late := time.NewTimer(v.store.opts.Health.SlowAfter)
+	limit, step := v.store.opts.Health.SlowAfter, func() {}
+	waits := v.dev.health().Syncs() || v.store.sufficeWithout(v) == health.Failed
+	if waits {
+		limit = v.store.opts.Health.HungAfter
+	}
+	late := time.NewTimer(limit)
 	defer late.Stop()
+	if waits {
+		step = func() { late.Reset(limit) }
+	}
+	done := make(chan error, 1)
+	go func() { done <- v.holdMeta(func(v *volume) error { return v.refresh(ctx, step) }) }()
 	select {
 	case err := <-done:
 		if err == nil {
 			v.space.retryBad()
 		}
-		v.dev.probed(started, err)
+		v.dev.probed(started, false, err)
 		v.store.giveMeta()
 	case <-late.C:
 		v.store.giveMeta()
-		v.dev.probed(started, errors.Join(errProbeLate, <-done))
+		v.dev.probed(started, true, <-done)
 	}
 }
 
-// refresh writes the current superblock and catalogue, and reads them back. If the volume may have erased
-// secrets of epochs, both areas of the catalogue are written.
-func (v *volume) refresh(ctx context.Context) error {
+// refresh writes the current superblock and catalogue, and reads the catalogue back. If the volume may have
+// erased secrets of epochs, both areas of the catalogue are written. It calls step after each write.
+func (v *volume) refresh(ctx context.Context, step func()) error {
 	if err := v.writeSuperblock(ctx); err != nil {
 		return fmt.Errorf("superblock: %w", err)
 	}
+	step()
 	header, wipe, err := v.refreshCatalogue(ctx)
 	if err == nil && !v.wiped(wipe) {
+		step()
 		header, _, err = v.refreshCatalogue(ctx)
 	}
 	if err != nil {
 		return err
 	}
+	step()
 	page, err := readPages(ctx, v.dev, v.catalogue, ondisk.CatalogueOffset(v.catArea, v.superblock.CatalogueBytes), ondisk.Page)
 	if err != nil {
 		return fmt.Errorf("catalogue: %w", err)

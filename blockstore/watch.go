@@ -169,8 +169,8 @@ func (w *watchedDevice) onStateChange(f func(was health.State, is health.Status)
 	}
 }
 
-// tick informs the machine of the time. others is the mean latency of the other volumes.
-func (w *watchedDevice) tick(now time.Time, others time.Duration) (probeDue bool) {
+// tick informs the machine of the time and of the other volumes.
+func (w *watchedDevice) tick(now time.Time, others health.Others) (probeDue bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var oldest health.Outstanding
@@ -192,11 +192,11 @@ func (w *watchedDevice) tick(now time.Time, others time.Duration) (probeDue bool
 }
 
 // probed reports the outcome of a probe that tick requested.
-func (w *watchedDevice) probed(started time.Time, err error) {
+func (w *watchedDevice) probed(started time.Time, late bool, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := time.Now()
-	if w.machine.Probed(now, now.Sub(started), err) {
+	if w.machine.Probed(now, health.Probe{Took: now.Sub(started), Late: late, Err: err}) {
 		w.publishLocked()
 	}
 }
@@ -474,7 +474,7 @@ func (s *Store) look(now time.Time) {
 		means[i] = v.dev.mean()
 	}
 	for i, v := range s.volumes {
-		if v.dev.tick(now, othersMean(means, i)) {
+		if v.dev.tick(now, health.Others{Mean: othersMean(means, i), Suffice: s.sufficeWithout(v)}) {
 			s.background.Go(v.probe)
 		}
 	}

@@ -136,6 +136,7 @@ var rules = map[string]rule{
 	pb.Admin_StatBlock_FullMethodName:       on(access.Admin),
 	pb.Admin_ListBlocks_FullMethodName:      on(access.Admin),
 	pb.Admin_VerifyBlocks_FullMethodName:    on(access.Admin),
+	pb.Admin_ListTenants_FullMethodName:     anywhere(access.Any),
 	pb.Admin_ListPins_FullMethodName:        onEach(access.Admin),
 	// Clients place blocks by the members of the cluster.
 	pb.Admin_ListMembers_FullMethodName:  anywhere(access.Any),
@@ -247,6 +248,13 @@ func identityOf(ctx context.Context) (id access.Identity, ok bool) {
 func sees(ctx context.Context, roles access.Role, namespace string) bool {
 	id, ok := identityOf(ctx)
 	return !ok || id.Principal.Has(roles, namespace)
+}
+
+// seesAll reports whether a call may show its caller what concerns all namespaces whose names begin with
+// a prefix, by one of roles.
+func seesAll(ctx context.Context, roles access.Role, prefix string) bool {
+	id, ok := identityOf(ctx)
+	return !ok || id.Principal.HasAll(roles, prefix)
 }
 
 // operates reports whether a call may show the node's own state to its caller.

@@ -235,6 +235,7 @@ func (h *host) rows(t *testing.T, ids []byte, digest []byte) []row {
 		h.unary(pb.Admin_StatBlock_FullMethodName, "its namespace", fixed(&pb.StatBlockRequest{Namespace: "m", BlockId: ids[:16]})),
 		h.unary(pb.Admin_ListBlocks_FullMethodName, "its namespace", fixed(&pb.ListBlocksRequest{Namespace: "m"})),
 		h.unary(pb.Admin_VerifyBlocks_FullMethodName, "its namespace", fixed(&pb.VerifyBlocksRequest{Namespace: "m", BlockIds: ids[:16]})),
+		h.unary(pb.Admin_ListTenants_FullMethodName, "", fixed(&pb.ListTenantsRequest{})),
 		h.unary(pb.Admin_ListPins_FullMethodName, "its namespace", fixed(&pb.ListPinsRequest{Namespace: "m"})),
 		h.unary(pb.Admin_ListPins_FullMethodName, "all namespaces", fixed(&pb.ListPinsRequest{})),
 		h.unary(pb.Admin_ListMembers_FullMethodName, "", fixed(&pb.ListMembersRequest{})),

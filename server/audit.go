@@ -59,6 +59,7 @@ var adminReads = map[string]bool{
 	"Status":         true,
 	"StatBlock":      true,
 	"ListBlocks":     true,
+	"ListTenants":    true,
 	"ListPins":       true,
 	"ListVolumes":    true,
 	"ListMembers":    true,

@@ -128,16 +128,20 @@ func principalFigures() []principalFigure {
 // tenantFigure is one metric of a tenant with a quota.
 type tenantFigure struct {
 	desc  *prometheus.Desc
+	kind  prometheus.ValueType
 	value func(trie.TenantStats) int64
 }
 
 func tenantFigures() []tenantFigure {
-	of := func(name, help string, value func(trie.TenantStats) int64) tenantFigure {
-		return tenantFigure{prometheus.NewDesc("penstock_tenant_"+name, help, []string{"tenant"}, nil), value}
+	of := func(kind prometheus.ValueType, name, help string, value func(trie.TenantStats) int64) tenantFigure {
+		return tenantFigure{prometheus.NewDesc("penstock_tenant_"+name, help, []string{"tenant"}, nil), kind, value}
 	}
 	return []tenantFigure{
-		of("used_bytes", "Bytes of the slots of all namespaces of a tenant with a quota, unmatchable blocks included.", func(s trie.TenantStats) int64 { return s.UsedBytes }),
-		of("quota_bytes", "Quota of a tenant on this node, by the roles in use.", func(s trie.TenantStats) int64 { return s.Bytes }),
+		of(prometheus.GaugeValue, "used_bytes", "Bytes of the slots of all namespaces of a tenant with a quota, unmatchable blocks included.", func(s trie.TenantStats) int64 { return s.UsedBytes }),
+		of(prometheus.GaugeValue, "quota_bytes", "Quota of a tenant on this node, by the roles in use.", func(s trie.TenantStats) int64 { return s.Bytes }),
+		of(prometheus.CounterValue, "evicted_blocks_total", "Pieces evicted to keep a tenant within its quota.", func(s trie.TenantStats) int64 { return s.EvictedPieces }),
+		of(prometheus.CounterValue, "evicted_bytes_total", "Slot bytes freed by these evictions.", func(s trie.TenantStats) int64 { return s.EvictedBytes }),
+		of(prometheus.CounterValue, "refused_blocks_total", "Pieces not stored because of the quota of a tenant, their descendants in the same write included.", func(s trie.TenantStats) int64 { return s.RefusedPieces }),
 	}
 }
 
@@ -384,7 +388,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for _, tn := range s.node.Index.Tenants {
 		for _, f := range tenantFigures() {
-			ch <- prometheus.MustNewConstMetric(f.desc, prometheus.GaugeValue, float64(f.value(tn)), tn.Prefix+"*")
+			ch <- prometheus.MustNewConstMetric(f.desc, f.kind, float64(f.value(tn)), tn.Prefix+"*")
 		}
 	}
 	for _, n := range c.server.data.NICs() {

@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	api "github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
@@ -30,6 +31,53 @@ func (d *rolesText) Get(context.Context) (membership.RolesDocument, error) {
 func (d *rolesText) Set(_ context.Context, text []byte, _ int64) (int64, error) {
 	d.Text, d.Revision = text, d.Revision+1
 	return d.Revision, nil
+}
+
+// TestListTenants: a caller sees the tenants on all of whose namespaces it has a role, by its prefix or a
+// shorter one, and no other tenant.
+func TestListTenants(t *testing.T) {
+	var policy roles
+	h := newHost(t, func(o *server.Options) { o.Roles = policy.current }, nil)
+	ns := h.namespace()
+	h.write(ns, 3)
+	h.node.SetTenantQuotas([]kv.TenantQuota{{Prefix: "m", Bytes: 1 << 20}, {Prefix: "team-a/", Bytes: 1 << 30}, {Prefix: "team-b/", Bytes: 1 << 29}})
+	list := func(ctx context.Context) (out []string, all []*pb.TenantStatus) {
+		t.Helper()
+		resp, err := h.admin.ListTenants(ctx, &pb.ListTenantsRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, tn := range resp.GetTenants() {
+			out = append(out, tn.GetNamespaces())
+		}
+		return out, resp.GetTenants()
+	}
+	if got, _ := list(t.Context()); fmt.Sprint(got) != "[m* team-a/* team-b/*]" {
+		t.Errorf("without roles: %q", got)
+	}
+	policy.set(t, "reader read team-a/*", "writer write team-b/*", "part read team-a/x/*", "one read,write,admin team-a/x", "both read team-*", "operator operate *", "other read other*", "root admin,read,write *")
+	for principal, want := range map[string]string{
+		"reader": "[team-a/*]", "writer": "[team-b/*]", "part": "[]", "one": "[]", "both": "[team-a/* team-b/*]", "operator": "[m* team-a/* team-b/*]", "other": "[]", "root": "[m* team-a/* team-b/*]",
+	} {
+		if got, _ := list(as(t.Context(), principal)); fmt.Sprint(got) != want {
+			t.Errorf("%s sees the tenants %q; want %s", principal, got, want)
+		}
+	}
+	_, all := list(as(t.Context(), "root"))
+	used := h.node.Stats().Index.Bytes
+	if m := all[0]; m.GetUsedBytes() != used || used == 0 || m.GetQuotaBytes() != 1<<20 || m.GetNamespaceCount() != 1 || m.GetEvictedBlocks() != 0 || m.GetRefusedBlocks() != 0 {
+		t.Errorf("the tenant m* is %v; want %d bytes", m, used)
+	}
+	// Above the quota: what is evicted and refused is in the list, in the status and in the metrics.
+	h.node.SetTenantQuotas([]kv.TenantQuota{{Prefix: "m", Bytes: used / 3}})
+	if _, err := h.node.Evict("", 1, false); err != nil {
+		t.Fatal(err)
+	}
+	_, all = list(as(t.Context(), "root"))
+	s, err := h.admin.Status(as(t.Context(), "operator"), &pb.StatusRequest{})
+	if err != nil || len(all) != 1 || len(s.GetTenants()) != 1 || !proto.Equal(all[0], s.GetTenants()[0]) || all[0].GetEvictedBlocks() == 0 || all[0].GetEvictedBytes() == 0 {
+		t.Errorf("above the quota: %v, %v; the status has %v", all, err, s.GetTenants())
+	}
 }
 
 // TestTenants: the status and the metrics show what the tenants with a quota use, until they have none. A roles document

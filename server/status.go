@@ -6,7 +6,9 @@ import (
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/internal/sys"
 	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/server/access"
 	"github.com/penstock-kv/penstock/server/metrics"
+	"github.com/penstock-kv/penstock/trie"
 )
 
 func (s *adminService) Status(context.Context, *pb.StatusRequest) (*pb.StatusResponse, error) {
@@ -52,7 +54,7 @@ func (s *Server) status() *pb.StatusResponse {
 	}
 	m.EpochKeys = s.epochKeys()
 	for _, tn := range st.Index.Tenants {
-		m.Tenants = append(m.Tenants, &pb.TenantStatus{Namespaces: tn.Prefix + "*", QuotaBytes: tn.Bytes, UsedBytes: tn.UsedBytes, NamespaceCount: tn.Namespaces})
+		m.Tenants = append(m.Tenants, tenantProto(tn))
 	}
 	m.Io, m.IoReason = common(m.Volumes)
 	info := s.data.Info()
@@ -93,6 +95,24 @@ func (s *Server) epochKeys() *pb.EpochKeysStatus {
 		m.Pending = append(m.Pending, &pb.PendingErasure{NamespaceId: uint32(e.Namespace), Namespace: names[e.Namespace], Epoch: uint64(e.UpTo), Volumes: e.Volumes})
 	}
 	return m
+}
+
+// ListTenants returns the tenants of which the caller may see all namespaces.
+func (s *adminService) ListTenants(ctx context.Context, _ *pb.ListTenantsRequest) (*pb.ListTenantsResponse, error) {
+	resp := &pb.ListTenantsResponse{}
+	for _, tn := range s.node.Tenants() {
+		if seesAll(ctx, access.Any, tn.Prefix) {
+			resp.Tenants = append(resp.Tenants, tenantProto(tn))
+		}
+	}
+	return resp, nil
+}
+
+func tenantProto(tn trie.TenantStats) *pb.TenantStatus {
+	return &pb.TenantStatus{
+		Namespaces: tn.Prefix + "*", QuotaBytes: tn.Bytes, UsedBytes: tn.UsedBytes, NamespaceCount: tn.Namespaces,
+		EvictedBlocks: tn.EvictedPieces, EvictedBytes: tn.EvictedBytes, RefusedBlocks: tn.RefusedPieces,
+	}
 }
 
 // countersProto returns the counters of a node or of a namespace. The function of reads one counter

@@ -151,6 +151,19 @@ func (s *consoleSource) Namespaces(context.Context) []console.Namespace {
 	return out
 }
 
+// Tenants implements console.Source.
+func (s *consoleSource) Tenants(context.Context) []console.Tenant {
+	all := s.node.Tenants()
+	out := make([]console.Tenant, len(all))
+	for i, tn := range all {
+		out[i] = console.Tenant{
+			Prefix: tn.Prefix, QuotaBytes: tn.Bytes, UsedBytes: tn.UsedBytes, Fill: filled(tn.UsedBytes, tn.Bytes), Namespaces: tn.Namespaces,
+			EvictedBlocks: tn.EvictedPieces, EvictedBytes: tn.EvictedBytes, RefusedBlocks: tn.RefusedPieces,
+		}
+	}
+	return out
+}
+
 // Prefixes implements console.Source.
 func (s *consoleSource) Prefixes(context.Context) console.Prefixes {
 	p := console.Prefixes{At: s.opts.Now(), Cuts: metrics.ByLabel(s.opts.Metrics.MatchCuts)}
@@ -224,8 +237,8 @@ func (s *consoleSource) Pins(_ context.Context, sees func(namespace string) bool
 func (s *consoleSource) Actions(context.Context) []console.Action { return s.audit.recent.list() }
 
 // consoleAccess is the console.Access of a node: the roles of the paths, the namespaces on which the
-// caller has any role, as in ListNamespaces, and the pins of those on which it has the role admin, as
-// in ListPins.
+// caller has any role, as in ListNamespaces, the pins of those on which it has the role admin, as in
+// ListPins, and the tenants that ListTenants shows.
 type consoleAccess struct{ guard }
 
 // Admit implements console.Access.
@@ -249,6 +262,11 @@ func (a consoleAccess) Opens(ctx context.Context, path string) bool {
 // SeesNamespace implements console.Access.
 func (a consoleAccess) SeesNamespace(ctx context.Context, name string) bool {
 	return sees(ctx, access.Any, name)
+}
+
+// SeesTenant implements console.Access.
+func (a consoleAccess) SeesTenant(ctx context.Context, prefix string) bool {
+	return seesAll(ctx, access.Any, prefix)
 }
 
 // SeesPins implements console.Access.

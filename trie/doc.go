@@ -135,6 +135,10 @@
 // second chance, and the blocks of a namespace that is not used any more are evicted by and by. A
 // victim costs a walk over the tenant's namespaces for every 16 leaves, and none over blocks.
 //
+// A tenant counts the pieces that were evicted because of its quota (by EvictTenant, and by Evict while
+// the tenant is over its quota), and those that its writers could not store because of it (CountRefused).
+// The second count is by the caller of Put, who may evict and put again.
+//
 // # Losses in a crash
 //
 // A crash may undo a Put that was not durable, and any eviction. Open drops the records of blocks

@@ -351,14 +351,14 @@ func TestWords(t *testing.T) {
 	for c := CutComplete; c <= CutTooLong+1; c++ {
 		words = append(words, c.String())
 	}
-	for s := Added; s <= OverQuota+1; s++ {
+	for s := Added; s <= OverTenantQuota+1; s++ {
 		words = append(words, s.String())
 	}
 	for c := Prefix; c <= Transfer+1; c++ {
 		words = append(words, c.String())
 	}
 	const want = "complete absent epoch lease_denied state_missing window_missing limit too_long Cut(8) " +
-		"added exists parent_absent parent_mismatch too_deep stale_epoch over_quota PutStatus(8) prefix transfer Class(2)"
+		"added exists parent_absent parent_mismatch too_deep stale_epoch over_quota over_quota PutStatus(9) prefix transfer Class(2)"
 	if got := strings.Join(words, " "); got != want {
 		t.Errorf("%s; want %s", got, want)
 	}

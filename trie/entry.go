@@ -66,12 +66,14 @@ const (
 	TooDeep
 	// StaleEpoch: the epoch is not a live one of the namespace.
 	StaleEpoch
-	// OverQuota: the piece does not fit into the quota of the namespace or of its tenant.
+	// OverQuota: the piece does not fit into the quota of the namespace.
 	OverQuota
+	// OverTenantQuota: the piece fits into the quota of the namespace, but not into that of its tenant.
+	OverTenantQuota
 )
 
 // String returns the status in lower-case words: added, exists, parent_absent,
-// parent_mismatch, too_deep, stale_epoch, over_quota.
+// parent_mismatch, too_deep, stale_epoch, over_quota. Both quotas have the word over_quota.
 func (s PutStatus) String() string {
 	switch s {
 	case Added:
@@ -86,11 +88,14 @@ func (s PutStatus) String() string {
 		return "too_deep"
 	case StaleEpoch:
 		return "stale_epoch"
-	case OverQuota:
+	case OverQuota, OverTenantQuota:
 		return "over_quota"
 	}
 	return fmt.Sprintf("PutStatus(%d)", uint8(s))
 }
+
+// ByQuota reports whether a quota refused the piece.
+func (s PutStatus) ByQuota() bool { return s == OverQuota || s == OverTenantQuota }
 
 func (e *Entry) validate(ns *namespace) error {
 	bad := func(format string, args ...any) error {
@@ -508,6 +513,8 @@ func (a *admission) place(e *Entry) placement {
 		return placement{status: TooDeep}
 	case !a.ns.room(a.bytes + a.ns.slotBytes[e.Group]):
 		return placement{status: OverQuota}
+	case !a.ns.tenant.room(a.bytes + a.ns.slotBytes[e.Group]):
+		return placement{status: OverTenantQuota}
 	}
 	return placement{status: Added, parent: parent, depth: depth}
 }

@@ -203,6 +203,9 @@ func (e *eviction) steps(step func() (more bool)) error {
 	for more := true; more && !e.done(); {
 		from := len(e.dst)
 		more = step()
+		if tn := cmp.Or(e.tenant, e.excess); tn != nil {
+			tn.charge(e.dst[from:])
+		}
 		if err := e.t.forget(e.dst[from:]); err != nil {
 			return err
 		}

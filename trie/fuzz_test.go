@@ -152,7 +152,7 @@ func (m *model) put(ns int, defs []kv.Namespace, epoch kv.Epoch, e Entry) PutSta
 		return OverQuota
 	}
 	if q := m.tenant(def.Name); q.Prefix != "" && m.tenantBytes(q.Prefix, defs)+1 > q.Bytes {
-		return OverQuota
+		return OverTenantQuota
 	}
 	m.pieces = append(m.pieces, &mpiece{ns: ns, epoch: epoch, group: e.Group, id: e.ID, parent: parent, ref: e.Ref, class: e.Class})
 	return Added

@@ -52,6 +52,10 @@ type TenantStats struct {
 	UsedBytes int64
 	// Namespaces is the number of the tenant's namespaces, announced ones included.
 	Namespaces int64
+	// EvictedPieces and EvictedBytes count the pieces that were evicted to keep the tenant within its
+	// quota, and the sizes of their slots. RefusedPieces is the sum of CountRefused. They count since the
+	// tenant has a quota in this process.
+	EvictedPieces, EvictedBytes, RefusedPieces int64
 }
 
 // Stats are the figures of an index.

@@ -5,12 +5,14 @@ import (
 	"math/bits"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// A tenant has the namespaces whose names begin with a prefix. Trie.mu guards all fields.
+// A tenant has the namespaces whose names begin with a prefix. Trie.mu guards all fields but the atomic
+// ones.
 type tenant struct {
 	prefix     string
 	quotaBytes int64
@@ -22,6 +24,19 @@ type tenant struct {
 	hand uint64
 	// removed is set when SetTenantQuotas was called without the prefix.
 	removed bool
+	// evicted, evictedBytes and refused count since the tenant has a quota (TenantStats).
+	evicted, evictedBytes, refused atomic.Int64
+}
+
+// charge counts the pieces that were evicted because of the tenant's quota. Unmatchable pieces do not
+// count: their space would have been freed anyway.
+func (tn *tenant) charge(gone []Evicted) {
+	for i := range gone {
+		if gone[i].Why == Chosen && gone[i].Tenant == tn.prefix {
+			tn.evicted.Add(1)
+			tn.evictedBytes.Add(gone[i].SlotBytes)
+		}
+	}
 }
 
 func (tn *tenant) overQuota() bool { return tn.bytes > tn.quotaBytes }
@@ -203,9 +218,32 @@ func (t *Trie) tenantStatsLocked() []TenantStats {
 	}
 	all := make([]TenantStats, len(t.tenants))
 	for i, tn := range t.tenants {
-		all[i] = TenantStats{TenantQuota: kv.TenantQuota{Prefix: tn.prefix, Bytes: tn.quotaBytes}, UsedBytes: tn.bytes, Namespaces: count[tn]}
+		all[i] = TenantStats{
+			TenantQuota: kv.TenantQuota{Prefix: tn.prefix, Bytes: tn.quotaBytes}, UsedBytes: tn.bytes, Namespaces: count[tn],
+			EvictedPieces: tn.evicted.Load(), EvictedBytes: tn.evictedBytes.Load(), RefusedPieces: tn.refused.Load(),
+		}
 	}
 	return all
+}
+
+// CountRefused adds to the pieces that were not stored because of a tenant's quota. The caller of Put
+// calls it with the final statuses of the pieces of one write to a namespace. The pieces without a parent
+// count too, if the quota refused a piece.
+func (t *Trie) CountRefused(id kv.NamespaceID, statuses []PutStatus) {
+	if !slices.Contains(statuses, OverTenantQuota) {
+		return
+	}
+	var n int64
+	for _, s := range statuses {
+		if s == OverTenantQuota || s == ParentAbsent {
+			n++
+		}
+	}
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if ns, err := t.lookupLocked(id); err == nil && ns.tenant != nil {
+		ns.tenant.refused.Add(n)
+	}
 }
 
 // Tenants returns the figures of the tenants with a quota, sorted by prefix.

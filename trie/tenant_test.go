@@ -169,7 +169,7 @@ func TestTenantOf(t *testing.T) {
 			t.Errorf("%s is of tenant %q, %v; want %q", name, q.Prefix, ok, want)
 		}
 	}
-	if got := fmt.Sprint(tr.Tenants()); got != "[{{a- 3} 0 0} {{a/ 2} 0 0} {{b 1} 0 0} {{c/x 4} 0 0}]" {
+	if got := fmt.Sprint(tr.Tenants()); got != "[{{a- 3} 0 0 0 0 0} {{a/ 2} 0 0 0 0 0} {{b 1} 0 0 0 0 0} {{c/x 4} 0 0 0 0 0}]" {
 		t.Errorf("tenants: %s", got)
 	}
 	if gone, err := tr.EvictTenant(nil, 1, "a", epoch0); err != nil || len(gone) != 0 {

@@ -154,9 +154,9 @@ func (ns *namespace) overQuota() bool {
 	return ns.def.QuotaBytes > 0 && ns.bytes > ns.def.QuotaBytes
 }
 
-// room reports whether slots of the size bytes fit the quotas of the namespace and of its tenant.
+// room reports whether slots of the size bytes fit the quota of the namespace.
 func (ns *namespace) room(bytes int64) bool {
-	return (ns.def.QuotaBytes == 0 || ns.bytes+bytes <= ns.def.QuotaBytes) && ns.tenant.room(bytes)
+	return ns.def.QuotaBytes == 0 || ns.bytes+bytes <= ns.def.QuotaBytes
 }
 
 // Open reads the index in opts.Dir into DRAM, or creates an empty one. It drops the records that

@@ -5571,8 +5571,13 @@ type TenantStatus struct {
 	QuotaBytes     int64                  `protobuf:"varint,2,opt,name=quota_bytes,json=quotaBytes,proto3" json:"quota_bytes,omitempty"` // maximum of used_bytes on this node
 	UsedBytes      int64                  `protobuf:"varint,3,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`    // bytes of the slots of all blocks of these namespaces on this node, unmatchable ones included
 	NamespaceCount int64                  `protobuf:"varint,4,opt,name=namespace_count,json=namespaceCount,proto3" json:"namespace_count,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The following count since the tenant has a quota in the process of the node. A node of an older
+	// version does not set them. Blocks are counted in pieces.
+	EvictedBlocks int64 `protobuf:"varint,5,opt,name=evicted_blocks,json=evictedBlocks,proto3" json:"evicted_blocks,omitempty"` // blocks that were evicted to keep the tenant within its quota
+	EvictedBytes  int64 `protobuf:"varint,6,opt,name=evicted_bytes,json=evictedBytes,proto3" json:"evicted_bytes,omitempty"`    // bytes of the slots of these blocks
+	RefusedBlocks int64 `protobuf:"varint,7,opt,name=refused_blocks,json=refusedBlocks,proto3" json:"refused_blocks,omitempty"` // blocks that were not stored because of the quota
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TenantStatus) Reset() {
@@ -5633,6 +5638,107 @@ func (x *TenantStatus) GetNamespaceCount() int64 {
 	return 0
 }
 
+func (x *TenantStatus) GetEvictedBlocks() int64 {
+	if x != nil {
+		return x.EvictedBlocks
+	}
+	return 0
+}
+
+func (x *TenantStatus) GetEvictedBytes() int64 {
+	if x != nil {
+		return x.EvictedBytes
+	}
+	return 0
+}
+
+func (x *TenantStatus) GetRefusedBlocks() int64 {
+	if x != nil {
+		return x.RefusedBlocks
+	}
+	return 0
+}
+
+type ListTenantsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTenantsRequest) Reset() {
+	*x = ListTenantsRequest{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTenantsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTenantsRequest) ProtoMessage() {}
+
+func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
+func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{69}
+}
+
+type ListTenantsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenants       []*TenantStatus        `protobuf:"bytes,1,rep,name=tenants,proto3" json:"tenants,omitempty"` // sorted by namespaces
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTenantsResponse) Reset() {
+	*x = ListTenantsResponse{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTenantsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTenantsResponse) ProtoMessage() {}
+
+func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
+func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *ListTenantsResponse) GetTenants() []*TenantStatus {
+	if x != nil {
+		return x.Tenants
+	}
+	return nil
+}
+
 type KeyStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -5645,7 +5751,7 @@ type KeyStatus struct {
 
 func (x *KeyStatus) Reset() {
 	*x = KeyStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[69]
+	mi := &file_penstockv1_penstock_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5657,7 +5763,7 @@ func (x *KeyStatus) String() string {
 func (*KeyStatus) ProtoMessage() {}
 
 func (x *KeyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[69]
+	mi := &file_penstockv1_penstock_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5670,7 +5776,7 @@ func (x *KeyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyStatus.ProtoReflect.Descriptor instead.
 func (*KeyStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{69}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *KeyStatus) GetId() string {
@@ -5713,7 +5819,7 @@ type RolesStatus struct {
 
 func (x *RolesStatus) Reset() {
 	*x = RolesStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[70]
+	mi := &file_penstockv1_penstock_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5725,7 +5831,7 @@ func (x *RolesStatus) String() string {
 func (*RolesStatus) ProtoMessage() {}
 
 func (x *RolesStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[70]
+	mi := &file_penstockv1_penstock_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5738,7 +5844,7 @@ func (x *RolesStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolesStatus.ProtoReflect.Descriptor instead.
 func (*RolesStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{70}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *RolesStatus) GetPrincipals() int64 {
@@ -5772,7 +5878,7 @@ type MemoryPart struct {
 
 func (x *MemoryPart) Reset() {
 	*x = MemoryPart{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[71]
+	mi := &file_penstockv1_penstock_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5784,7 +5890,7 @@ func (x *MemoryPart) String() string {
 func (*MemoryPart) ProtoMessage() {}
 
 func (x *MemoryPart) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[71]
+	mi := &file_penstockv1_penstock_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5797,7 +5903,7 @@ func (x *MemoryPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryPart.ProtoReflect.Descriptor instead.
 func (*MemoryPart) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{71}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *MemoryPart) GetName() string {
@@ -5829,7 +5935,7 @@ type NICStatus struct {
 
 func (x *NICStatus) Reset() {
 	*x = NICStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[72]
+	mi := &file_penstockv1_penstock_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5841,7 +5947,7 @@ func (x *NICStatus) String() string {
 func (*NICStatus) ProtoMessage() {}
 
 func (x *NICStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[72]
+	mi := &file_penstockv1_penstock_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5854,7 +5960,7 @@ func (x *NICStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NICStatus.ProtoReflect.Descriptor instead.
 func (*NICStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{72}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *NICStatus) GetName() string {
@@ -5916,7 +6022,7 @@ type StatBlockRequest struct {
 
 func (x *StatBlockRequest) Reset() {
 	*x = StatBlockRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[73]
+	mi := &file_penstockv1_penstock_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5928,7 +6034,7 @@ func (x *StatBlockRequest) String() string {
 func (*StatBlockRequest) ProtoMessage() {}
 
 func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[73]
+	mi := &file_penstockv1_penstock_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5941,7 +6047,7 @@ func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatBlockRequest.ProtoReflect.Descriptor instead.
 func (*StatBlockRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{73}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *StatBlockRequest) GetNamespace() string {
@@ -5976,7 +6082,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[74]
+	mi := &file_penstockv1_penstock_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5988,7 +6094,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[74]
+	mi := &file_penstockv1_penstock_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6001,7 +6107,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{74}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Block) GetId() []byte {
@@ -6085,7 +6191,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[75]
+	mi := &file_penstockv1_penstock_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6097,7 +6203,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[75]
+	mi := &file_penstockv1_penstock_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6110,7 +6216,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{75}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ListBlocksRequest) GetNamespace() string {
@@ -6144,7 +6250,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[76]
+	mi := &file_penstockv1_penstock_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6156,7 +6262,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[76]
+	mi := &file_penstockv1_penstock_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6169,7 +6275,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{76}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -6197,7 +6303,7 @@ type VerifyBlocksRequest struct {
 
 func (x *VerifyBlocksRequest) Reset() {
 	*x = VerifyBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[77]
+	mi := &file_penstockv1_penstock_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6209,7 +6315,7 @@ func (x *VerifyBlocksRequest) String() string {
 func (*VerifyBlocksRequest) ProtoMessage() {}
 
 func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[77]
+	mi := &file_penstockv1_penstock_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6222,7 +6328,7 @@ func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksRequest.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{77}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *VerifyBlocksRequest) GetNamespace() string {
@@ -6255,7 +6361,7 @@ type VerifyBlocksResponse struct {
 
 func (x *VerifyBlocksResponse) Reset() {
 	*x = VerifyBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[78]
+	mi := &file_penstockv1_penstock_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6267,7 +6373,7 @@ func (x *VerifyBlocksResponse) String() string {
 func (*VerifyBlocksResponse) ProtoMessage() {}
 
 func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[78]
+	mi := &file_penstockv1_penstock_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6280,7 +6386,7 @@ func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksResponse.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{78}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *VerifyBlocksResponse) GetPieces() []*PieceResult {
@@ -6298,7 +6404,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[79]
+	mi := &file_penstockv1_penstock_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6310,7 +6416,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[79]
+	mi := &file_penstockv1_penstock_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6323,7 +6429,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{79}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{81}
 }
 
 type ListVolumesResponse struct {
@@ -6336,7 +6442,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[80]
+	mi := &file_penstockv1_penstock_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6348,7 +6454,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[80]
+	mi := &file_penstockv1_penstock_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6361,7 +6467,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{80}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*VolumeStatus {
@@ -6396,7 +6502,7 @@ type AdoptedNode struct {
 
 func (x *AdoptedNode) Reset() {
 	*x = AdoptedNode{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[81]
+	mi := &file_penstockv1_penstock_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6408,7 +6514,7 @@ func (x *AdoptedNode) String() string {
 func (*AdoptedNode) ProtoMessage() {}
 
 func (x *AdoptedNode) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[81]
+	mi := &file_penstockv1_penstock_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6421,7 +6527,7 @@ func (x *AdoptedNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptedNode.ProtoReflect.Descriptor instead.
 func (*AdoptedNode) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{81}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *AdoptedNode) GetNode() string {
@@ -6497,7 +6603,7 @@ type AdoptVolumeRequest struct {
 
 func (x *AdoptVolumeRequest) Reset() {
 	*x = AdoptVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[82]
+	mi := &file_penstockv1_penstock_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6509,7 +6615,7 @@ func (x *AdoptVolumeRequest) String() string {
 func (*AdoptVolumeRequest) ProtoMessage() {}
 
 func (x *AdoptVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[82]
+	mi := &file_penstockv1_penstock_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6522,7 +6628,7 @@ func (x *AdoptVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptVolumeRequest.ProtoReflect.Descriptor instead.
 func (*AdoptVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{82}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *AdoptVolumeRequest) GetPath() string {
@@ -6557,7 +6663,7 @@ type AdoptVolumeResponse struct {
 
 func (x *AdoptVolumeResponse) Reset() {
 	*x = AdoptVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[83]
+	mi := &file_penstockv1_penstock_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6569,7 +6675,7 @@ func (x *AdoptVolumeResponse) String() string {
 func (*AdoptVolumeResponse) ProtoMessage() {}
 
 func (x *AdoptVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[83]
+	mi := &file_penstockv1_penstock_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6582,7 +6688,7 @@ func (x *AdoptVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptVolumeResponse.ProtoReflect.Descriptor instead.
 func (*AdoptVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{83}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *AdoptVolumeResponse) GetStore() string {
@@ -6666,7 +6772,7 @@ type DrainVolumeRequest struct {
 
 func (x *DrainVolumeRequest) Reset() {
 	*x = DrainVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[84]
+	mi := &file_penstockv1_penstock_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6678,7 +6784,7 @@ func (x *DrainVolumeRequest) String() string {
 func (*DrainVolumeRequest) ProtoMessage() {}
 
 func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[84]
+	mi := &file_penstockv1_penstock_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6691,7 +6797,7 @@ func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DrainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{84}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *DrainVolumeRequest) GetVolume() string {
@@ -6725,7 +6831,7 @@ type DrainVolumeResponse struct {
 
 func (x *DrainVolumeResponse) Reset() {
 	*x = DrainVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[85]
+	mi := &file_penstockv1_penstock_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6737,7 +6843,7 @@ func (x *DrainVolumeResponse) String() string {
 func (*DrainVolumeResponse) ProtoMessage() {}
 
 func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[85]
+	mi := &file_penstockv1_penstock_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6750,7 +6856,7 @@ func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DrainVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{85}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *DrainVolumeResponse) GetBlocks() int64 {
@@ -6778,7 +6884,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[86]
+	mi := &file_penstockv1_penstock_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6790,7 +6896,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[86]
+	mi := &file_penstockv1_penstock_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6803,7 +6909,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{86}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *RemoveVolumeRequest) GetVolume() string {
@@ -6837,7 +6943,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[87]
+	mi := &file_penstockv1_penstock_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6849,7 +6955,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[87]
+	mi := &file_penstockv1_penstock_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6862,7 +6968,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{87}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *RemoveVolumeResponse) GetBlocks() int64 {
@@ -6888,7 +6994,7 @@ type ScrubRequest struct {
 
 func (x *ScrubRequest) Reset() {
 	*x = ScrubRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[88]
+	mi := &file_penstockv1_penstock_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6900,7 +7006,7 @@ func (x *ScrubRequest) String() string {
 func (*ScrubRequest) ProtoMessage() {}
 
 func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[88]
+	mi := &file_penstockv1_penstock_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6913,7 +7019,7 @@ func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubRequest.ProtoReflect.Descriptor instead.
 func (*ScrubRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{88}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ScrubRequest) GetBytesPerSecond() int64 {
@@ -6935,7 +7041,7 @@ type ScrubProgress struct {
 
 func (x *ScrubProgress) Reset() {
 	*x = ScrubProgress{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[89]
+	mi := &file_penstockv1_penstock_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6947,7 +7053,7 @@ func (x *ScrubProgress) String() string {
 func (*ScrubProgress) ProtoMessage() {}
 
 func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[89]
+	mi := &file_penstockv1_penstock_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6960,7 +7066,7 @@ func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubProgress.ProtoReflect.Descriptor instead.
 func (*ScrubProgress) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{89}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ScrubProgress) GetVerifiedBlocks() int64 {
@@ -7005,7 +7111,7 @@ type ConfigChange struct {
 
 func (x *ConfigChange) Reset() {
 	*x = ConfigChange{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[90]
+	mi := &file_penstockv1_penstock_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7017,7 +7123,7 @@ func (x *ConfigChange) String() string {
 func (*ConfigChange) ProtoMessage() {}
 
 func (x *ConfigChange) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[90]
+	mi := &file_penstockv1_penstock_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7030,7 +7136,7 @@ func (x *ConfigChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigChange.ProtoReflect.Descriptor instead.
 func (*ConfigChange) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{90}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ConfigChange) GetKey() string {
@@ -7069,7 +7175,7 @@ type DiffConfigRequest struct {
 
 func (x *DiffConfigRequest) Reset() {
 	*x = DiffConfigRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[91]
+	mi := &file_penstockv1_penstock_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7081,7 +7187,7 @@ func (x *DiffConfigRequest) String() string {
 func (*DiffConfigRequest) ProtoMessage() {}
 
 func (x *DiffConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[91]
+	mi := &file_penstockv1_penstock_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7094,7 +7200,7 @@ func (x *DiffConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffConfigRequest.ProtoReflect.Descriptor instead.
 func (*DiffConfigRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{91}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{93}
 }
 
 type DiffConfigResponse struct {
@@ -7107,7 +7213,7 @@ type DiffConfigResponse struct {
 
 func (x *DiffConfigResponse) Reset() {
 	*x = DiffConfigResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[92]
+	mi := &file_penstockv1_penstock_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7119,7 +7225,7 @@ func (x *DiffConfigResponse) String() string {
 func (*DiffConfigResponse) ProtoMessage() {}
 
 func (x *DiffConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[92]
+	mi := &file_penstockv1_penstock_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7132,7 +7238,7 @@ func (x *DiffConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffConfigResponse.ProtoReflect.Descriptor instead.
 func (*DiffConfigResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{92}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *DiffConfigResponse) GetPath() string {
@@ -7157,7 +7263,7 @@ type ReloadConfigRequest struct {
 
 func (x *ReloadConfigRequest) Reset() {
 	*x = ReloadConfigRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[93]
+	mi := &file_penstockv1_penstock_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7169,7 +7275,7 @@ func (x *ReloadConfigRequest) String() string {
 func (*ReloadConfigRequest) ProtoMessage() {}
 
 func (x *ReloadConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[93]
+	mi := &file_penstockv1_penstock_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7182,7 +7288,7 @@ func (x *ReloadConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadConfigRequest.ProtoReflect.Descriptor instead.
 func (*ReloadConfigRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{93}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{95}
 }
 
 type ReloadConfigResponse struct {
@@ -7195,7 +7301,7 @@ type ReloadConfigResponse struct {
 
 func (x *ReloadConfigResponse) Reset() {
 	*x = ReloadConfigResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[94]
+	mi := &file_penstockv1_penstock_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7207,7 +7313,7 @@ func (x *ReloadConfigResponse) String() string {
 func (*ReloadConfigResponse) ProtoMessage() {}
 
 func (x *ReloadConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[94]
+	mi := &file_penstockv1_penstock_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7220,7 +7326,7 @@ func (x *ReloadConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadConfigResponse.ProtoReflect.Descriptor instead.
 func (*ReloadConfigResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{94}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ReloadConfigResponse) GetPath() string {
@@ -7267,7 +7373,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[95]
+	mi := &file_penstockv1_penstock_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7279,7 +7385,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[95]
+	mi := &file_penstockv1_penstock_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7292,7 +7398,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{95}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *Member) GetName() string {
@@ -7434,7 +7540,7 @@ type MemberNIC struct {
 
 func (x *MemberNIC) Reset() {
 	*x = MemberNIC{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[96]
+	mi := &file_penstockv1_penstock_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7446,7 +7552,7 @@ func (x *MemberNIC) String() string {
 func (*MemberNIC) ProtoMessage() {}
 
 func (x *MemberNIC) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[96]
+	mi := &file_penstockv1_penstock_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7459,7 +7565,7 @@ func (x *MemberNIC) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberNIC.ProtoReflect.Descriptor instead.
 func (*MemberNIC) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{96}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *MemberNIC) GetName() string {
@@ -7505,7 +7611,7 @@ type MemberVolume struct {
 
 func (x *MemberVolume) Reset() {
 	*x = MemberVolume{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[97]
+	mi := &file_penstockv1_penstock_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7517,7 +7623,7 @@ func (x *MemberVolume) String() string {
 func (*MemberVolume) ProtoMessage() {}
 
 func (x *MemberVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[97]
+	mi := &file_penstockv1_penstock_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7530,7 +7636,7 @@ func (x *MemberVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberVolume.ProtoReflect.Descriptor instead.
 func (*MemberVolume) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{97}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *MemberVolume) GetPath() string {
@@ -7593,7 +7699,7 @@ type MoveStatus struct {
 
 func (x *MoveStatus) Reset() {
 	*x = MoveStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[98]
+	mi := &file_penstockv1_penstock_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7605,7 +7711,7 @@ func (x *MoveStatus) String() string {
 func (*MoveStatus) ProtoMessage() {}
 
 func (x *MoveStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[98]
+	mi := &file_penstockv1_penstock_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7618,7 +7724,7 @@ func (x *MoveStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveStatus.ProtoReflect.Descriptor instead.
 func (*MoveStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{98}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *MoveStatus) GetPhase() string {
@@ -7695,7 +7801,7 @@ type DrainMemberRequest struct {
 
 func (x *DrainMemberRequest) Reset() {
 	*x = DrainMemberRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[99]
+	mi := &file_penstockv1_penstock_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7707,7 +7813,7 @@ func (x *DrainMemberRequest) String() string {
 func (*DrainMemberRequest) ProtoMessage() {}
 
 func (x *DrainMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[99]
+	mi := &file_penstockv1_penstock_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7720,7 +7826,7 @@ func (x *DrainMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainMemberRequest.ProtoReflect.Descriptor instead.
 func (*DrainMemberRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{99}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *DrainMemberRequest) GetName() string {
@@ -7752,7 +7858,7 @@ type DrainMemberResponse struct {
 
 func (x *DrainMemberResponse) Reset() {
 	*x = DrainMemberResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[100]
+	mi := &file_penstockv1_penstock_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7764,7 +7870,7 @@ func (x *DrainMemberResponse) String() string {
 func (*DrainMemberResponse) ProtoMessage() {}
 
 func (x *DrainMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[100]
+	mi := &file_penstockv1_penstock_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7777,7 +7883,7 @@ func (x *DrainMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainMemberResponse.ProtoReflect.Descriptor instead.
 func (*DrainMemberResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{100}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{102}
 }
 
 type ListMembersRequest struct {
@@ -7790,7 +7896,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[101]
+	mi := &file_penstockv1_penstock_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7802,7 +7908,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[101]
+	mi := &file_penstockv1_penstock_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7815,7 +7921,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{101}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ListMembersRequest) GetNodes() bool {
@@ -7840,7 +7946,7 @@ type ListMembersResponse struct {
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[102]
+	mi := &file_penstockv1_penstock_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7852,7 +7958,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[102]
+	mi := &file_penstockv1_penstock_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7865,7 +7971,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{102}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ListMembersResponse) GetMembers() []*Member {
@@ -7908,7 +8014,7 @@ type FillMembersRequest struct {
 
 func (x *FillMembersRequest) Reset() {
 	*x = FillMembersRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[103]
+	mi := &file_penstockv1_penstock_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7920,7 +8026,7 @@ func (x *FillMembersRequest) String() string {
 func (*FillMembersRequest) ProtoMessage() {}
 
 func (x *FillMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[103]
+	mi := &file_penstockv1_penstock_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7933,7 +8039,7 @@ func (x *FillMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FillMembersRequest.ProtoReflect.Descriptor instead.
 func (*FillMembersRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{103}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *FillMembersRequest) GetNames() []string {
@@ -7967,7 +8073,7 @@ type FillMembersResponse struct {
 
 func (x *FillMembersResponse) Reset() {
 	*x = FillMembersResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[104]
+	mi := &file_penstockv1_penstock_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7979,7 +8085,7 @@ func (x *FillMembersResponse) String() string {
 func (*FillMembersResponse) ProtoMessage() {}
 
 func (x *FillMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[104]
+	mi := &file_penstockv1_penstock_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7992,7 +8098,7 @@ func (x *FillMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FillMembersResponse.ProtoReflect.Descriptor instead.
 func (*FillMembersResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{104}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *FillMembersResponse) GetFills() []*Fill {
@@ -8021,7 +8127,7 @@ type FillEnd struct {
 
 func (x *FillEnd) Reset() {
 	*x = FillEnd{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[105]
+	mi := &file_penstockv1_penstock_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8033,7 +8139,7 @@ func (x *FillEnd) String() string {
 func (*FillEnd) ProtoMessage() {}
 
 func (x *FillEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[105]
+	mi := &file_penstockv1_penstock_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8046,7 +8152,7 @@ func (x *FillEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FillEnd.ProtoReflect.Descriptor instead.
 func (*FillEnd) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{105}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *FillEnd) GetRevision() int64 {
@@ -8082,7 +8188,7 @@ type Fill struct {
 
 func (x *Fill) Reset() {
 	*x = Fill{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[106]
+	mi := &file_penstockv1_penstock_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8094,7 +8200,7 @@ func (x *Fill) String() string {
 func (*Fill) ProtoMessage() {}
 
 func (x *Fill) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[106]
+	mi := &file_penstockv1_penstock_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8107,7 +8213,7 @@ func (x *Fill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fill.ProtoReflect.Descriptor instead.
 func (*Fill) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{106}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *Fill) GetName() string {
@@ -8143,7 +8249,7 @@ type RemoveMemberRequest struct {
 
 func (x *RemoveMemberRequest) Reset() {
 	*x = RemoveMemberRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[107]
+	mi := &file_penstockv1_penstock_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8155,7 +8261,7 @@ func (x *RemoveMemberRequest) String() string {
 func (*RemoveMemberRequest) ProtoMessage() {}
 
 func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[107]
+	mi := &file_penstockv1_penstock_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8168,7 +8274,7 @@ func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberRequest.ProtoReflect.Descriptor instead.
 func (*RemoveMemberRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{107}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *RemoveMemberRequest) GetName() string {
@@ -8213,7 +8319,7 @@ type RemoveMemberResponse struct {
 
 func (x *RemoveMemberResponse) Reset() {
 	*x = RemoveMemberResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[108]
+	mi := &file_penstockv1_penstock_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8225,7 +8331,7 @@ func (x *RemoveMemberResponse) String() string {
 func (*RemoveMemberResponse) ProtoMessage() {}
 
 func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[108]
+	mi := &file_penstockv1_penstock_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8238,7 +8344,7 @@ func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberResponse.ProtoReflect.Descriptor instead.
 func (*RemoveMemberResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{108}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *RemoveMemberResponse) GetUp() bool {
@@ -8277,7 +8383,7 @@ type GetRolesRequest struct {
 
 func (x *GetRolesRequest) Reset() {
 	*x = GetRolesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[109]
+	mi := &file_penstockv1_penstock_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8289,7 +8395,7 @@ func (x *GetRolesRequest) String() string {
 func (*GetRolesRequest) ProtoMessage() {}
 
 func (x *GetRolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[109]
+	mi := &file_penstockv1_penstock_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8302,7 +8408,7 @@ func (x *GetRolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRolesRequest.ProtoReflect.Descriptor instead.
 func (*GetRolesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{109}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{111}
 }
 
 type GetRolesResponse struct {
@@ -8315,7 +8421,7 @@ type GetRolesResponse struct {
 
 func (x *GetRolesResponse) Reset() {
 	*x = GetRolesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[110]
+	mi := &file_penstockv1_penstock_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8327,7 +8433,7 @@ func (x *GetRolesResponse) String() string {
 func (*GetRolesResponse) ProtoMessage() {}
 
 func (x *GetRolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[110]
+	mi := &file_penstockv1_penstock_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8340,7 +8446,7 @@ func (x *GetRolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRolesResponse.ProtoReflect.Descriptor instead.
 func (*GetRolesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{110}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *GetRolesResponse) GetDocument() []byte {
@@ -8368,7 +8474,7 @@ type SetRolesRequest struct {
 
 func (x *SetRolesRequest) Reset() {
 	*x = SetRolesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[111]
+	mi := &file_penstockv1_penstock_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8380,7 +8486,7 @@ func (x *SetRolesRequest) String() string {
 func (*SetRolesRequest) ProtoMessage() {}
 
 func (x *SetRolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[111]
+	mi := &file_penstockv1_penstock_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8393,7 +8499,7 @@ func (x *SetRolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRolesRequest.ProtoReflect.Descriptor instead.
 func (*SetRolesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{111}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *SetRolesRequest) GetDocument() []byte {
@@ -8427,7 +8533,7 @@ type SetRolesResponse struct {
 
 func (x *SetRolesResponse) Reset() {
 	*x = SetRolesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[112]
+	mi := &file_penstockv1_penstock_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8439,7 +8545,7 @@ func (x *SetRolesResponse) String() string {
 func (*SetRolesResponse) ProtoMessage() {}
 
 func (x *SetRolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[112]
+	mi := &file_penstockv1_penstock_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8452,7 +8558,7 @@ func (x *SetRolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRolesResponse.ProtoReflect.Descriptor instead.
 func (*SetRolesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{112}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *SetRolesResponse) GetChanges() []string {
@@ -8929,7 +9035,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\fnamespace_id\x18\x01 \x01(\rR\vnamespaceId\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x18\n" +
-	"\avolumes\x18\x04 \x03(\tR\avolumes\"\x97\x01\n" +
+	"\avolumes\x18\x04 \x03(\tR\avolumes\"\x8a\x02\n" +
 	"\fTenantStatus\x12\x1e\n" +
 	"\n" +
 	"namespaces\x18\x01 \x01(\tR\n" +
@@ -8938,7 +9044,13 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"quotaBytes\x12\x1d\n" +
 	"\n" +
 	"used_bytes\x18\x03 \x01(\x03R\tusedBytes\x12'\n" +
-	"\x0fnamespace_count\x18\x04 \x01(\x03R\x0enamespaceCount\"a\n" +
+	"\x0fnamespace_count\x18\x04 \x01(\x03R\x0enamespaceCount\x12%\n" +
+	"\x0eevicted_blocks\x18\x05 \x01(\x03R\revictedBlocks\x12#\n" +
+	"\revicted_bytes\x18\x06 \x01(\x03R\fevictedBytes\x12%\n" +
+	"\x0erefused_blocks\x18\a \x01(\x03R\rrefusedBlocks\"\x14\n" +
+	"\x12ListTenantsRequest\"J\n" +
+	"\x13ListTenantsResponse\x123\n" +
+	"\atenants\x18\x01 \x03(\v2\x19.penstock.v1.TenantStatusR\atenants\"a\n" +
 	"\tKeyStatus\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06blocks\x18\x02 \x01(\x03R\x06blocks\x12\x14\n" +
@@ -9194,7 +9306,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x06Demote\x12\x1a.penstock.v1.DemoteRequest\x1a\x1b.penstock.v1.DemoteResponse\x12A\n" +
 	"\x06Exists\x12\x1a.penstock.v1.ExistsRequest\x1a\x1b.penstock.v1.ExistsResponse\x12A\n" +
 	"\x06Delete\x12\x1a.penstock.v1.DeleteRequest\x1a\x1b.penstock.v1.DeleteResponse\x12:\n" +
-	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\x95\x11\n" +
+	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\xe7\x11\n" +
 	"\x05Admin\x12N\n" +
 	"\x0fCreateNamespace\x12#.penstock.v1.CreateNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12H\n" +
 	"\fGetNamespace\x12 .penstock.v1.GetNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12Y\n" +
@@ -9210,7 +9322,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\tStatBlock\x12\x1d.penstock.v1.StatBlockRequest\x1a\x12.penstock.v1.Block\x12M\n" +
 	"\n" +
 	"ListBlocks\x12\x1e.penstock.v1.ListBlocksRequest\x1a\x1f.penstock.v1.ListBlocksResponse\x12S\n" +
-	"\fVerifyBlocks\x12 .penstock.v1.VerifyBlocksRequest\x1a!.penstock.v1.VerifyBlocksResponse\x12G\n" +
+	"\fVerifyBlocks\x12 .penstock.v1.VerifyBlocksRequest\x1a!.penstock.v1.VerifyBlocksResponse\x12P\n" +
+	"\vListTenants\x12\x1f.penstock.v1.ListTenantsRequest\x1a .penstock.v1.ListTenantsResponse\x12G\n" +
 	"\bListPins\x12\x1c.penstock.v1.ListPinsRequest\x1a\x1d.penstock.v1.ListPinsResponse\x12@\n" +
 	"\x05Scrub\x12\x19.penstock.v1.ScrubRequest\x1a\x1a.penstock.v1.ScrubProgress0\x01\x12P\n" +
 	"\vListVolumes\x12\x1f.penstock.v1.ListVolumesRequest\x1a .penstock.v1.ListVolumesResponse\x12P\n" +
@@ -9240,7 +9353,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 113)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 115)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -9318,50 +9431,52 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*EpochKeysStatus)(nil),         // 73: penstock.v1.EpochKeysStatus
 	(*PendingErasure)(nil),          // 74: penstock.v1.PendingErasure
 	(*TenantStatus)(nil),            // 75: penstock.v1.TenantStatus
-	(*KeyStatus)(nil),               // 76: penstock.v1.KeyStatus
-	(*RolesStatus)(nil),             // 77: penstock.v1.RolesStatus
-	(*MemoryPart)(nil),              // 78: penstock.v1.MemoryPart
-	(*NICStatus)(nil),               // 79: penstock.v1.NICStatus
-	(*StatBlockRequest)(nil),        // 80: penstock.v1.StatBlockRequest
-	(*Block)(nil),                   // 81: penstock.v1.Block
-	(*ListBlocksRequest)(nil),       // 82: penstock.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),      // 83: penstock.v1.ListBlocksResponse
-	(*VerifyBlocksRequest)(nil),     // 84: penstock.v1.VerifyBlocksRequest
-	(*VerifyBlocksResponse)(nil),    // 85: penstock.v1.VerifyBlocksResponse
-	(*ListVolumesRequest)(nil),      // 86: penstock.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),     // 87: penstock.v1.ListVolumesResponse
-	(*AdoptedNode)(nil),             // 88: penstock.v1.AdoptedNode
-	(*AdoptVolumeRequest)(nil),      // 89: penstock.v1.AdoptVolumeRequest
-	(*AdoptVolumeResponse)(nil),     // 90: penstock.v1.AdoptVolumeResponse
-	(*DrainVolumeRequest)(nil),      // 91: penstock.v1.DrainVolumeRequest
-	(*DrainVolumeResponse)(nil),     // 92: penstock.v1.DrainVolumeResponse
-	(*RemoveVolumeRequest)(nil),     // 93: penstock.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),    // 94: penstock.v1.RemoveVolumeResponse
-	(*ScrubRequest)(nil),            // 95: penstock.v1.ScrubRequest
-	(*ScrubProgress)(nil),           // 96: penstock.v1.ScrubProgress
-	(*ConfigChange)(nil),            // 97: penstock.v1.ConfigChange
-	(*DiffConfigRequest)(nil),       // 98: penstock.v1.DiffConfigRequest
-	(*DiffConfigResponse)(nil),      // 99: penstock.v1.DiffConfigResponse
-	(*ReloadConfigRequest)(nil),     // 100: penstock.v1.ReloadConfigRequest
-	(*ReloadConfigResponse)(nil),    // 101: penstock.v1.ReloadConfigResponse
-	(*Member)(nil),                  // 102: penstock.v1.Member
-	(*MemberNIC)(nil),               // 103: penstock.v1.MemberNIC
-	(*MemberVolume)(nil),            // 104: penstock.v1.MemberVolume
-	(*MoveStatus)(nil),              // 105: penstock.v1.MoveStatus
-	(*DrainMemberRequest)(nil),      // 106: penstock.v1.DrainMemberRequest
-	(*DrainMemberResponse)(nil),     // 107: penstock.v1.DrainMemberResponse
-	(*ListMembersRequest)(nil),      // 108: penstock.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),     // 109: penstock.v1.ListMembersResponse
-	(*FillMembersRequest)(nil),      // 110: penstock.v1.FillMembersRequest
-	(*FillMembersResponse)(nil),     // 111: penstock.v1.FillMembersResponse
-	(*FillEnd)(nil),                 // 112: penstock.v1.FillEnd
-	(*Fill)(nil),                    // 113: penstock.v1.Fill
-	(*RemoveMemberRequest)(nil),     // 114: penstock.v1.RemoveMemberRequest
-	(*RemoveMemberResponse)(nil),    // 115: penstock.v1.RemoveMemberResponse
-	(*GetRolesRequest)(nil),         // 116: penstock.v1.GetRolesRequest
-	(*GetRolesResponse)(nil),        // 117: penstock.v1.GetRolesResponse
-	(*SetRolesRequest)(nil),         // 118: penstock.v1.SetRolesRequest
-	(*SetRolesResponse)(nil),        // 119: penstock.v1.SetRolesResponse
+	(*ListTenantsRequest)(nil),      // 76: penstock.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),     // 77: penstock.v1.ListTenantsResponse
+	(*KeyStatus)(nil),               // 78: penstock.v1.KeyStatus
+	(*RolesStatus)(nil),             // 79: penstock.v1.RolesStatus
+	(*MemoryPart)(nil),              // 80: penstock.v1.MemoryPart
+	(*NICStatus)(nil),               // 81: penstock.v1.NICStatus
+	(*StatBlockRequest)(nil),        // 82: penstock.v1.StatBlockRequest
+	(*Block)(nil),                   // 83: penstock.v1.Block
+	(*ListBlocksRequest)(nil),       // 84: penstock.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),      // 85: penstock.v1.ListBlocksResponse
+	(*VerifyBlocksRequest)(nil),     // 86: penstock.v1.VerifyBlocksRequest
+	(*VerifyBlocksResponse)(nil),    // 87: penstock.v1.VerifyBlocksResponse
+	(*ListVolumesRequest)(nil),      // 88: penstock.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),     // 89: penstock.v1.ListVolumesResponse
+	(*AdoptedNode)(nil),             // 90: penstock.v1.AdoptedNode
+	(*AdoptVolumeRequest)(nil),      // 91: penstock.v1.AdoptVolumeRequest
+	(*AdoptVolumeResponse)(nil),     // 92: penstock.v1.AdoptVolumeResponse
+	(*DrainVolumeRequest)(nil),      // 93: penstock.v1.DrainVolumeRequest
+	(*DrainVolumeResponse)(nil),     // 94: penstock.v1.DrainVolumeResponse
+	(*RemoveVolumeRequest)(nil),     // 95: penstock.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),    // 96: penstock.v1.RemoveVolumeResponse
+	(*ScrubRequest)(nil),            // 97: penstock.v1.ScrubRequest
+	(*ScrubProgress)(nil),           // 98: penstock.v1.ScrubProgress
+	(*ConfigChange)(nil),            // 99: penstock.v1.ConfigChange
+	(*DiffConfigRequest)(nil),       // 100: penstock.v1.DiffConfigRequest
+	(*DiffConfigResponse)(nil),      // 101: penstock.v1.DiffConfigResponse
+	(*ReloadConfigRequest)(nil),     // 102: penstock.v1.ReloadConfigRequest
+	(*ReloadConfigResponse)(nil),    // 103: penstock.v1.ReloadConfigResponse
+	(*Member)(nil),                  // 104: penstock.v1.Member
+	(*MemberNIC)(nil),               // 105: penstock.v1.MemberNIC
+	(*MemberVolume)(nil),            // 106: penstock.v1.MemberVolume
+	(*MoveStatus)(nil),              // 107: penstock.v1.MoveStatus
+	(*DrainMemberRequest)(nil),      // 108: penstock.v1.DrainMemberRequest
+	(*DrainMemberResponse)(nil),     // 109: penstock.v1.DrainMemberResponse
+	(*ListMembersRequest)(nil),      // 110: penstock.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),     // 111: penstock.v1.ListMembersResponse
+	(*FillMembersRequest)(nil),      // 112: penstock.v1.FillMembersRequest
+	(*FillMembersResponse)(nil),     // 113: penstock.v1.FillMembersResponse
+	(*FillEnd)(nil),                 // 114: penstock.v1.FillEnd
+	(*Fill)(nil),                    // 115: penstock.v1.Fill
+	(*RemoveMemberRequest)(nil),     // 116: penstock.v1.RemoveMemberRequest
+	(*RemoveMemberResponse)(nil),    // 117: penstock.v1.RemoveMemberResponse
+	(*GetRolesRequest)(nil),         // 118: penstock.v1.GetRolesRequest
+	(*GetRolesResponse)(nil),        // 119: penstock.v1.GetRolesResponse
+	(*SetRolesRequest)(nil),         // 120: penstock.v1.SetRolesRequest
+	(*SetRolesResponse)(nil),        // 121: penstock.v1.SetRolesResponse
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,   // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
@@ -9397,120 +9512,123 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	9,   // 30: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
 	69,  // 31: penstock.v1.ListPinsResponse.pins:type_name -> penstock.v1.Pin
 	71,  // 32: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	79,  // 33: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
-	78,  // 34: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
+	81,  // 33: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
+	80,  // 34: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
 	10,  // 35: penstock.v1.StatusResponse.counters:type_name -> penstock.v1.Counters
-	77,  // 36: penstock.v1.StatusResponse.roles:type_name -> penstock.v1.RolesStatus
-	76,  // 37: penstock.v1.StatusResponse.keys:type_name -> penstock.v1.KeyStatus
+	79,  // 36: penstock.v1.StatusResponse.roles:type_name -> penstock.v1.RolesStatus
+	78,  // 37: penstock.v1.StatusResponse.keys:type_name -> penstock.v1.KeyStatus
 	75,  // 38: penstock.v1.StatusResponse.tenants:type_name -> penstock.v1.TenantStatus
 	73,  // 39: penstock.v1.StatusResponse.epoch_keys:type_name -> penstock.v1.EpochKeysStatus
 	74,  // 40: penstock.v1.EpochKeysStatus.pending:type_name -> penstock.v1.PendingErasure
-	3,   // 41: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
-	81,  // 42: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
-	27,  // 43: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
-	71,  // 44: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	88,  // 45: penstock.v1.ListVolumesResponse.adopted:type_name -> penstock.v1.AdoptedNode
-	88,  // 46: penstock.v1.AdoptVolumeResponse.adopted:type_name -> penstock.v1.AdoptedNode
-	97,  // 47: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	97,  // 48: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	105, // 49: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
-	103, // 50: penstock.v1.Member.nics:type_name -> penstock.v1.MemberNIC
-	104, // 51: penstock.v1.Member.volumes:type_name -> penstock.v1.MemberVolume
-	102, // 52: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
-	112, // 53: penstock.v1.ListMembersResponse.last_fill:type_name -> penstock.v1.FillEnd
-	102, // 54: penstock.v1.ListMembersResponse.down:type_name -> penstock.v1.Member
-	113, // 55: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
-	12,  // 56: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	14,  // 57: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	20,  // 58: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	22,  // 59: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	26,  // 60: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	29,  // 61: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	31,  // 62: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	34,  // 63: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	38,  // 64: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	16,  // 65: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
-	40,  // 66: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	42,  // 67: penstock.v1.Cache.Demote:input_type -> penstock.v1.DemoteRequest
-	44,  // 68: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
-	46,  // 69: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
-	48,  // 70: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	51,  // 71: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	52,  // 72: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	53,  // 73: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	55,  // 74: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	57,  // 75: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	59,  // 76: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
-	61,  // 77: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	62,  // 78: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
-	63,  // 79: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	65,  // 80: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	70,  // 81: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	80,  // 82: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	82,  // 83: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	84,  // 84: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	67,  // 85: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	95,  // 86: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	86,  // 87: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
-	91,  // 88: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
-	93,  // 89: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
-	89,  // 90: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
-	98,  // 91: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
-	100, // 92: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
-	108, // 93: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
-	106, // 94: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
-	110, // 95: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
-	114, // 96: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
-	116, // 97: penstock.v1.Admin.GetRoles:input_type -> penstock.v1.GetRolesRequest
-	118, // 98: penstock.v1.Admin.SetRoles:input_type -> penstock.v1.SetRolesRequest
-	13,  // 99: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	18,  // 100: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	21,  // 101: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	23,  // 102: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	28,  // 103: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	30,  // 104: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	32,  // 105: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	35,  // 106: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	39,  // 107: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	17,  // 108: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
-	41,  // 109: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	43,  // 110: penstock.v1.Cache.Demote:output_type -> penstock.v1.DemoteResponse
-	45,  // 111: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
-	47,  // 112: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
-	50,  // 113: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	9,   // 114: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	9,   // 115: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	54,  // 116: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	56,  // 117: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	58,  // 118: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	60,  // 119: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
-	9,   // 120: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	9,   // 121: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
-	64,  // 122: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	66,  // 123: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	72,  // 124: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	81,  // 125: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	83,  // 126: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	85,  // 127: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	68,  // 128: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	96,  // 129: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	87,  // 130: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
-	92,  // 131: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
-	94,  // 132: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
-	90,  // 133: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
-	99,  // 134: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
-	101, // 135: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
-	109, // 136: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
-	107, // 137: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
-	111, // 138: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
-	115, // 139: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
-	117, // 140: penstock.v1.Admin.GetRoles:output_type -> penstock.v1.GetRolesResponse
-	119, // 141: penstock.v1.Admin.SetRoles:output_type -> penstock.v1.SetRolesResponse
-	99,  // [99:142] is the sub-list for method output_type
-	56,  // [56:99] is the sub-list for method input_type
-	56,  // [56:56] is the sub-list for extension type_name
-	56,  // [56:56] is the sub-list for extension extendee
-	0,   // [0:56] is the sub-list for field type_name
+	75,  // 41: penstock.v1.ListTenantsResponse.tenants:type_name -> penstock.v1.TenantStatus
+	3,   // 42: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
+	83,  // 43: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
+	27,  // 44: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
+	71,  // 45: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	90,  // 46: penstock.v1.ListVolumesResponse.adopted:type_name -> penstock.v1.AdoptedNode
+	90,  // 47: penstock.v1.AdoptVolumeResponse.adopted:type_name -> penstock.v1.AdoptedNode
+	99,  // 48: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	99,  // 49: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	107, // 50: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
+	105, // 51: penstock.v1.Member.nics:type_name -> penstock.v1.MemberNIC
+	106, // 52: penstock.v1.Member.volumes:type_name -> penstock.v1.MemberVolume
+	104, // 53: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
+	114, // 54: penstock.v1.ListMembersResponse.last_fill:type_name -> penstock.v1.FillEnd
+	104, // 55: penstock.v1.ListMembersResponse.down:type_name -> penstock.v1.Member
+	115, // 56: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
+	12,  // 57: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	14,  // 58: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	20,  // 59: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	22,  // 60: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	26,  // 61: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	29,  // 62: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	31,  // 63: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	34,  // 64: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	38,  // 65: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	16,  // 66: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
+	40,  // 67: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	42,  // 68: penstock.v1.Cache.Demote:input_type -> penstock.v1.DemoteRequest
+	44,  // 69: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
+	46,  // 70: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
+	48,  // 71: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	51,  // 72: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	52,  // 73: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	53,  // 74: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	55,  // 75: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	57,  // 76: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	59,  // 77: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
+	61,  // 78: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	62,  // 79: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
+	63,  // 80: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	65,  // 81: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	70,  // 82: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	82,  // 83: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	84,  // 84: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	86,  // 85: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	76,  // 86: penstock.v1.Admin.ListTenants:input_type -> penstock.v1.ListTenantsRequest
+	67,  // 87: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	97,  // 88: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	88,  // 89: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
+	93,  // 90: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
+	95,  // 91: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
+	91,  // 92: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
+	100, // 93: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
+	102, // 94: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
+	110, // 95: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
+	108, // 96: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
+	112, // 97: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
+	116, // 98: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
+	118, // 99: penstock.v1.Admin.GetRoles:input_type -> penstock.v1.GetRolesRequest
+	120, // 100: penstock.v1.Admin.SetRoles:input_type -> penstock.v1.SetRolesRequest
+	13,  // 101: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	18,  // 102: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	21,  // 103: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	23,  // 104: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	28,  // 105: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	30,  // 106: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	32,  // 107: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	35,  // 108: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	39,  // 109: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	17,  // 110: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
+	41,  // 111: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	43,  // 112: penstock.v1.Cache.Demote:output_type -> penstock.v1.DemoteResponse
+	45,  // 113: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
+	47,  // 114: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
+	50,  // 115: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	9,   // 116: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	9,   // 117: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	54,  // 118: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	56,  // 119: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	58,  // 120: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	60,  // 121: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
+	9,   // 122: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	9,   // 123: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
+	64,  // 124: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	66,  // 125: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	72,  // 126: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	83,  // 127: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	85,  // 128: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	87,  // 129: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	77,  // 130: penstock.v1.Admin.ListTenants:output_type -> penstock.v1.ListTenantsResponse
+	68,  // 131: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	98,  // 132: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	89,  // 133: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
+	94,  // 134: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
+	96,  // 135: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
+	92,  // 136: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
+	101, // 137: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
+	103, // 138: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
+	111, // 139: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
+	109, // 140: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
+	113, // 141: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
+	117, // 142: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
+	119, // 143: penstock.v1.Admin.GetRoles:output_type -> penstock.v1.GetRolesResponse
+	121, // 144: penstock.v1.Admin.SetRoles:output_type -> penstock.v1.SetRolesResponse
+	101, // [101:145] is the sub-list for method output_type
+	57,  // [57:101] is the sub-list for method input_type
+	57,  // [57:57] is the sub-list for extension type_name
+	57,  // [57:57] is the sub-list for extension extendee
+	0,   // [0:57] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -9524,7 +9642,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   113,
+			NumMessages:   115,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -725,6 +725,7 @@ const (
 	Admin_StatBlock_FullMethodName       = "/penstock.v1.Admin/StatBlock"
 	Admin_ListBlocks_FullMethodName      = "/penstock.v1.Admin/ListBlocks"
 	Admin_VerifyBlocks_FullMethodName    = "/penstock.v1.Admin/VerifyBlocks"
+	Admin_ListTenants_FullMethodName     = "/penstock.v1.Admin/ListTenants"
 	Admin_ListPins_FullMethodName        = "/penstock.v1.Admin/ListPins"
 	Admin_Scrub_FullMethodName           = "/penstock.v1.Admin/Scrub"
 	Admin_ListVolumes_FullMethodName     = "/penstock.v1.Admin/ListVolumes"
@@ -768,6 +769,9 @@ type AdminClient interface {
 	ListBlocks(ctx context.Context, in *ListBlocksRequest, opts ...grpc.CallOption) (*ListBlocksResponse, error)
 	// VerifyBlocks reads blocks from the device and checks every checksum.
 	VerifyBlocks(ctx context.Context, in *VerifyBlocksRequest, opts ...grpc.CallOption) (*VerifyBlocksResponse, error)
+	// ListTenants returns the tenants with a quota in the node's roles, as far as the caller has a role on
+	// all of their namespaces.
+	ListTenants(ctx context.Context, in *ListTenantsRequest, opts ...grpc.CallOption) (*ListTenantsResponse, error)
 	// ListPins lists pins and leases, which keep blocks from being evicted.
 	ListPins(ctx context.Context, in *ListPinsRequest, opts ...grpc.CallOption) (*ListPinsResponse, error)
 	// Scrub runs a pass over all blocks now, independent of the background scrubber.
@@ -963,6 +967,16 @@ func (c *adminClient) VerifyBlocks(ctx context.Context, in *VerifyBlocksRequest,
 	return out, nil
 }
 
+func (c *adminClient) ListTenants(ctx context.Context, in *ListTenantsRequest, opts ...grpc.CallOption) (*ListTenantsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListTenantsResponse)
+	err := c.cc.Invoke(ctx, Admin_ListTenants_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminClient) ListPins(ctx context.Context, in *ListPinsRequest, opts ...grpc.CallOption) (*ListPinsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListPinsResponse)
@@ -1139,6 +1153,9 @@ type AdminServer interface {
 	ListBlocks(context.Context, *ListBlocksRequest) (*ListBlocksResponse, error)
 	// VerifyBlocks reads blocks from the device and checks every checksum.
 	VerifyBlocks(context.Context, *VerifyBlocksRequest) (*VerifyBlocksResponse, error)
+	// ListTenants returns the tenants with a quota in the node's roles, as far as the caller has a role on
+	// all of their namespaces.
+	ListTenants(context.Context, *ListTenantsRequest) (*ListTenantsResponse, error)
 	// ListPins lists pins and leases, which keep blocks from being evicted.
 	ListPins(context.Context, *ListPinsRequest) (*ListPinsResponse, error)
 	// Scrub runs a pass over all blocks now, independent of the background scrubber.
@@ -1235,6 +1252,9 @@ func (UnimplementedAdminServer) ListBlocks(context.Context, *ListBlocksRequest) 
 }
 func (UnimplementedAdminServer) VerifyBlocks(context.Context, *VerifyBlocksRequest) (*VerifyBlocksResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method VerifyBlocks not implemented")
+}
+func (UnimplementedAdminServer) ListTenants(context.Context, *ListTenantsRequest) (*ListTenantsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListTenants not implemented")
 }
 func (UnimplementedAdminServer) ListPins(context.Context, *ListPinsRequest) (*ListPinsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListPins not implemented")
@@ -1551,6 +1571,24 @@ func _Admin_VerifyBlocks_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_ListTenants_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListTenantsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ListTenants(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ListTenants_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ListTenants(ctx, req.(*ListTenantsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Admin_ListPins_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListPinsRequest)
 	if err := dec(in); err != nil {
@@ -1858,6 +1896,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "VerifyBlocks",
 			Handler:    _Admin_VerifyBlocks_Handler,
+		},
+		{
+			MethodName: "ListTenants",
+			Handler:    _Admin_ListTenants_Handler,
 		},
 		{
 			MethodName: "ListPins",

@@ -99,8 +99,8 @@ func (s Status) Reads() bool {
 // Options are the limits of a Machine. The zero value of each field is its
 // default.
 type Options struct {
-	// SlowAfter is the duration of a request from which on the volume is suspect. Default 3 s, or
-	// HungAfter if that is less.
+	// SlowAfter is the duration of a request from which on the volume is suspect, and the duration of
+	// a probe from which on the probe is slow. Default 3 s, or HungAfter if that is less.
 	SlowAfter time.Duration
 	// HungAfter is the duration after which a request that has not completed counts as hung, and
 	// the volume fails. Default 10 s.
@@ -110,12 +110,14 @@ type Options struct {
 	// cause, a bad sector that several readers request. A single failed sync makes the volume fail,
 	// because the system may have dropped data that it could not write.
 	WriteErrors, ReadErrors int
-	// ProbeEvery is the time between two probes. It doubles with each failed probe, up to ProbeMax.
-	// Defaults 1 s and 30 s.
+	// ProbeEvery is the time between two probes. While the store can do without the volume, the time
+	// doubles with each failed probe, up to ProbeMax. Defaults 1 s and 30 s.
 	ProbeEvery, ProbeMax time.Duration
-	// GoodProbes is the number of successful probes in a row after which the volume is OK again.
-	// Default 3.
+	// GoodProbes is the number of good probes in a row after which the volume is OK again. Default 3.
 	GoodProbes int
+	// SlowProbes is the number of slow probes in a row after which a suspect volume fails, if the
+	// other volumes that are OK suffice. Default 3.
+	SlowProbes int
 	// LagFactor and LagFloor are limits of the mean latency. A volume is suspect if its mean is at
 	// least LagFloor, and at least LagFactor times the mean of the other volumes. Defaults 10 and
 	// 100 ms.
@@ -132,6 +134,7 @@ func (o *Options) EnsureDefaults() {
 	options.SetDefault(&o.ProbeEvery, time.Second)
 	options.SetDefault(&o.ProbeMax, 30*time.Second)
 	options.SetDefault(&o.GoodProbes, 3)
+	options.SetDefault(&o.SlowProbes, 3)
 	options.SetDefault(&o.LagFactor, 10)
 	options.SetDefault(&o.LagFloor, 100*time.Millisecond)
 }
@@ -142,8 +145,8 @@ func (o Options) Validate() error {
 	switch {
 	case o.SlowAfter <= 0 || o.HungAfter < o.SlowAfter:
 		return fmt.Errorf("health: slow after %v and hung after %v; want 0 < slow ≤ hung", o.SlowAfter, o.HungAfter)
-	case o.WriteErrors < 1 || o.ReadErrors < 1 || o.GoodProbes < 1 || o.LagFactor < 2:
-		return fmt.Errorf("health: %d write errors, %d read errors, %d good probes, lag factor %d; want at least 1, 1, 1 and 2", o.WriteErrors, o.ReadErrors, o.GoodProbes, o.LagFactor)
+	case o.WriteErrors < 1 || o.ReadErrors < 1 || o.GoodProbes < 1 || o.SlowProbes < 1 || o.LagFactor < 2:
+		return fmt.Errorf("health: %d write errors, %d read errors, %d good probes, %d slow probes, lag factor %d; want at least 1, 1, 1, 1 and 2", o.WriteErrors, o.ReadErrors, o.GoodProbes, o.SlowProbes, o.LagFactor)
 	case o.ProbeEvery <= 0 || o.ProbeMax < o.ProbeEvery || o.LagFloor <= 0:
 		return fmt.Errorf("health: probes every %v to %v, lag floor %v; want positive times, the first not above the second", o.ProbeEvery, o.ProbeMax, o.LagFloor)
 	}
@@ -179,14 +182,17 @@ type Machine struct {
 	mean    time.Duration
 	samples int
 
-	// probing is set while a probe is running. The next probe is due at probeAt; interval is the
-	// time between two probes; good is the number of successful probes in a row.
-	probing  bool
-	probeAt  time.Time
-	interval time.Duration
-	good     int
-	// slow is set if at the last Tick a request had been outstanding for SlowAfter.
-	slow bool
+	// probing is set while a probe is running. The next probe is due at the time wait after pausedAt.
+	// interval is the time between two probes while they fail. good and slowProbes are the numbers of
+	// good and of slow probes in a row.
+	probing          bool
+	pausedAt         time.Time
+	wait, interval   time.Duration
+	good, slowProbes int
+	// slow is set if at the last Tick a request had been outstanding for SlowAfter. others is that of
+	// the last Tick.
+	slow   bool
+	others Others
 	// horizon is the time of the last probe that ended the state Failed, and recovered the time at
 	// which the volume last became OK.
 	horizon, recovered time.Time
@@ -282,10 +288,20 @@ type Outstanding struct {
 	Any, Read time.Time
 }
 
-// Tick informs the machine of the time. others is the mean latency of the other volumes, 0 if it is
-// not known. A request that hangs makes the volume fail. The volume stays readable unless a read
-// hangs.
-func (m *Machine) Tick(now time.Time, oldest Outstanding, others time.Duration) (changed bool) {
+// Others has the state of the other volumes of the store, as far as it concerns this volume.
+type Others struct {
+	// Mean is the mean latency of the other volumes, 0 if it is not known.
+	Mean time.Duration
+	// Suffice is OK if the other volumes that are OK suffice for the store: one of them takes new
+	// blocks, and they are a quorum for changes of the catalogue. It is Suspect if the other volumes
+	// that are OK or suspect suffice. It is Failed if the store needs this volume.
+	Suffice State
+}
+
+// Tick informs the machine of the time and of the other volumes. A request that hangs makes the
+// volume fail. The volume stays readable unless a read hangs.
+func (m *Machine) Tick(now time.Time, oldest Outstanding, others Others) (changed bool) {
+	m.others = others
 	m.slow = !oldest.Any.IsZero() && now.Sub(oldest.Any) >= m.opts.SlowAfter
 	if !oldest.Any.IsZero() {
 		switch age := now.Sub(oldest.Any); {
@@ -300,8 +316,8 @@ func (m *Machine) Tick(now time.Time, oldest Outstanding, others time.Duration) 
 			return m.suspect(now, fmt.Errorf("a request has not completed for %v", m.opts.SlowAfter))
 		}
 	}
-	if mean := m.Mean(); others > 0 && mean >= m.opts.LagFloor && mean >= others*time.Duration(m.opts.LagFactor) {
-		return m.suspect(now, fmt.Errorf("requests take %v, those of other volumes %v", mean.Round(time.Millisecond), others.Round(time.Microsecond)))
+	if mean := m.Mean(); others.Mean > 0 && mean >= m.opts.LagFloor && mean >= others.Mean*time.Duration(m.opts.LagFactor) {
+		return m.suspect(now, fmt.Errorf("requests take %v, those of other volumes %v", mean.Round(time.Millisecond), others.Mean.Round(time.Microsecond)))
 	}
 	return false
 }
@@ -310,29 +326,44 @@ func (m *Machine) Tick(now time.Time, oldest Outstanding, others time.Duration) 
 // true, it returns false until Probed has reported the outcome. A probe writes the volume's newest
 // superblock and catalogue, syncs, and reads back.
 func (m *Machine) ProbeDue(now time.Time) bool {
-	if m.condition == OK || m.duty == Removed || m.probing || now.Before(m.probeAt) {
+	wait := m.wait
+	if m.others.Suffice == Failed {
+		wait = min(wait, m.opts.ProbeEvery)
+	}
+	if m.condition == OK || m.duty == Removed || m.probing || now.Before(m.pausedAt.Add(wait)) {
 		return false
 	}
 	m.probing = true
 	return true
 }
 
-// Probed reports the outcome of a probe.
-func (m *Machine) Probed(now time.Time, took time.Duration, err error) (changed bool) {
-	m.probing = false
-	if err == nil && took >= m.opts.SlowAfter {
-		err = fmt.Errorf("a probe took %v", took.Round(time.Millisecond))
-	}
-	if err != nil {
-		m.good = 0
-		m.interval = min(2*m.interval, m.opts.ProbeMax)
-		m.probeAt = now.Add(m.interval)
+// Probe is the outcome of a probe.
+type Probe struct {
+	// Took is the duration of the probe.
+	Took time.Duration
+	// Late is set if the store stopped waiting for the probe. The catalogue may have changed since, so
+	// a late probe does not end the state Failed.
+	Late bool
+	// Err is the reason why the probe failed, or nil.
+	Err error
+}
+
+// Probed reports the outcome of a probe. A probe fails with an error; it is slow if it is late or
+// took SlowAfter, and good otherwise.
+func (m *Machine) Probed(now time.Time, p Probe) (changed bool) {
+	m.probing, m.pausedAt = false, now
+	switch {
+	case p.Err != nil:
+		m.good, m.slowProbes = 0, 0
+		m.postpone()
 		if m.condition == Suspect {
-			return m.fail(now, fmt.Errorf("a probe failed: %w", err), false)
+			return m.fail(now, fmt.Errorf("a probe failed: %w", p.Err), false)
 		}
 		return false
+	case p.Late || p.Took >= m.opts.SlowAfter:
+		return m.probedSlow(now, p)
 	}
-	m.probeAt = now.Add(m.opts.ProbeEvery)
+	m.wait, m.slowProbes = m.opts.ProbeEvery, 0
 	if m.condition == OK || (m.condition == Suspect && m.slow) {
 		// While a request is outstanding for too long, a good probe does not change the state: the
 		// request either completes or makes the volume fail.
@@ -347,18 +378,50 @@ func (m *Machine) Probed(now time.Time, took time.Duration, err error) (changed 
 			m.resetHistory()
 		})
 	case m.condition == Failed:
-		return m.change(now, func() {
-			m.condition, m.cause, m.unreadable = Suspect, fmt.Errorf("recovering: %w", m.cause), false
-			m.horizon = now
-			m.resetHistory()
-		})
+		return m.readmit(now)
 	}
 	return false
 }
 
-// resetHistory drops the errors and latencies from before a recovery.
+// probedSlow continues Probed after a slow probe.
+func (m *Machine) probedSlow(now time.Time, p Probe) (changed bool) {
+	m.good = 0
+	switch m.condition {
+	case Suspect:
+		m.wait = m.opts.ProbeEvery
+		if m.slowProbes++; m.slowProbes >= m.opts.SlowProbes && m.others.Suffice == OK {
+			return m.fail(now, fmt.Errorf("%d probes in a row took %v or longer, the last one %v", m.opts.SlowProbes, m.opts.SlowAfter, p.Took.Round(time.Millisecond)), false)
+		}
+	case Failed:
+		if m.others.Suffice == Failed && !p.Late {
+			m.wait = m.opts.ProbeEvery
+			return m.readmit(now)
+		}
+		m.postpone()
+	}
+	return false
+}
+
+// postpone sets the time to the next probe after one that showed no recovery.
+func (m *Machine) postpone() {
+	if m.others.Suffice != Failed {
+		m.interval = min(2*m.interval, m.opts.ProbeMax)
+	}
+	m.wait = m.interval
+}
+
+// readmit makes a failed volume suspect.
+func (m *Machine) readmit(now time.Time) (changed bool) {
+	return m.change(now, func() {
+		m.condition, m.cause, m.unreadable = Suspect, fmt.Errorf("recovering: %w", m.cause), false
+		m.horizon = now
+		m.resetHistory()
+	})
+}
+
+// resetHistory drops the errors, latencies and slow probes from before a recovery.
 func (m *Machine) resetHistory() {
-	m.writeErrors, m.readErrors, m.mean, m.samples, m.slow = 0, 0, 0, 0, false
+	m.writeErrors, m.readErrors, m.mean, m.samples, m.slow, m.slowProbes = 0, 0, 0, 0, false, 0
 }
 
 // Lost is the event that the volume did not store a change that it must store, such as a newer
@@ -400,7 +463,7 @@ func (m *Machine) startProbing(now time.Time) {
 	} else {
 		m.interval = m.opts.ProbeEvery
 	}
-	m.probeAt = now.Add(m.interval)
+	m.pausedAt, m.wait = now, m.interval
 }
 
 // change calls f and reports whether f changed the state. The time of such a change is recorded in

@@ -95,11 +95,17 @@ func (w *world) run(t *testing.T, d *datadriven.TestData) string {
 			if args["read"] != "" {
 				oldest.Read = w.start.Add(duration("read"))
 			}
-			changed = w.m.Tick(now, oldest, duration("others"))
+			others := Others{Mean: duration("others")}
+			for _, s := range States() {
+				if s.String() == args["suffice"] {
+					others.Suffice = s
+				}
+			}
+			changed = w.m.Tick(now, oldest, others)
 		case "due":
 			note = fmt.Sprintf(" probe due: %v", w.m.ProbeDue(now))
 		case "probed":
-			changed = w.m.Probed(now, duration("took"), fault)
+			changed = w.m.Probed(now, Probe{Took: duration("took"), Late: args["late"] != "", Err: fault})
 		case "order":
 			for _, s := range States() {
 				if s.String() == args["to"] {

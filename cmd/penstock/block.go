@@ -276,7 +276,7 @@ func refusedError(f client.RefusedPiece, id kv.BlockID, outcome client.Outcome) 
 	case "stale_epoch":
 		what += " (the weights' epoch was bumped meanwhile)"
 	case "over_quota":
-		what += " (the quota of the namespace or of its tenant is used up; penstock ns show, penstock status)"
+		what += " (the quota of the namespace or of its tenant is used up; penstock ns show, penstock ns tenants)"
 	}
 	if outcome == client.Busy {
 		return fmt.Errorf("%s: %w", what, errBusy)

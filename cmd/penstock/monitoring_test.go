@@ -33,8 +33,8 @@ type scraper struct {
 }
 
 // startPrometheus runs Prometheus with deploy/monitoring until the test ends. It scrapes and evaluates
-// the rules every second, and its targets are those of each job.
-func startPrometheus(t *testing.T, targets map[string][]string) *scraper {
+// the rules every second, and its targets are those of each job. It sends token to the nodes.
+func startPrometheus(t *testing.T, token string, targets map[string][]string) *scraper {
 	t.Helper()
 	program := testkit.Program(t, "prometheus", "prometheus")
 	deploy, dir := filepath.Join(testkit.RepositoryRoot(t), "deploy", "monitoring"), t.TempDir()
@@ -60,6 +60,7 @@ func startPrometheus(t *testing.T, targets map[string][]string) *scraper {
 	if replaced != len(targets) {
 		t.Fatalf("%d jobs were found in\n%s", replaced, config["prometheus.yaml"])
 	}
+	config["prometheus.yaml"] = strings.Replace(config["prometheus.yaml"], "job_name: "+monitor.NodeJob+"\n", "job_name: "+monitor.NodeJob+"\n    authorization: {credentials: "+token+"}\n", 1)
 	for name, text := range config {
 		writeFile(t, dir, name, []byte(text))
 	}
@@ -292,11 +293,17 @@ func TestMonitoring(t *testing.T) {
 	for _, s := range []*served{node, planner, planned, plain} {
 		checkExported(t, web, s.ready.HTTP)
 	}
-	p := startPrometheus(t, map[string][]string{
-		monitor.NodeJob: {node.ready.HTTP}, monitor.PlannerJob: {planner.ready.HTTP}, monitor.GatewayJob: {planned.ready.HTTP, plain.ready.HTTP},
+	// The node of a tenant at its quota. It needs tokens.
+	r := &rolesRig{T: t, dir: t.TempDir()}
+	roles := r.principal("sre", `{roles: [operate, admin, read, write], namespaces: ["*"]}`)
+	tenants := startServed(t, t.TempDir(), "--auth-roles-file", r.file("principals:\n"+roles+"tenants:\n  - {namespaces: a/*, quota: 16KiB}\n"))
+	r.as(tenants, "sre", "ns", "create", "a/m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "64").must(t)
+	p := startPrometheus(t, "0123456789abcdef-sre", map[string][]string{
+		monitor.NodeJob: {node.ready.HTTP, tenants.ready.HTTP}, monitor.PlannerJob: {planner.ready.HTTP}, monitor.GatewayJob: {planned.ready.HTTP, plain.ready.HTTP},
 	})
 	dir, prompt := t.TempDir(), strings.Repeat("0123456789abcdef", 64)
 	stopLoad := repeatedly(t, func(ctx context.Context, i int) error {
+		r.as(tenants, "sre", "block", "put", "a/m", "--data-file", filepath.Join(dir, "data"), "--tokens-file", filepath.Join(dir, "tokens"))
 		return errors.Join(writeReadEvict(ctx, node, dir, "load", i), complete(ctx, web, planned.ready.Listen, prompt), complete(ctx, web, plain.ready.Listen, prompt))
 	})
 

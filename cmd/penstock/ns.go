@@ -29,7 +29,7 @@ a new epoch and makes every block of the old weights unmatchable at once, unless
 keeps older epochs live. A block of one epoch is never served as one of another.`,
 	}
 	c := addConnectionFlags(cmd, w)
-	return noun(cmd, newNamespaceCreate(c), newNamespaceList(c), newNamespaceShow(c), newNamespaceDelete(c), newNamespaceBump(c), newNamespaceRetire(c), newNamespacePin(c), newNamespaceQuota(c), newNamespaceReplicas(c), newNamespaceTop(c, w))
+	return noun(cmd, newNamespaceCreate(c), newNamespaceList(c), newNamespaceShow(c), newNamespaceDelete(c), newNamespaceBump(c), newNamespaceRetire(c), newNamespacePin(c), newNamespaceQuota(c), newNamespaceReplicas(c), newNamespaceTenants(c), newNamespaceTop(c, w))
 }
 
 // geometryFlags are the flags of ns create.
@@ -520,6 +520,35 @@ func newNamespaceQuota(c *connection) *cobra.Command {
 					return err
 				}
 				return emitNamespace(cmd, ns)
+			})
+		},
+	}
+}
+
+func newNamespaceTenants(c *connection) *cobra.Command {
+	return &cobra.Command{
+		Use:   "tenants",
+		Short: "List the tenants with a quota, with what they use of it",
+		Long: `List the tenants with a quota in the roles of the node, with what they use of it on this
+node. A tenant is all namespaces whose names begin with its prefix. A caller with a role on
+the whole prefix sees its tenant, and no other. USED is what the blocks take on storage.
+EVICTED is the size of the blocks that were evicted to keep the tenant within its quota,
+and REFUSED BLOCKS counts the blocks that were not stored because of it, both since the
+tenant has a quota, at most since the node started.`,
+		Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return c.admin(cmd, func(ctx context.Context, a admin) error {
+				resp, err := a.ListTenants(ctx, &pb.ListTenantsRequest{})
+				if err != nil {
+					return err
+				}
+				return outputOf(cmd).emit(resp, func(t *table) {
+					if len(resp.GetTenants()) == 0 {
+						t.row("no tenant with a quota on all of whose namespaces the caller has a role")
+						return
+					}
+					printTenants(t, resp.GetTenants())
+				})
 			})
 		},
 	}

@@ -77,8 +77,10 @@ type host struct {
 	name, dir          string
 	listen, http, data string
 	node               *cluster.Process
-	// args are the arguments of the program in the host's unit.
+	// args are the arguments of the program in the host's unit, and tokenFile is PENSTOCK_TOKEN_FILE of
+	// its shell.
 	args           []string
+	tokenFile      string
 	toReal, toPage *strings.Replacer
 	// mounted is the root of a new file system, which belongs to root, or "".
 	mounted string
@@ -293,7 +295,7 @@ func (o *operator) do(name, command string) (out string, code int) {
 	}
 	cmd := exec.CommandContext(o.t.Context(), "sh", "-c", h.toReal.Replace(command))
 	cmd.Dir = h.dir + "/root"
-	cmd.Env = append(os.Environ(), "PATH="+o.bin+":"+os.Getenv("PATH"), "PENSTOCK_SERVER="+h.listen)
+	cmd.Env = append(os.Environ(), "PATH="+o.bin+":"+os.Getenv("PATH"), "PENSTOCK_SERVER="+h.listen, "PENSTOCK_TOKEN_FILE="+h.tokenFile)
 	b, err := cmd.CombinedOutput()
 	if err != nil && cmd.ProcessState == nil {
 		o.t.Fatal(err)
@@ -434,6 +436,41 @@ func TestRunbooks(t *testing.T) {
 			l.stop()
 			o.run(steps)
 			l.all()
+		},
+		"A tenant is at its quota": func(t *testing.T, steps []step) {
+			o := newOperator(t, [][2]string{{"  roles_file", "/etc/penstock/roles.yaml"}})
+			h := o.hosts["n1"]
+			r := &rolesRig{T: t, dir: h.dir + "/root"}
+			all := r.principal("sre", `{roles: [read, write, admin, operate], namespaces: ["*"]}`)
+			roles := "principals:\n" + all + "tenants:\n  - {namespaces: team-a/*, quota: 256KiB}\n"
+			writeFile(t, h.dir+"/etc/penstock", "roles.yaml", []byte(roles))
+			h.tokenFile = filepath.Join(r.dir, "sre.token")
+			h.systemctl(t, "start")
+			put := func(ns string, from, blocks int) (out string, code int) {
+				writeFile(t, r.dir, "prompt", tokens(from, 4*blocks))
+				writeFile(t, r.dir, "blocks", bytesOf(1, 16384*blocks))
+				return o.do("n1", "penstock block put "+ns+" --tokens-file prompt --data-file blocks")
+			}
+			must := func(out string, code int) {
+				t.Helper()
+				if code != 0 {
+					t.Fatal(out)
+				}
+			}
+			must(o.do("n1", "penstock status --wait"))
+			for _, ns := range []string{"team-a/old", "team-a/new"} {
+				must(o.do("n1", "penstock ns create "+ns+" --layers 4 --block-tokens 4 --token-bytes 1024"))
+			}
+			must(put("team-a/old", 1, 8))
+			must(o.do("n1", "penstock pin team-a/old --tokens-file prompt"))
+			if out, code := put("team-a/new", 1, 8); code == 0 || !strings.Contains(out, "over_quota") {
+				t.Fatalf("beside pinned blocks: exit %d\n%s", code, out)
+			}
+			raise := slices.IndexFunc(steps, func(s step) bool { return strings.HasPrefix(s.command, "sed ") })
+			o.run(steps[:raise])
+			must(put("team-a/new", 1, 12))
+			o.run(steps[raise:])
+			must(put("team-a/new", 1000, 40))
 		},
 		"Replace a disk that can be read": func(t *testing.T, steps []step) {
 			o := started(t, steps, nil)

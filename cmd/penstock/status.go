@@ -120,7 +120,10 @@ func printStatus(t *table, s *pb.StatusResponse) {
 	}
 	printKeys(t, s.GetKeys())
 	printEpochKeys(t, s.GetEpochKeys())
-	printTenants(t, s.GetTenants())
+	if len(s.GetTenants()) > 0 {
+		t.row()
+		printTenants(t, s.GetTenants())
+	}
 	t.row()
 	t.row("NIC", "ADDRESS", "STATE", "SENT", "RECEIVED")
 	for _, n := range s.GetNics() {
@@ -134,13 +137,10 @@ func printStatus(t *table, s *pb.StatusResponse) {
 
 // printTenants prints a line for each tenant with a quota.
 func printTenants(t *table, tenants []*pb.TenantStatus) {
-	if len(tenants) == 0 {
-		return
-	}
-	t.row()
-	t.row("TENANT", "NAMESPACES", "USED", "QUOTA")
+	t.row("TENANT", "NAMESPACES", "USED", "QUOTA", "EVICTED", "REFUSED BLOCKS")
 	for _, tn := range tenants {
-		t.row(tn.GetNamespaces(), count(tn.GetNamespaceCount()), size(tn.GetUsedBytes()), size(tn.GetQuotaBytes()))
+		t.row(tn.GetNamespaces(), count(tn.GetNamespaceCount()), size(tn.GetUsedBytes()), size(tn.GetQuotaBytes()),
+			size(tn.GetEvictedBytes()), count(tn.GetRefusedBlocks()))
 	}
 }
 

@@ -45,7 +45,7 @@ func TestTenantStatus(t *testing.T) {
 		t.Fatal("the status does not count the stored blocks")
 	}
 	check(s, 1<<30, used)
-	if out := r.as(s, "sre", "status").must(t); !strings.Contains(strings.Join(strings.Fields(out), " "), "TENANT NAMESPACES USED QUOTA a/* 1 ") || !strings.Contains(out, "1.0 GiB\n") {
+	if out := r.as(s, "sre", "status").must(t); !strings.Contains(strings.Join(strings.Fields(out), " "), "TENANT NAMESPACES USED QUOTA EVICTED REFUSED BLOCKS a/* 1 ") || !strings.Contains(out, "1.0 GiB  0 B      0\n") {
 		t.Errorf("the status has no table of the tenants:\n%s", out)
 	}
 	if err := os.WriteFile(file, []byte(document("  - {namespaces: b/*, quota: 1TiB}\n", "  - {namespaces: a/*, quota: 2GiB}\n")), 0o600); err != nil {

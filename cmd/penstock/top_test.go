@@ -215,7 +215,7 @@ func (o olderNode) ListNamespaces(ctx context.Context, req *pb.ListNamespacesReq
 }
 
 // TestTopOfAnOlderNode: of a node of an older version, the state and the rates of volumes and NICs
-// are shown, and the other rates are unknown.
+// are shown, and the other rates are unknown. A command that such a node does not have names the reason.
 func TestTopOfAnOlderNode(t *testing.T) {
 	s := startServed(t, t.TempDir()+"/volume")
 	s.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024").must(t)
@@ -249,6 +249,9 @@ func TestTopOfAnOlderNode(t *testing.T) {
 	}
 	if got := strings.Join(show("volumes")[2:9], " "); got != "ok 0.0 % 0 B 0 B" {
 		t.Errorf("volumes: %s", got)
+	}
+	if r := s.run("ns", "tenants", "--server", listener.Addr().String()); r.code == exitOK || !strings.Contains(r.err, "the node is of another version") {
+		t.Errorf("ns tenants: exit %d\n%s", r.code, r.err)
 	}
 }
 

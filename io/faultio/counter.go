@@ -60,13 +60,13 @@ type Counter struct {
 
 func newCounter() *Counter { return &Counter{settled: make(map[int]bool)} }
 
-// add records a fault. A Delay is settled at once, because it does no damage.
+// add records a fault. A Delay or a Stall is settled at once, because it does no damage.
 func (c *Counter) add(i Injection) Injection {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	i.Number = len(c.all) + 1
 	c.all = append(c.all, i)
-	if i.Action == Delay {
+	if i.Action.waits() {
 		c.settled[i.Number] = true
 	}
 	return i
@@ -141,7 +141,7 @@ func (c *Counter) settle(number int) {
 }
 
 // Pending returns the faults for which the test has not accounted (Surfaced, Repaired). It leaves
-// out Delays.
+// out Delays and Stalls.
 func (c *Counter) Pending() []Injection {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -2,7 +2,8 @@
 // language. It counts the faults, so that a test can assert that each fault surfaced as an error or
 // was repaired. Without rules it changes nothing.
 //
-// The package does not model crashes; memio does. It changes the timing of calls only by Delay.
+// The package does not model crashes; memio does. It changes the timing of calls only by Delay
+// and Stall.
 //
 //	rules, err := faultio.Parse(`
 //		(Err EIO (And Reads (File "seg-*") (Offset 0 1048576) (After 3) (Count 2)))
@@ -23,10 +24,12 @@
 //	(Flip BIT p)      disk for a write, in the buffer for a read; which one is
 //	                  drawn, or BIT counted from the first of the request
 //	(Delay 5ms p)     the call waits first; then the later rules are tried
+//	(Stall p)         the call waits until SetRules replaces the rules; then the later of
+//	                  the old rules are tried
 //
-// Err, ENOSPC and Delay apply to every call, and the other actions only to transfers. The rules are
-// tried in order, and only the first rule that applies has an effect. If that rule is a Delay, the
-// later rules are tried too.
+// Err, ENOSPC, Delay and Stall apply to every call, and the other actions only to transfers. The
+// rules are tried in order, and only the first rule that applies has an effect. If that rule is a
+// Delay or a Stall, the later rules are tried too.
 //
 // # Predicates
 //

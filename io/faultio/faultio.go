@@ -4,7 +4,6 @@ import (
 	"context"
 	"io"
 	"math/rand/v2"
-	"time"
 
 	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/io/blockio"
@@ -94,11 +93,11 @@ func (d *Device) Sync(ctx context.Context, files ...blockio.File) error {
 	return d.Device.Sync(ctx, files...)
 }
 
-// gate applies the rules to a call that is not a transfer. It waits for a Delay, and returns the
+// gate applies the rules to a call that is not a transfer. It waits for a Delay and a Stall, and returns the
 // injected error, if any.
 func (d *Device) gate(c *call) error {
 	v := d.program.judge(c)
-	wait(v.delay)
+	v.wait()
 	if v.rule == nil {
 		return nil
 	}
@@ -111,12 +110,11 @@ func (d *Device) Do(ctx context.Context, batch []blockio.Request) error {
 	if blockio.CheckBatch(batch) != nil || ctx.Err() != nil {
 		return d.Device.Do(ctx, batch) // returns the reason
 	}
-	plans, delay := d.plan(batch)
+	plans, pause := d.plan(batch)
+	pause.wait()
 	if plans == nil {
-		wait(delay)
 		return d.Device.Do(ctx, batch)
 	}
-	wait(delay)
 	if err := d.prepare(ctx, plans); err != nil {
 		return err
 	}
@@ -154,9 +152,9 @@ type plan struct {
 	changed bool
 }
 
-// plan evaluates the rules for every request. plans is nil if no request gets a fault. delay is the
-// sum of the requests' Delays.
-func (d *Device) plan(batch []blockio.Request) (plans []plan, delay time.Duration) {
+// plan evaluates the rules for every request. plans is nil if no request gets a fault. wait
+// is for the Delays and Stalls of all requests.
+func (d *Device) plan(batch []blockio.Request) (plans []plan, wait pause) {
 	plans = make([]plan, len(batch))
 	faults := 0
 	for i := range batch {
@@ -167,15 +165,15 @@ func (d *Device) plan(batch []blockio.Request) (plans []plan, delay time.Duratio
 		}
 		p.send = *r
 		p.verdict = d.program.judge(&p.call)
-		delay += p.verdict.delay
+		wait.add(p.pause)
 		if p.rule != nil {
 			faults++
 		}
 	}
 	if faults == 0 {
-		return nil, delay
+		return nil, wait
 	}
-	return plans, delay
+	return plans, wait
 }
 
 // prepare changes the requests that will be sent. It returns an error if the wrapped device refuses

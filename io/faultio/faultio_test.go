@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -200,6 +201,47 @@ func TestDelayTakesTime(t *testing.T) {
 	})
 }
 
+// TestStallUntilRulesChange: calls wait until the rules are replaced, and only the calls to which
+// the rule applies.
+func TestStallUntilRulesChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dev := faultio.Wrap(memio.New(memio.Options{}), nil)
+		f, err := dev.Create("a", blockio.Align)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dev.SetRules(faultio.MustParse("(Stall (Or Writes Syncs)) (Err EIO Syncs)"))
+		buf, other := testkit.AlignedBuffer(t, blockio.Align), testkit.AlignedBuffer(t, blockio.Align)
+		start := time.Now()
+		var write, syncTook time.Duration
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if err := transfer(t, dev, f, blockio.Write, buf); err != nil {
+				t.Errorf("write: %v", err)
+			}
+			write = time.Since(start)
+		})
+		wg.Go(func() {
+			if err := dev.Sync(t.Context(), f); !errors.Is(err, syscall.EIO) || dev.Counter().Surfaced(err) != 1 {
+				t.Errorf("sync: %v; want EIO of the later rule", err)
+			}
+			syncTook = time.Since(start)
+		})
+		if err := transfer(t, dev, f, blockio.Read, other); err != nil || time.Since(start) != 0 {
+			t.Errorf("read: %v after %v", err, time.Since(start))
+		}
+		time.Sleep(time.Minute)
+		dev.SetRules(nil)
+		wg.Wait()
+		if write != time.Minute || syncTook != time.Minute {
+			t.Errorf("the write took %v, the sync %v", write, syncTook)
+		}
+		if n := dev.Counter().Count(faultio.Stall); n != 2 || len(dev.Counter().Pending()) != 0 {
+			t.Errorf("%d stalls, pending %v", n, dev.Counter().Pending())
+		}
+	})
+}
+
 // TestEveryFaultIsAccountedFor: random faults are injected under a writer that checks its reads. A
 // fault that did not surface as an error is found by comparing the data.
 func TestEveryFaultIsAccountedFor(t *testing.T) {
@@ -384,7 +426,7 @@ func transfer(t *testing.T, dev blockio.Device, f blockio.File, op blockio.Op, b
 func FuzzParse(f *testing.F) {
 	for _, text := range []string{
 		"", `(Err EIO (And Reads (File "seg-*") (Offset 0 1048576) (After 3) (Count 2)))`,
-		"(ENOSPC)(Short Writes)(Torn Any)(Flip 12)(Flip Reads)(Delay 1h0m0s)", "(Err EIO (Prob 0.25 18446744073709551615))",
+		"(ENOSPC)(Short Writes)(Torn Any)(Flip 12)(Flip Reads)(Delay 1h0m0s)(Stall Syncs)", "(Err EIO (Prob 0.25 18446744073709551615))",
 		`(Flip (Not (Or Syncs Creates Opens Removes)))`, "((", `(Err "EIO`, "(Prob)", `(Torn (File "[a"))`, "(Flip -1)",
 	} {
 		f.Add(text)

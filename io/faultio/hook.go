@@ -29,7 +29,7 @@ func (p *program) bend(op blockio.Op, file string, offset int64, n int, err erro
 		c.kind = Write
 	}
 	v := p.judge(c)
-	wait(v.delay)
+	v.wait()
 	if v.rule == nil || err != nil {
 		return n, err
 	}

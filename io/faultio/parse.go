@@ -160,8 +160,10 @@ func toRule(n node) (rule, error) {
 		r.action = Short
 	case "Torn":
 		r.action = Torn
+	case "Stall":
+		r.action = Stall
 	default:
-		err = head.fail("unknown action %v; want Err, ENOSPC, Short, Torn, Flip or Delay", head)
+		err = head.fail("unknown action %v; want Err, ENOSPC, Short, Torn, Flip, Delay or Stall", head)
 	}
 	if err != nil {
 		return rule{}, err

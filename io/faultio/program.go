@@ -12,6 +12,8 @@ type program struct {
 
 	mu    sync.Mutex
 	rules []running
+	// replaced is closed when set replaces the rules.
+	replaced chan struct{}
 	// rng draws the positions of a Torn and a Flip.
 	rng *rand.Rand
 }
@@ -31,6 +33,10 @@ func newProgram(counter *Counter, rules *Rules) *program {
 func (p *program) set(rules *Rules) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.replaced != nil {
+		close(p.replaced)
+	}
+	p.replaced = make(chan struct{})
 	p.rules, p.rng = nil, rand.New(rand.NewPCG(1, 0x666c6970))
 	if rules == nil {
 		return
@@ -40,10 +46,34 @@ func (p *program) set(rules *Rules) {
 	}
 }
 
+// pause is the time that calls wait: for a Delay, and until the channel of a Stall, if it is not nil,
+// is closed.
+type pause struct {
+	delay time.Duration
+	until <-chan struct{}
+}
+
+// add makes p the pause of calls that wait for both.
+func (p *pause) add(o pause) {
+	p.delay += o.delay
+	if o.until != nil {
+		p.until = o.until
+	}
+}
+
+func (p pause) wait() {
+	if p.delay > 0 {
+		time.Sleep(p.delay)
+	}
+	if p.until != nil {
+		<-p.until
+	}
+}
+
 // verdict is the effect of the rules on one call.
 type verdict struct {
-	delay time.Duration
-	// rule is the rule that has an effect, apart from Delay rules; nil if there is none.
+	pause
+	// rule is the rule that has an effect, apart from Delay and Stall rules; nil if there is none.
 	rule *running
 	// draw is a random number for the position of the damage.
 	draw uint64
@@ -59,8 +89,11 @@ func (p *program) judge(c *call) verdict {
 		if !r.suits(c) || !r.applies(c) {
 			continue
 		}
-		if r.action == Delay {
+		if r.action.waits() {
 			v.delay += r.delay
+			if r.action == Stall {
+				v.until = p.replaced
+			}
 			p.counter.add(r.injection(c))
 			continue
 		}
@@ -72,7 +105,7 @@ func (p *program) judge(c *call) verdict {
 
 // suits reports whether the action applies to the kind of call.
 func (r *running) suits(c *call) bool {
-	return r.action == Err || r.action == Delay || c.transfer()
+	return r.action == Err || r.action.waits() || c.transfer()
 }
 
 func (r *running) injection(c *call) Injection {
@@ -86,11 +119,4 @@ func (r *running) injection(c *call) Injection {
 // failure records an Err or Short and returns its error.
 func (p *program) failure(r *running, c *call, err error) error {
 	return &Error{Injection: p.counter.add(r.injection(c)), Err: err}
-}
-
-// wait sleeps for a Delay.
-func wait(d time.Duration) {
-	if d > 0 {
-		time.Sleep(d)
-	}
 }

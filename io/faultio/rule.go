@@ -23,9 +23,13 @@ const (
 	Torn
 	Flip
 	Delay
+	Stall
 )
 
-var actionNames = [...]string{Err: "Err", Short: "Short", Torn: "Torn", Flip: "Flip", Delay: "Delay"}
+// waits reports whether the action only makes the call wait.
+func (a Action) waits() bool { return a == Delay || a == Stall }
+
+var actionNames = [...]string{Err: "Err", Short: "Short", Torn: "Torn", Flip: "Flip", Delay: "Delay", Stall: "Stall"}
 
 // String returns the action's word in the language.
 func (a Action) String() string {

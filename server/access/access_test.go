@@ -85,6 +85,11 @@ func TestGrants(t *testing.T) {
 	if !a.Principal.HasAnywhere(access.Admin) || a.Principal.HasAnywhere(access.Operate) || a.Principal.HasEverywhere(access.Any) {
 		t.Error("the roles of team-a anywhere or everywhere are wrong")
 	}
+	for prefix, want := range map[string]bool{"team-a/": true, "team-a/x": true, "team-a": false, "team-": false, "": false, "team-b/": false} {
+		if got := a.Principal.HasAll(access.Read, prefix); got != want {
+			t.Errorf("team-a has read on all of %s*: %v", prefix, got)
+		}
+	}
 	b, _ := p.ByHeader("Bearer " + tokenB)
 	if a, b := a.Principal.Weight(), b.Principal.Weight(); a != 3 || b != 1 {
 		t.Errorf("the weights are %d and %d; want 3 and the default 1", a, b)

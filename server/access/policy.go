@@ -59,6 +59,17 @@ func (p *Principal) HasAnywhere(roles Role) bool {
 	return false
 }
 
+// HasAll reports whether the principal has one of the roles, by one grant, on all namespaces whose names
+// begin with a prefix.
+func (p *Principal) HasAll(roles Role, prefix string) bool {
+	for _, g := range p.grants {
+		if strings.HasSuffix(g.pattern, "*") && g.roles&roles != 0 && g.matches(prefix) {
+			return true
+		}
+	}
+	return false
+}
+
 // HasEverywhere reports whether the principal has one of the roles by a grant on all namespaces.
 func (p *Principal) HasEverywhere(roles Role) bool {
 	for _, g := range p.grants {

@@ -27,6 +27,8 @@ type Access interface {
 	Opens(ctx context.Context, path string) bool
 	// SeesNamespace reports whether the caller may see a namespace.
 	SeesNamespace(ctx context.Context, name string) bool
+	// SeesTenant reports whether the caller may see the tenant whose namespaces begin with a prefix.
+	SeesTenant(ctx context.Context, prefix string) bool
 	// SeesPins reports whether the caller may see the pins of a namespace.
 	SeesPins(ctx context.Context, name string) bool
 }
@@ -56,6 +58,7 @@ type Console struct {
 	pages      []*page
 	overview   feed[Overview]
 	namespaces feed[[]Namespace]
+	tenants    feed[[]Tenant]
 	prefixes   feed[Prefixes]
 	pins       func(ctx context.Context, sees func(namespace string) bool, rows int) Pins
 	actions    feed[[]Action]
@@ -116,6 +119,7 @@ func (c *Console) nodePages() []*page {
 	src := c.opts.Source
 	c.overview.load = src.Overview
 	c.namespaces.load = src.Namespaces
+	c.tenants.load = src.Tenants
 	c.prefixes.load = src.Prefixes
 	c.pins = src.Pins
 	c.actions.load = src.Actions

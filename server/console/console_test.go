@@ -31,6 +31,7 @@ type source struct {
 	mu         sync.Mutex
 	overview   console.Overview
 	namespaces []console.Namespace
+	tenants    []console.Tenant
 	prefixes   console.Prefixes
 	pins       []console.Pin
 	actions    []console.Action
@@ -49,6 +50,12 @@ func (s *source) Namespaces(context.Context) []console.Namespace {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.namespaces
+}
+
+func (s *source) Tenants(context.Context) []console.Tenant {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.tenants
 }
 
 func (s *source) Prefixes(context.Context) console.Prefixes {
@@ -109,6 +116,9 @@ func (c *caller) SeesNamespace(_ context.Context, name string) bool {
 	return strings.HasPrefix(name, c.prefix)
 }
 
+func (c *caller) SeesTenant(ctx context.Context, prefix string) bool {
+	return c.SeesNamespace(ctx, prefix)
+}
 func (c *caller) SeesPins(ctx context.Context, name string) bool { return c.SeesNamespace(ctx, name) }
 
 // nameKey is the key of a caller's name, which serve takes from the query.
@@ -414,6 +424,37 @@ func TestHiddenNamespaces(t *testing.T) {
 		if e := s.event(); strings.Contains(e.data, "team-b") || strings.Contains(e.data, "2") && e.name == "summary" {
 			t.Errorf("an event shows a hidden namespace: %+v", e)
 		}
+	}
+}
+
+// TestTenants: the page of namespaces has the tenants that the caller may see, the fullest first, and no
+// table without one. A prefix is escaped, in the text and in the link.
+func TestTenants(t *testing.T) {
+	tenant := func(prefix string, used, quota int64) console.Tenant {
+		return console.Tenant{Prefix: prefix, UsedBytes: used, QuotaBytes: quota, Fill: top.Known(float64(used)).Over(top.Known(float64(quota))), Namespaces: 2, EvictedBlocks: 1200, EvictedBytes: 3 << 20, RefusedBlocks: 7}
+	}
+	src := &source{tenants: []console.Tenant{tenant("team-a/", 1<<20, 4<<20), tenant("team-b/", 3<<20, 4<<20), tenant("team-c&</", 0, 1<<20)}}
+	_, url := serve(t, console.Options{Source: src})
+	_, page := get(t, url+"/namespaces")
+	wants(t, text(page), "Tenants with a quota", "team-b/* 2 3.0 MiB 75.0 % of 4.0 MiB 1,200 3.0 MiB 7 team-a/* 2 1.0 MiB 25.0 % of 4.0 MiB 1,200 3.0 MiB 7 team-c&amp;&lt;/* 2 0 B 0.0 % of 1.0 MiB")
+	wants(t, page, `<a href="/namespaces?q=team-a%2F&amp;sort=name">team-a/*</a>`, `<a href="/namespaces?q=team-c%26%3C%2F&amp;sort=name">`)
+	_, url = serve(t, console.Options{Source: src, Access: &caller{prefix: "team-a/"}})
+	if _, page = get(t, url+"/namespaces"); strings.Contains(page, "team-b") || strings.Contains(page, "team-c") || !strings.Contains(page, "team-a/*") {
+		t.Errorf("a caller of one tenant gets\n%s", page)
+	}
+	_, url = serve(t, console.Options{Source: src, Access: &caller{prefix: "other"}})
+	if _, page = get(t, url+"/namespaces"); strings.Contains(page, "enants") {
+		t.Errorf("a caller of no tenant gets\n%s", page)
+	}
+	many := &source{}
+	for i := range 25 {
+		many.tenants = append(many.tenants, tenant(fmt.Sprintf("t%02d/", i), int64(i), 100))
+	}
+	_, url = serve(t, console.Options{Source: many})
+	_, page = get(t, url+"/namespaces")
+	wants(t, text(page), "t24/* 2 24 B", "5 more are not shown.")
+	if strings.Contains(page, "t04/") || !strings.Contains(page, "t05/") {
+		t.Errorf("of 25 tenants the page has not the 20 fullest:\n%s", text(page))
 	}
 }
 

@@ -24,8 +24,8 @@
 // cuts, and heat), the pins, and the recent actions of administrators. A planner has the load of its
 // engines and storage NICs, and the time lines of its last requests. docs/console.md describes them.
 //
-// Access decides each request, and again each event of a stream. A namespace that the caller may not
-// see is in none of its pages, counts and sums.
+// Access decides each request, and again each event of a stream. A namespace or a
+// tenant that the caller may not see is in none of its pages, counts and sums.
 //
 // Texts from clients, such as names of namespaces, are escaped by html/template. The policy in the
 // header Content-Security-Policy permits only the style sheet, the script and the images of the

@@ -37,7 +37,14 @@ type namespacesView struct {
 	// UsedBytes and OldBytes are the sums over the matching namespaces.
 	UsedBytes int64
 	OldBytes  top.Value
+	// Tenants are the tenants with a quota that the caller may see, the fullest first, at most
+	// tenantsShown. MoreTenants is the number of those that are left out.
+	Tenants     []Tenant
+	MoreTenants int64
 }
+
+// tenantsShown is the number of tenants on the page.
+const tenantsShown = 20
 
 // columnView is the head of a column.
 type columnView struct {
@@ -174,6 +181,14 @@ func (c *Console) viewNamespaces(ctx context.Context, query url.Values) (any, st
 		}
 		v.Columns = append(v.Columns, head)
 	}
+	for _, tn := range c.tenants.get(ctx, now, c.opts.Interval) {
+		if c.opts.Access.SeesTenant(ctx, tn.Prefix) {
+			v.Tenants = append(v.Tenants, tn)
+		}
+	}
+	slices.SortStableFunc(v.Tenants, func(a, b Tenant) int { return cmp.Compare(b.Fill.Of, a.Fill.Of) })
+	v.MoreTenants = int64(max(0, len(v.Tenants)-tenantsShown))
+	v.Tenants = v.Tenants[:min(len(v.Tenants), tenantsShown)]
 	summary := fmt.Sprintf("%s.", plural(int64(v.Total), "namespace"))
 	if v.Filter != "" {
 		summary = fmt.Sprintf("%d of %s match the filter.", v.Matching, plural(int64(v.Total), "namespace"))

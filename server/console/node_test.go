@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chromedp/chromedp"
+
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/lab/testetcd"
@@ -77,11 +79,9 @@ func TestNodeStreamsPerPrincipal(t *testing.T) {
 	defer listen(t, as(tenantToken)).close()
 }
 
-// TestNode shows a node with a roles file: the figures of its namespaces, the callers that see
-// them, and their changes in a browser.
-func TestNode(t *testing.T) {
-	var policy atomic.Pointer[access.Policy]
-	n := testnode.Start(t, testnode.Options{Name: "n1", Web: true, ConsoleInterval: 20 * time.Millisecond, Roles: policy.Load})
+// openTeams makes a namespace for each of two teams, and opens that of team-a, with memory for four blocks.
+func openTeams(t *testing.T, n *testnode.Node) (*client.Store, kv.Namespace, *client.Memory) {
+	t.Helper()
 	g := kv.SingleGroup(4, 4, 512)
 	for _, name := range []string{"team-a/chat", "team-b/rollout"} {
 		n.Namespace(t, name, g)
@@ -91,6 +91,16 @@ func TestNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return store, ns, memory
+}
+
+// TestNode shows a node with a roles file: the figures of its namespaces, the callers that see
+// them, and their changes in a browser.
+func TestNode(t *testing.T) {
+	var policy atomic.Pointer[access.Policy]
+	n := testnode.Start(t, testnode.Options{Name: "n1", Web: true, ConsoleInterval: 20 * time.Millisecond, Roles: policy.Load})
+	store, ns, memory := openTeams(t, n)
+	g := ns.Geometry
 	prompt := make([]kv.Token, 4*g.BlockTokens)
 	for i := range prompt {
 		prompt[i] = kv.Token(i)
@@ -106,6 +116,7 @@ func TestNode(t *testing.T) {
 		if _, err := store.BumpEpoch(t.Context(), ns.Name, 0, 2); err != nil {
 			t.Fatal(err)
 		}
+		var err error
 		if ns, err = store.Namespace(t.Context(), ns.Name); err != nil {
 			t.Fatal(err)
 		}
@@ -191,6 +202,74 @@ func TestNode(t *testing.T) {
 	bump()
 	b.await(fmt.Sprintf(`document.querySelector("tbody td:nth-child(3)").textContent.startsWith("%d")`, ns.Epoch))
 	policy.Store(policyOf(t))
+}
+
+// awaitPage returns a page once it contains a text.
+func awaitPage(t *testing.T, url, token, want string) string {
+	t.Helper()
+	for limit := time.Now().Add(patience); ; {
+		_, page := openAs(t, url, token)
+		if strings.Contains(text(page), want) {
+			return page
+		}
+		if time.Now().After(limit) {
+			t.Fatalf("%q is not in\n%s", want, text(page))
+		}
+	}
+}
+
+// TestNodeTenants: a principal of one tenant sees the use and the quota of its tenant in a browser, live,
+// and nothing of the other tenant. An operator sees both.
+func TestNodeTenants(t *testing.T) {
+	policy := policyOf(t)
+	var current atomic.Pointer[access.Policy]
+	n := testnode.Start(t, testnode.Options{Name: "n1", Web: true, ConsoleInterval: 20 * time.Millisecond, Roles: current.Load})
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	store, ns, memory := openTeams(t, n)
+	write := func(first kv.Token) {
+		t.Helper()
+		prompt := make([]kv.Token, 4*ns.Geometry.BlockTokens)
+		for i := range prompt {
+			prompt[i] = first + kv.Token(i)
+		}
+		if w, err := store.Write(t.Context(), client.WriteRequest{Namespace: ns, Tokens: prompt, From: memory}); err != nil || w.Stored != 4 {
+			t.Fatalf("%+v, %v", w, err)
+		}
+	}
+	write(1)
+	used := n.Storage.Stats().Index.Bytes
+	n.Storage.SetTenantQuotas([]kv.TenantQuota{{Prefix: "team-a/", Bytes: 2 * used}, {Prefix: "team-b/", Bytes: 1 << 40}})
+	current.Store(policy)
+	awaitPage(t, n.Web+"/namespaces", operatorToken, "team-b/* 1 0 B 0.0 % of 1.0 TiB")
+	page := awaitPage(t, n.Web+"/namespaces", tenantToken, "50.0 % of")
+	if strings.Contains(page, "team-b") || strings.Contains(page, "1.0 TiB") {
+		t.Errorf("the tenant gets\n%s", page)
+	}
+
+	b := openBrowser(t)
+	b.open(strings.Replace(n.Web, "http://", "http://any:"+tenantToken+"@", 1) + "/namespaces")
+	b.await(`document.querySelectorAll("#tenants tbody tr").length === 1 && document.querySelector("#tenants tbody th").textContent === "team-a/*"`)
+	b.await(`document.querySelector("#tenants tbody tr").textContent.includes("50.0 %")`)
+	current.Store(nil) // the client has no token
+	write(1000)
+	write(2000) // evicts
+	current.Store(policy)
+	want := n.Storage.Tenants()[0]
+	if want.EvictedPieces == 0 {
+		t.Fatalf("a write above the quota evicted nothing: %+v", want)
+	}
+	b.await(fmt.Sprintf(`document.querySelector("#tenants tbody td:nth-child(5)").textContent === "%d" && document.querySelector("#tenants tbody td:nth-child(4)").textContent.includes("%.1f %%")`,
+		want.EvictedPieces, 100*float64(want.UsedBytes)/float64(want.Bytes)))
+	if all := b.text("document.documentElement.outerHTML"); strings.Contains(all, "team-b") || strings.Contains(all, "TiB") {
+		t.Errorf("the browser of the tenant has\n%s", all)
+	}
+	b.open(n.Web + "/namespaces?q=team-b")
+	if all := b.text("document.body.innerText"); strings.Contains(all, "rollout") || strings.Contains(all, "TiB") {
+		t.Errorf("the filter shows the tenant\n%s", all)
+	}
+	b.do(chromedp.Click("#tenants tbody a"))
+	b.await(`location.search.includes("q=team-a%2F") && document.querySelectorAll("table:not(#tenants) tbody tr").length === 1`)
+	b.shoot("tenant")
 }
 
 // members returns the texts of the rows of a cluster's nodes on the overview.

@@ -17,6 +17,8 @@ type Source interface {
 	Overview(context.Context) Overview
 	// Namespaces returns all namespaces of the node.
 	Namespaces(context.Context) []Namespace
+	// Tenants returns the tenants with a quota, sorted by prefix.
+	Tenants(context.Context) []Tenant
 	// Prefixes returns the counters of matches.
 	Prefixes(context.Context) Prefixes
 	// Pins returns the pins of the namespaces that sees accepts, in List the oldest ones, at most rows.
@@ -197,6 +199,20 @@ type Namespace struct {
 	// if none were queried.
 	HitRateSince top.Value
 }
+
+// Tenant is a tenant with a quota: all namespaces whose names begin with a prefix.
+type Tenant struct {
+	Prefix                            string
+	QuotaBytes, UsedBytes, Namespaces int64
+	// Fill is the used part of the quota.
+	Fill top.Value
+	// EvictedBlocks and EvictedBytes count what was evicted because of the quota, and RefusedBlocks the
+	// blocks that were not stored because of it, since the tenant has a quota on the running node.
+	EvictedBlocks, EvictedBytes, RefusedBlocks int64
+}
+
+// NamespacesLink returns the address of the page with the tenant's namespaces.
+func (t Tenant) NamespacesLink() string { return namespacesLink(t.Prefix, columns()[0].key, false, 1) }
 
 // Prefixes has the counters of the Match calls.
 type Prefixes struct {

@@ -128,7 +128,7 @@ func Alerts() []Alert {
 			Meaning:     "A volume is slow or had errors.",
 			Expr:        `penstock_volume_state{state="suspect"} == 1`,
 			Summary:     "Volume " + volume + " is slow or had errors.",
-			Description: "New blocks go to other volumes. `penstock volume list` has the reason. Look at the disk (`dmesg`, `smartctl -a`). If it is about to fail, `penstock volume drain` moves its blocks to the other volumes.",
+			Description: "New blocks go to other volumes, as long as one that is ok takes them. `penstock volume list` has the reason. Look at the disk (`dmesg`, `smartctl -a`). If it is about to fail, `penstock volume drain` moves its blocks to the other volumes.",
 		},
 		{
 			Group: "volumes", Name: "PenstockDeviceErrors", For: "1m", Severity: Warning,
@@ -178,7 +178,15 @@ func Alerts() []Alert {
 			Meaning:     "More than 1 % of the offered blocks are not stored, because of room, quota or a device.",
 			Expr:        "instance:penstock_write_refused_blocks:ratio_rate5m > 0.01",
 			Summary:     "Storage node " + at + " does not store " + percent + " of the blocks offered.",
-			Description: "There is no room, a device fails, or a namespace or a tenant is over its quota: the reasons are in `penstock_write_skipped_blocks_total`. With `full`, look for pins and leases that prevent evictions (`penstock pin list`) and for free space below `free_floor`. With `over_quota`, look at `penstock ns list` and, for tenants, at `penstock status`: refused are blocks for which nothing of the namespace or tenant can be evicted. With `device`, look at `penstock volume list`.",
+			Description: "There is no room, a device fails, or a namespace or a tenant is over its quota: the reasons are in `penstock_write_skipped_blocks_total`. With `full`, look for pins and leases that prevent evictions (`penstock pin list`) and for free space below `free_floor`. With `over_quota`, look at `penstock ns list` and, for tenants, at `penstock ns tenants`: refused are blocks for which nothing of the namespace or tenant can be evicted. With `device`, look at `penstock volume list`.",
+		},
+
+		{
+			Group: "capacity", Name: "PenstockTenantRefused", For: "10m", Severity: Warning,
+			Meaning:     "A tenant is at its quota, and its blocks are refused.",
+			Expr:        "rate(penstock_tenant_refused_blocks_total[5m]) > 0",
+			Summary:     "Storage node " + at + " refuses {{ $value | humanize }} blocks a second of tenant {{ $labels.tenant }}, which is at its quota.",
+			Description: "Evictions replace the old blocks of a tenant by its new ones, so blocks are refused only if leases or pins hold nearly all of the quota, if the quota was lowered, or if one write needs more than the quota. `penstock ns tenants` shows the use, `penstock pin list` the pins. End pins, delete namespaces that are no longer used, or raise the quota in the roles.",
 		},
 
 		{

@@ -85,6 +85,13 @@ func cases() map[string]alertCases {
 			{"penstock_write_blocks_total{" + node + `,namespace="m"}`, "0+85x60"},
 		}
 	}
+	refusedOf := func(values string) []series {
+		tenant := "{" + node + `,tenant="team-a/*"}`
+		return []series{
+			{"penstock_tenant_used_bytes" + tenant, "1000x60"}, {"penstock_tenant_quota_bytes" + tenant, "1000x60"},
+			{"penstock_tenant_evicted_blocks_total" + tenant, "0+60x60"}, {"penstock_tenant_refused_blocks_total" + tenant, values},
+		}
+	}
 	lost := func(reason, n string) []series {
 		return []series{
 			{"penstock_node_start_time_seconds{" + node + "}", "1000x60"},
@@ -235,6 +242,14 @@ func cases() map[string]alertCases {
 		"PenstockWritesRefused": {
 			situation{skipped("full", "1.5"), "11m", onNode, "Storage node n1 does not store 1.554% of the blocks offered."},
 			[]situation{{series: skipped("parent_absent", "5"), at: "20m"}, {series: skipped("full", "0.5"), at: "20m"}, {series: skipped("full", "5"), at: "8m"}},
+		},
+		"PenstockTenantRefused": {
+			situation{refusedOf("0+30x60"), "11m", onNode + " tenant=team-a/*", "Storage node n1 refuses 500m blocks a second of tenant team-a/*, which is at its quota."},
+			[]situation{
+				{series: refusedOf("30x60"), at: "20m"},
+				{series: refusedOf("0+30x60"), at: "8m"},
+				{series: refusedOf("0x20 30x40"), at: "30m"}, // one write that was too large
+			},
 		},
 
 		"PenstockHitRateCollapse": {

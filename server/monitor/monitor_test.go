@@ -248,8 +248,8 @@ func TestDashboard(t *testing.T) {
 			t.Fatalf("rows %v", rows)
 		}
 	}
-	if panels != want || len(rows) != 7 {
-		t.Errorf("%d panels in %d rows; want %d in 7", panels, len(rows), want)
+	if panels != want || len(rows) != 8 {
+		t.Errorf("%d panels in %d rows; want %d in 8", panels, len(rows), want)
 	}
 	var variables []string
 	for _, v := range d.Templating.List {

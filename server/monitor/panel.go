@@ -69,7 +69,7 @@ func Rows() []Row {
 	quantile := func(q, metric, legend string) Query {
 		return Query{"histogram_quantile(" + q + ", sum by (instance, le) (rate(" + metric + "_bucket[" + rateInterval + "])))", "{{instance}} " + legend}
 	}
-	const instance, volume, nic, namespace = "{{instance}}", "{{instance}} {{volume}}", "{{instance}} {{nic}}", "{{namespace}}"
+	const instance, volume, nic, namespace, tenant = "{{instance}}", "{{instance}} {{volume}}", "{{instance}} {{nic}}", "{{namespace}}", "{{tenant}}"
 	return []Row{
 		{"Cluster", []Panel{
 			stat("Processes up", Count, "sum(up)"),
@@ -145,6 +145,14 @@ func Rows() []Row {
 			graph("Matches by epoch", CallRate, rate("penstock_epoch_match_requests_total", "{{namespace}} epoch {{epoch}}", "namespace, epoch")),
 			graph("Leases by epoch", Count, Query{"sum by (namespace, epoch) (penstock_epoch_leases)", "{{namespace}} epoch {{epoch}}"}),
 			graph("Pins by epoch", Count, Query{"sum by (namespace, epoch) (penstock_epoch_pins)", "{{namespace}} epoch {{epoch}}"}),
+		}},
+		{"Tenants", []Panel{
+			graph("Bytes stored", Bytes, Query{"sum by (tenant) (penstock_tenant_used_bytes)", tenant}),
+			noted("The used part of the quota on the node where it is the largest. A tenant at its quota evicts its old blocks for new ones.",
+				graph("Used of the quota", Share, Query{"max by (tenant) (penstock_tenant_used_bytes / penstock_tenant_quota_bytes)", tenant})),
+			graph("Blocks evicted because of the quota", CallRate, rate("penstock_tenant_evicted_blocks_total", tenant, "tenant")),
+			graph("Bytes evicted because of the quota", ByteRate, rate("penstock_tenant_evicted_bytes_total", tenant, "tenant")),
+			graph("Blocks refused because of the quota", CallRate, rate("penstock_tenant_refused_blocks_total", tenant, "tenant")),
 		}},
 		{"Transfer engine", []Panel{
 			graph("Sessions", Count, Query{"penstock_data_sessions", instance}),

@@ -514,6 +514,7 @@ func (n *Node) publish(ctx context.Context, r *Reservation, all []committing) er
 		return err
 	}
 	n.unsynced.Store(true)
+	n.index.CountRefused(r.ns.ID, statuses)
 	for i, c := range owners {
 		if statuses[i] == trie.Added {
 			c.Stored = true
@@ -532,13 +533,13 @@ func (n *Node) publish(ctx context.Context, r *Reservation, all []committing) er
 func (n *Node) putInQuota(ctx context.Context, r *Reservation, entries []trie.Entry) ([]trie.PutStatus, error) {
 	durable := n.opts.Durability == blockstore.DurabilitySync
 	statuses, err := n.index.Put(nil, r.ns.ID, r.ns.Epoch, entries, durable)
-	for round := 0; round < roomRounds && err == nil && slices.Contains(statuses, trie.OverQuota); round++ {
+	for round := 0; round < roomRounds && err == nil && slices.ContainsFunc(statuses, trie.PutStatus.ByQuota); round++ {
 		var again []int // all pieces that the lack of room concerns: also those whose parent was refused
 		var bytes int64
 		var last kv.BlockID
 		for i, s := range statuses {
 			switch {
-			case s == trie.OverQuota || s == trie.ParentAbsent:
+			case s.ByQuota() || s == trie.ParentAbsent:
 				again = append(again, i)
 				bytes += r.layouts[entries[i].Group].SlotBytes()
 			case entries[i].Group == 0 && (s == trie.Added || s == trie.Exists):

@@ -170,6 +170,7 @@ func (n *Node) reserve(ctx context.Context, ns kv.Namespace, req ReserveRequest)
 	if err != nil {
 		return nil, err
 	}
+	n.index.CountRefused(ns.ID, statuses)
 	var total int64
 	for i, p := range req.Pieces {
 		r.Grants[i] = Grant{PieceRef: p, Status: statuses[i]}
@@ -198,7 +199,7 @@ func (n *Node) wanted(ctx context.Context, r *Reservation, entries []trie.Entry)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrRequest, err)
 	}
-	for round, fit := 0, true; fit && round < roomRounds && slices.Contains(statuses, trie.OverQuota); round++ {
+	for round, fit := 0, true; fit && round < roomRounds && slices.ContainsFunc(statuses, trie.PutStatus.ByQuota); round++ {
 		var bytes int64
 		for i, s := range statuses {
 			// If a block exceeds the quota, the status of its descendants is ParentAbsent. So all

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/trie"
 )
 
 // SetTenantQuotas replaces the quotas of tenants. They are in force for Reserves and Commits that begin
@@ -19,6 +20,9 @@ func (n *Node) SetTenantQuotas(quotas []kv.TenantQuota) {
 		n.opts.Logger.Warn("writes of these namespaces are refused, because their tenant's quota in the roles is below one block", "err", err)
 	}
 }
+
+// Tenants returns the figures of the tenants with a quota, sorted by prefix.
+func (n *Node) Tenants() []trie.TenantStats { return n.index.Tenants() }
 
 // CheckTenantQuotas returns an error, of type ErrRequest, if a quota is too small for one block of a
 // namespace of the node. It names each such tenant with one namespace.

@@ -209,7 +209,7 @@ func TestTenantQuotaHeld(t *testing.T) {
 	}
 	z := r.namespace("a/z", small)
 	res, err := r.node.Reserve(t.Context(), storage.ReserveRequest{Namespace: "a/z", Geometry: small.Digest(), IDs: chain(z, 2, 1)})
-	if err != nil || res.Granted != 0 || res.Grants[0].Status != trie.OverQuota {
+	if err != nil || res.Granted != 0 || !res.Grants[0].Status.ByQuota() {
 		t.Errorf("a write beside leased blocks: %+v, %v; want over_quota", res, err)
 	}
 	for _, ns := range []kv.Namespace{x, y} {
@@ -227,6 +227,98 @@ func TestTenantQuotaHeld(t *testing.T) {
 	if got := r.tenant("a/"); got > 10 {
 		t.Errorf("%d blocks with a quota of 10", got)
 	}
+}
+
+// counts returns what was evicted and refused because of the quota of a tenant, in blocks.
+func (r *rig) counts(prefix string) [2]int64 {
+	r.t.Helper()
+	for _, s := range r.node.Tenants() {
+		if s.Prefix == prefix {
+			if s.EvictedBytes != s.EvictedPieces*smallSlot {
+				r.t.Errorf("%d blocks of %d bytes were evicted", s.EvictedPieces, s.EvictedBytes)
+			}
+			return [2]int64{s.EvictedPieces, s.RefusedPieces}
+		}
+	}
+	r.t.Fatalf("there is no tenant %q", prefix)
+	return [2]int64{}
+}
+
+// TestTenantCounts: the blocks that are evicted and refused because of a tenant's quota are counted, and no
+// others.
+func TestTenantCounts(t *testing.T) {
+	r := newRig(t, rigOptions{})
+	r.quotas(map[string]int64{"a/": 10, "b/": 10})
+	x, y, other := r.namespace("a/x", small), r.namespace("a/y", small), r.namespace("b/m", small)
+	check := func(what string, evicted, refused int64) {
+		t.Helper()
+		if got := r.counts("a/"); got != [2]int64{evicted, refused} {
+			t.Errorf("%s: %d evicted and %d refused; want %d and %d", what, got[0], got[1], evicted, refused)
+		}
+		if got := r.counts("b/"); got != [2]int64{} {
+			t.Errorf("%s: the other tenant has %v", what, got)
+		}
+	}
+	r.mustPut(other, chain(other, 8, 1))
+	r.mustPut(x, chain(x, 8, 1))
+	check("within the quota", 0, 0)
+	r.mustPut(y, chain(y, 8, 1))
+	check("a write of 8 beside 8 of 10", 6, 0)
+	if n, _ := r.stored(y, chain(y, 14, 7)); n != 10 {
+		t.Fatalf("a write of 14 blocks stored %d", n)
+	}
+	check("a write of 14 blocks, of which 3 are descendants of the refused one", 16, 4)
+
+	// What the operator evicts or deletes, and what the quota of a namespace refuses, does not count.
+	if _, err := r.node.Evict("a/y", 4*smallSlot, false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.node.DeleteNamespace(t.Context(), "a/x", false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.node.SetQuota(t.Context(), "a/y", smallSlot); err != nil {
+		t.Fatal(err)
+	}
+	if n, _ := r.stored(y, chain(y, 3, 9)); n != 1 {
+		t.Fatalf("%d blocks are stored with a quota of one", n)
+	}
+	check("operator and the quota of a namespace", 16, 4)
+
+	// A write that was granted is refused at its commit, because another one has used the room and is leased.
+	z := r.namespace("a/z", small)
+	if _, err := r.node.Evict("", 100*smallSlot, false); err != nil {
+		t.Fatal(err)
+	}
+	commit, err := r.reserve(z, chain(z, 6, 1), 0)
+	if err != nil || commit == nil {
+		t.Fatal(err)
+	}
+	r.mustPut(z, chain(z, 8, 2))
+	if _, m, err := r.node.Match(storage.MatchRequest{Namespace: "a/z", IDs: chain(z, 8, 2), TTL: time.Hour}); err != nil || m.Blocks != 8 {
+		t.Fatalf("match: %+v, %v", m, err)
+	}
+	pieces, err := commit()
+	stored := 0
+	for _, p := range pieces {
+		if p.Stored {
+			stored++
+		}
+	}
+	if err != nil || stored != 2 {
+		t.Fatalf("%d of 6 blocks are stored, %v; there is room for 2", stored, err)
+	}
+	check("a commit without room", 16, 8)
+
+	// An eviction for the node takes what is above a lowered quota. A new quota keeps the counts; without a
+	// quota they end.
+	r.quotas(map[string]int64{"a/": 9, "b/": 10})
+	if _, err := r.node.Evict("", smallSlot, false); err != nil {
+		t.Fatal(err)
+	}
+	check("an eviction above a lowered quota", 17, 8)
+	r.quotas(nil)
+	r.quotas(map[string]int64{"a/": 10, "b/": 10})
+	check("a quota that was removed meanwhile", 0, 0)
 }
 
 // TestTenantQuotaBelowABlock: a quota below one block is refused where it is set, and a namespace with a

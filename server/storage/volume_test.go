@@ -359,6 +359,55 @@ func TestLostMount(t *testing.T) {
 	})
 }
 
+// TestStalledDisk: the only disk stalls under load, for less and for longer than the time after which it has
+// failed. A slow disk stays writable. After a long stall the node takes writes again soon, and has lost no
+// block.
+func TestStalledDisk(t *testing.T) {
+	for _, stall := range []time.Duration{9 * time.Second, 25 * time.Second} {
+		t.Run(stall.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				dev := faultio.Wrap(memio.New(memio.Options{Path: "bad"}), nil)
+				r := newRig(t, rigOptions{edit: func(o *storage.Options) { o.HotBytes = -1 }}, dev)
+				ns := r.namespace("m", small)
+				ids := chain(ns, 4, 1)
+				r.mustPut(ns, ids)
+				dev.SetRules(faultio.MustParse(`(Stall Any)`))
+				var wg sync.WaitGroup
+				for i := range 4 {
+					// A write or a sync of them hangs. It may fail, or the blocks may be refused.
+					wg.Go(func() { _, _ = r.put(ns, chain(ns, 4, 100+i), 0) })
+				}
+				time.Sleep(stall)
+				want := health.Suspect
+				if stall > 10*time.Second {
+					want = health.Failed
+				}
+				if got := r.health("bad"); got.State != want {
+					t.Errorf("after %v the volume is %v: %v; want %v", stall, got.State, got.Cause, want)
+				}
+				dev.SetRules(nil)
+				began := time.Now()
+				for {
+					state, why := r.node.WriteState()
+					if state == "serving" && r.node.Ready() == nil {
+						break
+					}
+					if time.Since(began) > 1250*time.Millisecond {
+						t.Fatalf("%v after the stall the node is %s: %s", time.Since(began), state, why)
+					}
+					time.Sleep(10 * time.Millisecond)
+				}
+				wg.Wait()
+				r.mustPut(ns, chain(ns, 4, 2))
+				if _, n := r.load(ns, ids); n != 4 {
+					t.Errorf("%d of 4 blocks are left", n)
+				}
+				r.awaitState("bad", health.OK, time.Minute)
+			})
+		})
+	}
+}
+
 // TestVolumeStateEvents: the log of events has each change of the state of the faulty
 // volume, and no event of the other volume.
 func TestVolumeStateEvents(t *testing.T) {

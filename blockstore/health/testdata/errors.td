@@ -77,7 +77,7 @@ write err=EIO
 due at=47s
 probed at=47s took=1ms
 due at=48s
-probed at=48s took=4s
+probed at=48s err=EIO
 ----
 * suspect since 30s [places true, syncs true, reads true] a write failed: EIO
   suspect since 30s [places true, syncs true, reads true] a write failed: EIO probe due: true
@@ -87,7 +87,7 @@ probed at=48s took=4s
   suspect since 30s [places true, syncs true, reads true] a write failed: EIO probe due: true
   suspect since 30s [places true, syncs true, reads true] a write failed: EIO
   suspect since 30s [places true, syncs true, reads true] a write failed: EIO probe due: true
-* failed since 48s [places false, syncs false, reads true] a probe failed: a probe took 4s
+* failed since 48s [places false, syncs false, reads true] a probe failed: EIO
 
 # A single failed sync makes the volume fail, because the system may have dropped data that it could
 # not write.
@@ -100,10 +100,10 @@ due at=2m2s
 probed at=2m2s took=1ms
 sync at=2m3s err=EIO
 ----
-  failed since 48s [places false, syncs false, reads true] a probe failed: a probe took 4s probe due: true
-* suspect since 2m0s [places true, syncs true, reads true] recovering: a probe failed: a probe took 4s
-  suspect since 2m0s [places true, syncs true, reads true] recovering: a probe failed: a probe took 4s probe due: true
-  suspect since 2m0s [places true, syncs true, reads true] recovering: a probe failed: a probe took 4s
-  suspect since 2m0s [places true, syncs true, reads true] recovering: a probe failed: a probe took 4s probe due: true
+  failed since 48s [places false, syncs false, reads true] a probe failed: EIO probe due: true
+* suspect since 2m0s [places true, syncs true, reads true] recovering: a probe failed: EIO
+  suspect since 2m0s [places true, syncs true, reads true] recovering: a probe failed: EIO probe due: true
+  suspect since 2m0s [places true, syncs true, reads true] recovering: a probe failed: EIO
+  suspect since 2m0s [places true, syncs true, reads true] recovering: a probe failed: EIO probe due: true
 * ok since 2m2s [places true, syncs true, reads true] 
 * failed since 2m3s [places false, syncs false, reads true] a sync failed: EIO

@@ -51,6 +51,8 @@ block put team-a/x --tokens-file @one --data-file @block --token-file @team.toke
 block put team-a/y --tokens-file @two --data-file @block --token-file @team.token
 block put team-a/y --tokens-file @three --data-file @block --token-file @team.token
 ns list --token-file @sre.token
+ns tenants --token-file @team.token
+ns tenants --token-file @team.token --format json
 ----
 name         team-a/x
 id           1
@@ -104,6 +106,21 @@ NAME      TENANT  INDEX  EPOCH  BLOCKS  USED     QUOTA    BLOCK   GEOMETRY
 other             trie   1      8       160 KiB  none     16 KiB  4 tokens × [full 4×1024 B]
 team-a/x          trie   1      0       0 B      none     16 KiB  4 tokens × [full 4×1024 B]
 team-a/y          trie   1      12      240 KiB  1.0 TiB  16 KiB  4 tokens × [full 4×1024 B]
+TENANT    NAMESPACES  USED     QUOTA    EVICTED  REFUSED BLOCKS
+team-a/*  2           240 KiB  256 KiB  240 KiB  0
+{
+  "tenants": [
+    {
+      "evicted_blocks": 12,
+      "evicted_bytes": 245760,
+      "namespace_count": 2,
+      "namespaces": "team-a/*",
+      "quota_bytes": 262144,
+      "refused_blocks": 0,
+      "used_bytes": 245760
+    }
+  ]
+}
 
 # No block of a namespace fits.
 
@@ -257,6 +274,7 @@ config reload --format json --token-file @sre.token
 ns list --token-file @sre.token
 block put team-a/x --tokens-file @one --data-file @block --token-file @team.token
 ns list --token-file @sre.token
+ns tenants --token-file @sre.token
 ----
 {
   "changes": [
@@ -273,12 +291,14 @@ NAME      TENANT  INDEX  EPOCH  BLOCKS  USED     QUOTA    BLOCK   GEOMETRY
 other             trie   1      8       160 KiB  none     16 KiB  4 tokens × [full 4×1024 B]
 team-a/x          trie   1      0       0 B      none     16 KiB  4 tokens × [full 4×1024 B]
 team-a/y          trie   1      12      240 KiB  1.0 TiB  16 KiB  4 tokens × [full 4×1024 B]
-penstock: block 6 (b5ef030cd16f928967980246d94f9f9b) was refused: over_quota (the quota of the namespace or of its tenant is used up; penstock ns show, penstock status)
+penstock: block 6 (b5ef030cd16f928967980246d94f9f9b) was refused: over_quota (the quota of the namespace or of its tenant is used up; penstock ns show, penstock ns tenants)
 exit 1
 NAME      TENANT  INDEX  EPOCH  BLOCKS  USED     QUOTA    BLOCK   GEOMETRY
 other             trie   1      8       160 KiB  none     16 KiB  4 tokens × [full 4×1024 B]
 team-a/x          trie   1      6       120 KiB  none     16 KiB  4 tokens × [full 4×1024 B]
 team-a/y          trie   1      0       0 B      1.0 TiB  16 KiB  4 tokens × [full 4×1024 B]
+TENANT    NAMESPACES  USED     QUOTA    EVICTED  REFUSED BLOCKS
+team-a/*  2           120 KiB  130 KiB  480 KiB  2
 
 # Without the tenant there is no quota.
 
@@ -298,6 +318,7 @@ run
 config reload --format json --token-file @sre.token
 block put team-a/x --tokens-file @two --data-file @block --token-file @team.token
 ns list --token-file @sre.token
+ns tenants --token-file @team.token
 ----
 {
   "changes": [
@@ -315,6 +336,7 @@ NAME      TENANT  INDEX  EPOCH  BLOCKS  USED     QUOTA    BLOCK   GEOMETRY
 other             trie   1      8       160 KiB  none     16 KiB  4 tokens × [full 4×1024 B]
 team-a/x          trie   1      14      280 KiB  none     16 KiB  4 tokens × [full 4×1024 B]
 team-a/y          trie   1      0       0 B      1.0 TiB  16 KiB  4 tokens × [full 4×1024 B]
+no tenant with a quota on all of whose namespaces the caller has a role
 
 # A document is checked without a node. The check does not know the sizes of blocks.
 

@@ -4,6 +4,7 @@ parse
 (ENOSPC   Writes)
 (Short) (Torn Any) (Flip) (Flip 12 Writes)
 (Delay 1500us (Or Syncs (Not (File "seg-*"))))
+(Stall Any) (Stall Writes)
 (Err ENOSPC (Prob 0.010 42)) (Err EROFS (And Creates (After 3) (Count 1)))
 ----
 (Err EIO (And Reads (Offset 0 4096)))
@@ -13,6 +14,8 @@ parse
 (Flip)
 (Flip 12 Writes)
 (Delay 1.5ms (Or Syncs (Not (File "seg-*"))))
+(Stall)
+(Stall Writes)
 (Err ENOSPC (Prob 0.01 42))
 (Err EROFS (And Creates (After 3) (Count 1)))
 
@@ -38,7 +41,7 @@ faultio: at byte 5: unknown error EWHAT; want a name of errno(3) such as EIO
 parse
 (Explode Reads)
 ----
-faultio: at byte 1: unknown action Explode; want Err, ENOSPC, Short, Torn, Flip or Delay
+faultio: at byte 1: unknown action Explode; want Err, ENOSPC, Short, Torn, Flip, Delay or Stall
 
 parse
 (Err EIO Reads Writes)
