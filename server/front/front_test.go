@@ -690,6 +690,16 @@ func TestPaths(t *testing.T) {
 				t.Errorf("%s arrived as %s", base+path, got)
 			}
 		}
+		for _, path := range []string{"/v1/models/%2e%2e/%2e%2e/metrics", "/v1/models/..%2F..%2Fmetrics", "/v1/models/%2E", "/v1/models/a%2F..%2Fb"} {
+			resp, err := s.Client().Get(s.URL + path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusNotFound {
+				t.Errorf("%s: %s", path, resp.Status)
+			}
+		}
 	}
 }
 
