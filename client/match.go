@@ -126,8 +126,7 @@ func (sh *share) matchHere(ctx context.Context, req MatchRequest) shareMatch {
 	}
 	sh.node.calling.Add(1)
 	defer sh.node.calling.Add(-1)
-	m := shareMatch{}
-	call := func(sess *session) error {
+	call := func(ctx context.Context, sess *session, m *shareMatch) error {
 		msg := &pb.MatchRequest{
 			Namespace:  req.Namespace.Name,
 			Epoch:      uint64(req.Epoch),
@@ -163,16 +162,11 @@ func (sh *share) matchHere(ctx context.Context, req MatchRequest) shareMatch {
 		return nil
 	}
 	began := time.Now()
+	m := shareMatch{}
 	if req.Pin {
-		// A pin is not retried: if the reply to the first call was lost, that call's pin would
-		// never be released.
-		sess, err := sh.node.use(ctx)
-		if err == nil {
-			err = sh.node.failed(sess, call(sess))
-		}
-		m.err = err
+		m = sh.node.pin(ctx, call)
 	} else {
-		m.err = sh.node.retry(ctx, sh.node.use, call)
+		m.err = sh.node.retry(ctx, sh.node.use, func(sess *session) error { return call(ctx, sess, &m) })
 	}
 	sh.node.heard(ctx, began, time.Now(), m.err)
 	switch {
@@ -182,6 +176,45 @@ func (sh *share) matchHere(ctx context.Context, req MatchRequest) shareMatch {
 		m = shareMatch{cut: CutBusy, busy: true}
 	}
 	return m
+}
+
+// pin makes a Match call with a pin. It does not retry: if the reply to the first call was lost, that call's
+// pin would never be released. For the same reason, the call goes on for abortWithin if ctx ends, or Close begins,
+// before the reply has arrived. A pin that is granted after the end of ctx is released in the background.
+func (n *node) pin(ctx context.Context, call func(context.Context, *session, *shareMatch) error) shareMatch {
+	sess, err := n.use(ctx)
+	if err != nil {
+		return shareMatch{err: err}
+	}
+	within, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	granted := make(chan shareMatch)
+	if !n.store.spawn(func() {
+		defer cancel()
+		soon := func() { time.AfterFunc(abortWithin, cancel) }
+		defer context.AfterFunc(n.store.ctx, soon)()
+		defer context.AfterFunc(ctx, soon)()
+		var m shareMatch
+		m.err = n.failed(sess, call(within, sess, &m))
+		if m.err != nil && n.store.ctx.Err() != nil {
+			m.err = fmt.Errorf("client: match: %s: %w", n.target, ErrClosed)
+		}
+		select {
+		case granted <- m:
+		case <-ctx.Done():
+			if m.lease != 0 {
+				(&Lease{store: n.store, parts: []leasePart{{node: n, id: m.lease}}}).releaseQuietly(ctx)
+			}
+		}
+	}) {
+		cancel()
+		return shareMatch{err: fmt.Errorf("client: %s: %w", n.target, ErrClosed)}
+	}
+	select {
+	case m := <-granted:
+		return m
+	case <-ctx.Done():
+		return shareMatch{err: callError(ctx, "match", n.target, ctx.Err())}
+	}
 }
 
 // mixedEpochs returns the epochs of the blocks in a node's reply to a mixed match. A node that does

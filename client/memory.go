@@ -11,6 +11,7 @@ import (
 // zero Memory has no bytes; it is for tests that replace the Store.
 type Memory struct {
 	region rdma.Region
+	engine rdma.Engine // Options.Engine of the Store
 }
 
 // Register makes mem usable for Read and Write. mem must stay allocated until Memory.Close has
@@ -20,7 +21,15 @@ func (s *Store) Register(mem []byte) (*Memory, error) {
 	if err != nil {
 		return nil, fmt.Errorf("client: register %d bytes: %w", len(mem), err)
 	}
-	return &Memory{region: region}, nil
+	return &Memory{region: region, engine: s.opts.Engine}, nil
+}
+
+// checkMemory returns an error unless memory of a request is nil or is registered with the Store's engine.
+func (s *Store) checkMemory(m *Memory) error {
+	if m != nil && m.engine != s.opts.Engine {
+		return fmt.Errorf("%w: the memory was registered with a Store that has another transfer engine", ErrRequest)
+	}
+	return nil
 }
 
 // Bytes returns the memory.

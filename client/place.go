@@ -24,6 +24,9 @@ type zone struct{ lo, hi int64 }
 func (r *reading) place() error {
 	if r.req.Fragments == nil {
 		r.targets = []*Memory{r.req.Into}
+		if err := r.store.checkMemory(r.req.Into); err != nil {
+			return fmt.Errorf("client: read: %w", err)
+		}
 		return nil
 	}
 	if got, want := len(r.req.Fragments), len(r.pieces); got != want {
@@ -44,6 +47,11 @@ func (r *reading) place() error {
 				r.targets = append(r.targets, f.Memory)
 			}
 			r.fragments[i][k] = run{target: n, offset: f.Offset, layers: f.Layers}
+		}
+	}
+	for _, m := range r.targets {
+		if err := r.store.checkMemory(m); err != nil {
+			return fmt.Errorf("client: read: %w", err)
 		}
 	}
 	return r.checkFragmentsApart()
@@ -68,23 +76,30 @@ func checkFragments(fragments []Fragment, layers int, layerBytes int64) error {
 	return nil
 }
 
-// checkFragmentsApart returns an error if fragments share bytes. It is checkApart for fragments.
+// checkFragmentsApart returns an error if fragments share bytes. It is checkApart for fragments. It
+// compares addresses, because two of the memories may share bytes too.
 func (r *reading) checkFragmentsApart() error {
 	type span struct {
-		target, piece int
-		lo, hi        int64
+		piece  int
+		offset int64 // in its memory
+		lo, hi uintptr
+	}
+	bases := make([]uintptr, len(r.targets))
+	for k, m := range r.targets {
+		bases[k] = addressOf(m.Bytes())
 	}
 	var all []span
 	for i, p := range r.pieces {
 		layerBytes := r.req.Namespace.Geometry.LayerBytes(p.Group)
 		for _, f := range r.fragments[i] {
-			all = append(all, span{f.target, i, f.offset, f.offset + int64(f.layers)*layerBytes})
+			lo := bases[f.target] + uintptr(f.offset)
+			all = append(all, span{i, f.offset, lo, lo + uintptr(int64(f.layers)*layerBytes)})
 		}
 	}
-	slices.SortFunc(all, func(a, b span) int { return cmp.Or(cmp.Compare(a.target, b.target), cmp.Compare(a.lo, b.lo)) })
+	slices.SortFunc(all, func(a, b span) int { return cmp.Compare(a.lo, b.lo) })
 	for k := 1; k < len(all); k++ {
-		if a, b := all[k-1], all[k]; a.target == b.target && b.lo < a.hi {
-			return fmt.Errorf("client: read: %w: fragments of pieces %d and %d share bytes, at offset %d", ErrRequest, a.piece, b.piece, b.lo)
+		if a, b := all[k-1], all[k]; b.lo < a.hi {
+			return fmt.Errorf("client: read: %w: fragments of pieces %d and %d share bytes, at offset %d", ErrRequest, a.piece, b.piece, b.offset)
 		}
 	}
 	return nil

@@ -127,6 +127,14 @@ func TestFragmentsRefused(t *testing.T) {
 	ns := r.namespace("m", geometry, kv.IndexFlat)
 	ids, m := keys(2, 1), r.memory(16<<10)
 	layer := geometry.LayerBytes(0)
+	same, err := r.store.Register(m.Bytes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	part, err := r.store.Register(m.Bytes()[layer:])
+	if err != nil {
+		t.Fatal(err)
+	}
 	for name, fragments := range map[string][][]client.Fragment{
 		"too few layers":           {{{m, 0, 3}}, {{m, 8 << 10, 4}}},
 		"too many layers":          {{{m, 0, 5}}, {{m, 8 << 10, 4}}},
@@ -137,6 +145,8 @@ func TestFragmentsRefused(t *testing.T) {
 		"two pieces that overlap":  {{{m, 0, 4}}, {{m, 3 * layer, 4}}},
 		"a piece that overlaps":    {{{m, 0, 2}, {m, layer, 2}}, {{m, 8 << 10, 4}}},
 		"a piece of no fragment":   {{{m, 0, 4}}, {}},
+		"memory registered twice":  {{{m, 0, 4}}, {{same, 0, 4}}},
+		"memories that overlap":    {{{m, 0, 4}}, {{part, 2 * layer, 4}}},
 		"one entry for two pieces": {{{m, 0, 4}}},
 	} {
 		if _, err := r.store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Fragments: fragments}); !errors.Is(err, client.ErrRequest) {
@@ -146,6 +156,22 @@ func TestFragmentsRefused(t *testing.T) {
 	for _, fragments := range [][][]client.Fragment{{{{m, 0, 3}}, {{m, 0, 4}}}, {{{m, 0, 4}}}} {
 		if _, err := r.store.Write(t.Context(), client.WriteRequest{Namespace: ns, IDs: ids, Fragments: fragments}); !errors.Is(err, client.ErrRequest) {
 			t.Errorf("write: %v", err)
+		}
+	}
+}
+
+// TestMemoryOfAnotherEngine: Read and Write refuse memory that is registered with another engine than the Store's.
+func TestMemoryOfAnotherEngine(t *testing.T) {
+	h := newHost(t, nil)
+	r, other := newRig(t, nil, h), newRig(t, nil, h)
+	ns := r.namespace("m", geometry, kv.IndexFlat)
+	ids, m, own := keys(1, 1), other.memory(8<<10), r.memory(8<<10)
+	for name, fragments := range map[string][][]client.Fragment{"whole": nil, "fragments": {{{own, 0, 2}, {m, 0, 2}}}} {
+		if _, err := r.store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Into: m, Fragments: fragments}); !errors.Is(err, client.ErrRequest) {
+			t.Errorf("read, %s: %v", name, err)
+		}
+		if w, err := r.store.Write(t.Context(), client.WriteRequest{Namespace: ns, IDs: ids, From: m, Fragments: fragments}); !errors.Is(err, client.ErrRequest) {
+			t.Errorf("write, %s: %+v, %v", name, w, err)
 		}
 	}
 }

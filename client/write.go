@@ -164,6 +164,9 @@ func (s *Store) newWriting(req WriteRequest) (*writing, error) {
 	if len(w.pieces) > 0 && req.From == nil && req.Fragments == nil {
 		return nil, fmt.Errorf("client: write: %w: no memory to write from (WriteRequest.From)", ErrRequest)
 	}
+	if err := w.checkMemories(); err != nil {
+		return nil, fmt.Errorf("client: write: %w", err)
+	}
 	for i, p := range w.pieces {
 		if err := checkPiece(g, len(ids), p); err != nil {
 			return nil, fmt.Errorf("client: write: %w", err)
@@ -203,6 +206,21 @@ func (s *Store) newWriting(req WriteRequest) (*writing, error) {
 	}
 	w.states = make([]writeState, len(w.pieces))
 	return w, nil
+}
+
+// checkMemories returns an error if memory of the request is registered with another engine than the Store's.
+func (w *writing) checkMemories() error {
+	if w.req.Fragments == nil {
+		return w.store.checkMemory(w.req.From)
+	}
+	for _, fragments := range w.req.Fragments {
+		for _, f := range fragments {
+			if err := w.store.checkMemory(f.Memory); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // takeSums sets given from WriteRequest.Sums. It is called before w.pieces is sorted.

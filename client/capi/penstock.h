@@ -534,6 +534,9 @@ int32_t penstock_wait(penstock_store store, penstock_job job, uint32_t timeout_m
 /*
  * Makes a lease end ms milliseconds from now. Errors: NOT_FOUND (the lease has ended, and
  * its blocks may have been evicted), UNAVAILABLE, TIMEOUT, CLOSED, FORKED.
+ *
+ * A lease need not be released. From one minute after its end on, the library may close its handle,
+ * and the error is CLOSED.
  */
 int32_t penstock_lease_renew(penstock_lease lease, uint32_t ms, penstock_error *error);
 

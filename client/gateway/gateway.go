@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"math"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -329,6 +331,14 @@ func (g *Gateway) serve(ctx context.Context, r Request, event func(Event) bool) 
 	}
 }
 
+// maxPayload is the largest payload in bytes that the planner accepts (Payload).
+const maxPayload = 3 << 20
+
+// payloadBytes returns the approximate size of the request's payload.
+func (r *Request) payloadBytes() int {
+	return base64.StdEncoding.EncodedLen(len(r.IDs)*kv.BlockIDSize) + len(r.Extra)
+}
+
 // maxID is the longest Request.ID, and Request.Tenant, in bytes.
 const maxID = 256
 
@@ -345,12 +355,19 @@ func (r *Request) check(blockTokens int) error {
 		return fmt.Errorf("gateway: %w: request %q has a deadline of %v, and of %v for its first token; they must not be negative", client.ErrRequest, r.ID, r.Deadline, r.FirstToken)
 	case len(r.Tenant) > maxID:
 		return fmt.Errorf("gateway: %w: request %q: the name of its tenant has %d bytes; it must have at most %d", client.ErrRequest, r.ID, len(r.Tenant), maxID)
-	case len(r.Extra) > 0 && !json.Valid(r.Extra):
-		return fmt.Errorf("gateway: %w: request %q: Extra is not JSON", client.ErrRequest, r.ID)
+	case r.payloadBytes() > maxPayload:
+		return fmt.Errorf("gateway: %w: request %q has %d block ids and %d bytes of Extra, which take %d bytes; the planner takes %d", client.ErrRequest, r.ID, len(r.IDs), len(r.Extra), r.payloadBytes(), maxPayload)
+	case !utf8.ValidString(r.ID) || !utf8.ValidString(r.Tenant):
+		return fmt.Errorf("gateway: %w: request %q of tenant %q: a name that is not UTF-8", client.ErrRequest, r.ID, r.Tenant)
+	case len(r.Extra) > 0 && !(json.Valid(r.Extra) && utf8.Valid(r.Extra)):
+		return fmt.Errorf("gateway: %w: request %q: Extra is not JSON in UTF-8", client.ErrRequest, r.ID)
 	}
 	for _, h := range r.Resident {
 		if h.Tokens < 0 || h.Tokens > r.Prompt {
 			return fmt.Errorf("gateway: %w: request %q: engine %q holds %d tokens of a prompt of %d", client.ErrRequest, r.ID, h.Engine, h.Tokens, r.Prompt)
+		}
+		if !utf8.ValidString(h.Engine) {
+			return fmt.Errorf("gateway: %w: request %q: the name of engine %q is not UTF-8", client.ErrRequest, r.ID, h.Engine)
 		}
 	}
 	return nil

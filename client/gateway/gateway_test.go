@@ -505,6 +505,12 @@ func TestRequests(t *testing.T) {
 		"salts and no tokens":        {ID: "r", Prompt: 1, Salts: []Salt{{}}},
 		"must ascend":                {ID: "r", Tokens: tokens(1), Salts: []Salt{{Block: 1}, {Block: 1}}},
 		"of block -1":                {ID: "r", Tokens: tokens(1), Salts: []Salt{{Block: -1}}},
+		"the planner takes 3145728":  {ID: "r", Prompt: 1, IDs: make([]kv.BlockID, 200000)},
+		"400 bytes of Extra":         {ID: "r", Prompt: 1, IDs: make([]kv.BlockID, 147440), Extra: json.RawMessage("\"" + strings.Repeat("x", 398) + "\"")},
+		"a name that is not UTF-8":   {ID: "r\xff", Tokens: tokens(1)},
+		`tenant "t\xff": a name`:     {ID: "r", Tenant: "t\xff", Tokens: tokens(1)},
+		`engine "e\xff" is not`:      {ID: "r", Resident: []Resident{{Engine: "e\xff"}}, Tokens: tokens(1)},
+		"JSON in UTF-8":              {ID: "r", Tokens: tokens(1), Extra: json.RawMessage("\"\xff\"")},
 		"Extra is not JSON":          {ID: "r", Tokens: tokens(1), Extra: json.RawMessage("{")},
 		"whose ID has 257 bytes":     {ID: strings.Repeat("r", 257), Tokens: tokens(1)},
 	} {

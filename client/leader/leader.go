@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/grpc"
 
@@ -168,6 +169,9 @@ func (o *Options) checkAll(role Role, members []Member) error {
 func checkName(what, name string) error {
 	if name == "" || len(name) > maxName {
 		return fmt.Errorf("leader: the name of the %s has %d bytes; it must have 1 to %d", what, len(name), maxName)
+	}
+	if !utf8.ValidString(name) {
+		return fmt.Errorf("leader: the name %q of the %s is not UTF-8", name, what)
 	}
 	return nil
 }

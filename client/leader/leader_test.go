@@ -511,6 +511,7 @@ func TestOptions(t *testing.T) {
 	for want, change := range map[string]func(*Options){
 		"name of the group":      func(o *Options) { o.Group = "" },
 		"name of the node":       func(o *Options) { o.Node = strings.Repeat("n", maxName+1) },
+		`"g\xff" of the group`:   func(o *Options) { o.Group = "g\xff" },
 		"role 0":                 func(o *Options) { o.Role = 0 },
 		"block of 0 tokens":      func(o *Options) { o.Geometry.BlockTokens = 0 },
 		"no connection":          func(o *Options) { o.Planner = nil },

@@ -46,7 +46,6 @@ type Decode struct {
 	job  DecodeJob
 	buf  arena.Buffer
 	sums sumTable
-	imm  uint32
 	// resident is the number of leading blocks whose pages do not change.
 	resident int
 
@@ -84,11 +83,12 @@ func (m *Manager) Decode(ctx context.Context, job DecodeJob) (*Decode, error) {
 	if err := m.checkDecode(&job); err != nil {
 		return nil, err
 	}
-	d := &Decode{job: job, have: make([]bool, job.Hit), imm: m.imm(1), pages: make(map[uint32]*pageList)}
+	d := &Decode{job: job, have: make([]bool, job.Hit), pages: make(map[uint32]*pageList)}
 	if job.Hit < job.Blocks { // if all blocks are cached, none is new, and this engine may need all of them
 		d.resident = min(job.Resident, job.Hit)
 	}
 	d.sends.sent, d.sends.again = make([]bool, job.Blocks), make([]bool, job.Blocks)
+	d.firstImm, d.imms = m.imm(1), 1
 	if err := d.open(ctx, m, job.Request, "prefill side", d); err != nil {
 		return nil, err
 	}
@@ -153,7 +153,7 @@ func (d *Decode) begin() error {
 	// Expect the immediates before the PE can write: an engine keeps only a bounded
 	// number of immediates without an expectation.
 	landed := rdma.NewFlag()
-	x, err := d.m.opts.Compute.ExpectImm(rdma.Expect{Imm: d.imm, Count: uint32(2 * g.layers), From: []rdma.EngineID{peer}, Done: landed.Set})
+	x, err := d.m.opts.Compute.ExpectImm(rdma.Expect{Imm: d.firstImm, Count: uint32(2 * g.layers), From: []rdma.EngineID{peer}, Done: landed.Set})
 	if err != nil {
 		return fmt.Errorf("traffic: request %q: %w", d.request, err)
 	}
@@ -163,7 +163,7 @@ func (d *Decode) begin() error {
 	}) {
 		x.Cancel()
 	}
-	offer := &pb.TrafficOffer{Window: window, GeometryDigest: g.digest, Blocks: uint32(d.job.Blocks), HitBlocks: uint32(d.job.Hit), Imm: d.imm, ResidentBlocks: uint32(d.resident)}
+	offer := &pb.TrafficOffer{Window: window, GeometryDigest: g.digest, Blocks: uint32(d.job.Blocks), HitBlocks: uint32(d.job.Hit), Imm: d.firstImm, ResidentBlocks: uint32(d.resident)}
 	if err := d.sendMessage(&pb.TrafficMessage{Body: &pb.TrafficMessage_Offer{Offer: offer}}); err != nil {
 		return err
 	}

@@ -58,7 +58,6 @@ type Prefill struct {
 	sums sumTable
 	// sumsAt is the table's offset in the buffer's region.
 	sumsAt uint64
-	imm    uint32
 	// stage is the staging memory for device memory that the compute NIC cannot reach. It is nil if
 	// the NIC reaches device memory, and before begun is set.
 	stage *staging
@@ -93,7 +92,8 @@ func (m *Manager) Prefill(ctx context.Context, job PrefillJob) (*Prefill, error)
 	if err := m.checkPrefill(&job); err != nil {
 		return nil, err
 	}
-	p := &Prefill{job: job, parts: job.Parts, imm: m.imm(m.geo.layers), from: make([]source, job.Hit), at: make([]uint64, job.Hit), in: make([]bool, m.geo.layers), sent: make([]bool, m.geo.layers), pages: slices.Clone(job.Pages), after: job.After, leaves: make([]leave, m.geo.layers)}
+	p := &Prefill{job: job, parts: job.Parts, from: make([]source, job.Hit), at: make([]uint64, job.Hit), in: make([]bool, m.geo.layers), sent: make([]bool, m.geo.layers), pages: slices.Clone(job.Pages), after: job.After, leaves: make([]leave, m.geo.layers)}
+	p.firstImm, p.imms = m.imm(m.geo.layers), m.geo.layers
 	if err := p.open(ctx, m, job.Request, "decode side", p); err != nil {
 		return nil, err
 	}
@@ -578,7 +578,7 @@ func (p *Prefill) accept(blocks, hit []uint32, layers int) error {
 	for _, t := range d.Tables {
 		tables = append(tables, uint32(t))
 	}
-	a := &pb.TrafficAccept{Tables: tables, Device: device, Bases: bases, Stride: d.Stride, Sums: table, Imm: p.imm, Layers: uint32(layers)}
+	a := &pb.TrafficAccept{Tables: tables, Device: device, Bases: bases, Stride: d.Stride, Sums: table, Imm: p.firstImm, Layers: uint32(layers)}
 	if err := p.sendMessage(&pb.TrafficMessage{Body: &pb.TrafficMessage_Accept{Accept: a}}); err != nil {
 		return err
 	}
@@ -693,7 +693,7 @@ func (p *Prefill) land(layer int, hit, mine, theirs []uint32, after copier.Mark)
 	}
 	landed := rdma.NewFlag()
 	if len(theirs) > 0 {
-		x, err := p.m.opts.Compute.ExpectImm(rdma.Expect{Imm: p.imm + uint32(layer), Count: 2, From: []rdma.EngineID{p.peer}, Done: landed.Set})
+		x, err := p.m.opts.Compute.ExpectImm(rdma.Expect{Imm: p.firstImm + uint32(layer), Count: 2, From: []rdma.EngineID{p.peer}, Done: landed.Set})
 		if err != nil {
 			return fmt.Errorf("traffic: request %q: %w", p.request, err)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -62,6 +63,10 @@ type transfer struct {
 	cut  context.CancelFunc
 	// deathWatch is an expectation that ends with the session to the peer.
 	deathWatch *rdma.Expectation
+
+	// firstImm is the first of the consecutive immediates that the peer's writes carry, and imms their number.
+	firstImm uint32
+	imms     int
 
 	mu sync.Mutex
 	// changed is closed and replaced whenever the state below, or that of
@@ -376,6 +381,9 @@ func (t *transfer) close(err error) error {
 			safe = false
 		}
 		t.running.Wait()
+		if err != nil {
+			t.forgetImms()
+		}
 		if !safe {
 			t.m.log.Error("a window of the request could not be revoked: its memory may still be written to and is not used again", "request", t.request)
 		} else {
@@ -386,6 +394,18 @@ func (t *transfer) close(err error) error {
 		t.m.end(t.request, t.self)
 	})
 	return err
+}
+
+// forgetImms drops the counts of immediates that arrived when the goroutines of the failed job did not wait
+// for them any more. The engine keeps a bounded number of such counts, so they would be in the way of later
+// jobs. The job's windows are revoked, so no further immediate of the job is counted.
+func (t *transfer) forgetImms() {
+	for i := range t.imms {
+		x, err := t.m.opts.Compute.ExpectImm(rdma.Expect{Imm: t.firstImm + uint32(i), Count: math.MaxUint32, Done: func(error) {}})
+		if err == nil {
+			x.Cancel()
+		}
+	}
 }
 
 // tellCancel sends the peer a Cancel message, because the job has ended early. The message may be

@@ -95,13 +95,65 @@ func (f *chainFlags) loadIDs(w world, ns kv.Namespace) (chain, error) {
 	return chain{ids: ids, tokens: len(ids) * ns.Geometry.BlockTokens}, nil
 }
 
-// openInput opens a file, or standard input for "-", and returns a name for errors.
+// openInput opens a file, or standard input for "-", and returns a name for errors. A read from a
+// terminal or a pipe fails with context.Canceled when the command must end.
 func openInput(w world, path string) (string, io.ReadCloser, error) {
 	if path == "-" {
-		return "standard input", io.NopCloser(w.in), nil
+		return "standard input", io.NopCloser(&interruptible{ended: w.ended, in: w.in}), nil
 	}
 	f, err := os.Open(path)
-	return path, f, err
+	if err != nil {
+		return path, nil, err
+	}
+	if info, err := f.Stat(); err == nil && !info.Mode().IsRegular() {
+		in := &interruptible{ended: w.ended, in: f}
+		return path, struct {
+			io.Reader
+			io.Closer
+		}{in, f}, nil
+	}
+	return path, f, nil
+}
+
+// interruptible is an input that may wait for bytes for ever. It reads on a goroutine of its own, which
+// it leaves behind when ended is closed: the process ends then.
+type interruptible struct {
+	ended  <-chan struct{}
+	in     io.Reader
+	reads  chan inputRead
+	buffer []byte
+	left   []byte // of buffer
+	err    error
+}
+
+// inputRead is the result of one read into interruptible.buffer.
+type inputRead struct {
+	n   int
+	err error
+}
+
+func (r *interruptible) Read(p []byte) (int, error) {
+	for len(r.left) == 0 {
+		if r.err != nil {
+			return 0, r.err
+		}
+		if r.buffer == nil {
+			r.buffer, r.reads = make([]byte, 64<<10), make(chan inputRead, 1)
+		}
+		go func() {
+			n, err := r.in.Read(r.buffer)
+			r.reads <- inputRead{n, err}
+		}()
+		select {
+		case got := <-r.reads:
+			r.left, r.err = r.buffer[:got.n], got.err
+		case <-r.ended:
+			r.err = context.Canceled
+		}
+	}
+	n := copy(p, r.left)
+	r.left = r.left[n:]
+	return n, nil
 }
 
 // readTokens reads decimal token ids.

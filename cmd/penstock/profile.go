@@ -154,15 +154,13 @@ func (p profiling) forwards(w world) (_ []profile.Forward, err error) {
 		return emulatedForwards(p.emulated)
 	case p.samples == "":
 		return nil, nil
-	case p.samples == "-":
-		return profile.ReadForwards("standard input", w.in)
 	}
-	f, err := os.Open(p.samples)
+	name, f, err := openInput(w, p.samples)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	return profile.ReadForwards(p.samples, f)
+	return profile.ReadForwards(name, f)
 }
 
 // emulatedForwards returns forward passes of an emulated engine over prompts and contexts of agents

@@ -25,7 +25,9 @@ import (
 // world is the environment of a command: standard streams, environment variables, and the wait for
 // a node that is starting.
 type world struct {
-	in      io.Reader
+	in io.Reader
+	// ended is closed when the command must end. run sets it.
+	ended   <-chan struct{}
 	out     io.Writer
 	err     io.Writer
 	environ []string
@@ -71,6 +73,7 @@ var (
 
 // run executes one command line and returns its exit code.
 func run(ctx context.Context, w world, args []string) int {
+	w.ended = ctx.Done()
 	root := newRootCommand(w)
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)

@@ -125,6 +125,25 @@ func TestInterruptedAsJSON(t *testing.T) {
 	}
 }
 
+// TestInterruptedInput: an interrupt ends a command that reads an input with no bytes and no end.
+func TestInterruptedInput(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	in, typed := io.Pipe()
+	defer typed.Close()
+	var errs bytes.Buffer
+	code := make(chan int)
+	go func() {
+		code <- run(ctx, world{in: in, out: io.Discard, err: &errs}, []string{"profile", "--samples", "-"})
+	}()
+	if _, err := typed.Write([]byte("tokens")); err != nil { // returns when the command has read it
+		t.Fatal(err)
+	}
+	cancel(signalError{syscall.SIGINT})
+	if got := <-code; got != 130 || !strings.Contains(errs.String(), "interrupted") {
+		t.Errorf("exit %d, %s", got, errs.String())
+	}
+}
+
 // TestEventsOfANodeThatStops: if the node ends the stream before --count events, the
 // command fails.
 func TestEventsOfANodeThatStops(t *testing.T) {

@@ -4,7 +4,8 @@ import logging
 
 import pytest
 
-from penstock._adapter import Counters
+from penstock import ClosedError, InternalError
+from penstock._adapter import Counters, Link
 
 
 def test_warnings_are_logged_once_until_their_cause_ends(caplog: pytest.LogCaptureFixture) -> None:
@@ -24,3 +25,24 @@ def test_warnings_are_logged_once_until_their_cause_ends(caplog: pytest.LogCaptu
     assert warned() == []
     counters.settle()
     assert warned() == ["down", "full"]
+
+
+def test_calls_of_a_link_end(caplog: pytest.LogCaptureFixture) -> None:
+    """A call ends also if the object could not be opened for an unforeseen reason, and if the link is closed."""
+
+    def broken() -> dict[str, int]:
+        raise RuntimeError("a defect")
+
+    log = logging.getLogger("test")
+    refused = Link("a link", broken, retry=0, log=log)
+    assert not refused.wait(10)
+    with pytest.raises(InternalError, match="a defect"):
+        refused.call(len).result(10)
+    assert any("the engine serves without the cache" in r.getMessage() for r in caplog.records)
+    opened: Link[dict[str, int]] = Link("a link", dict, retry=0, log=log)
+    assert opened.wait(10)
+    assert opened.call(len).result(10) == 0
+    for link in (refused, opened):
+        link.close()
+        with pytest.raises(ClosedError):
+            link.call(len).result(10)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import json
 import logging
 import selectors
 import signal
@@ -457,6 +458,29 @@ def test_an_interrupted_drain_loses_nothing(cluster: Cluster, monkeypatch: pytes
     for attempt in cluster.start():
         attempt.done()
     assert interrupted == ["prefill-0", "decode-0"]
+    cluster.until(request, EventKind.DONE)
+
+
+def test_extra_that_python_cannot_decode(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such an attempt fails, and later actions are taken. The text is valid JSON, which a gateway in Go accepts."""
+    sides = (cluster.prefill, cluster.decode)
+    with monkeypatch.context() as patch:
+        patch.setattr(json, "dumps", lambda extra: extra)
+        for name, extra in ("digits", "1" * 5000), ("depth", "[" * 9000 + "]" * 9000):
+            request = cluster.gateway.submit(name, PROMPT, extra=extra)
+            while all(event.kind != EventKind.REPLANNED for event in cluster.gateway.wait(0.05)):
+                for side in sides:
+                    assert side.leader.wait(0.05) == []
+            request.cancel()
+            cluster.until(request, EventKind.FAILED)
+    request = cluster.gateway.submit("later", PROMPT)
+    attempts: list[Attempt] = []
+    while len(attempts) < len(sides):
+        for side in sides:
+            attempts += [action.attempt for action in side.leader.wait(0.05)]
+    for attempt in attempts:
+        assert attempt.id == "later"
+        attempt.done()
     cluster.until(request, EventKind.DONE)
 
 

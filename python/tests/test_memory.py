@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ctypes
 import gc
 import mmap
@@ -99,6 +101,37 @@ def test_a_call_drops_its_references(ns: Namespace) -> None:
     del tensor
     gc.collect()
     assert reference() is None
+
+
+def test_a_task_that_never_runs_drops_its_references(ns: Namespace) -> None:
+    source, into = bytearray(value(ns, 0)), bytearray(ns.value_bytes)
+
+    async def cancelled() -> None:
+        for call in (ns.aio.put(["a"], [memoryview(source).toreadonly()]), ns.aio.get(["a"], [into])):
+            task = asyncio.ensure_future(call)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    asyncio.run(cancelled())
+    gc.collect()
+    source.append(0)  # raises BufferError if source is still exported
+    into.append(0)
+    assert ns.exists(["a"]).ok == 0
+
+
+def test_values_of_a_get_may_not_share_memory(ns: Namespace) -> None:
+    """The library registers each value of a call by itself, unless the value before it has the memory."""
+    keys = ["a", "b", "c"]
+    ns.put(keys, [value(ns, i) for i in range(3)])
+    one, two, both = bytearray(ns.value_bytes), bytearray(ns.value_bytes), bytearray(2 * ns.value_bytes)
+    half = ns.value_bytes // 2
+    parts = [memoryview(both)[i * half :][: ns.value_bytes] for i in range(3)]
+    for into in ([one, two, one], [parts[0], two, parts[1]], [parts[0], parts[1], two]):
+        with pytest.raises(InvalidError):
+            ns.get(keys, into)
+    assert ns.get(keys, [parts[0], two, parts[2]]).ok == 3
+    assert both == value(ns, 0) + value(ns, 2)
 
 
 def test_memory_is_not_written_to_after_a_timeout() -> None:

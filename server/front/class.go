@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strconv"
 	"time"
+	"unicode/utf8"
 
 	"github.com/penstock-kv/penstock/client/gateway"
 )
@@ -27,6 +28,9 @@ func (r *planned) class(ask *gateway.Request, h http.Header, req *request) (err 
 	if o.TenantHeader != "" {
 		if ask.Tenant = h.Get(o.TenantHeader); len(ask.Tenant) > maxTenant {
 			return invalid(o.TenantHeader, fmt.Sprintf("the name has %d bytes; the maximum is %d", len(ask.Tenant), maxTenant))
+		}
+		if !utf8.ValidString(ask.Tenant) {
+			return invalid(o.TenantHeader, "the name is not UTF-8")
 		}
 	}
 	if ask.Priority, err = priorityOf(req.fields); err != nil {

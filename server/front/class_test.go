@@ -99,6 +99,7 @@ func TestBadClass(t *testing.T) {
 		{`{"prompt":"x","priority":1.5}`, "", "", "priority: it is 1.5; want an integer"},
 		{`{"prompt":"x","priority":"high"}`, "", "", `priority: it is \"high\"; want an integer`},
 		{`{"prompt":"x"}`, "X-Tenant", strings.Repeat("t", 257), "X-Tenant: the name has 257 bytes; the maximum is 256"},
+		{`{"prompt":"x"}`, "X-Tenant", "t\xff", "X-Tenant: the name is not UTF-8"},
 		{`{"prompt":"x"}`, "X-First-Token-Ms", "2s", `X-First-Token-Ms: it is \"2s\"; want a whole number of milliseconds from 0 to 86400000`},
 		{`{"prompt":"x"}`, "X-First-Token-Ms", "86400001", "X-First-Token-Ms"},
 		{`{"prompt":"x"}`, "X-First-Token-Ms", "-1", "X-First-Token-Ms"},

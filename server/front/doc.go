@@ -76,7 +76,8 @@
 //
 // # Attempts
 //
-// A failed connection or a status of 502, 503 or 504 ends an attempt. If no byte of a response body
+// A failed connection or a status of 502, 503 or 504 ends an attempt, and so do failed polls of an
+// engine that has sent no byte of a response, if another engine is healthy. If no byte of a response body
 // has arrived, the next attempt goes to another engine. The front waits for the first byte of the
 // body before it passes on the status, because engines send the status before the prefill, when
 // they accept the prompt.

@@ -264,10 +264,19 @@ func (f *Front) routes() *webmux.Mux {
 		})
 	}
 	mux.HandleFunc("GET /health", f.health)
-	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		writeError(w, http.StatusNotFound, "not_found", fmt.Sprintf("the gateway has no %s; it has /v1/completions, /v1/chat/completions, /v1/models and /health", r.URL.Path))
-	})
+	mux.HandleFunc("/", notFound)
 	return mux
+}
+
+func notFound(w http.ResponseWriter, r *http.Request) {
+	writeError(w, http.StatusNotFound, "not_found", fmt.Sprintf("the gateway has no %s; it has /v1/completions, /v1/chat/completions, /v1/models and /health", r.URL.Path))
+}
+
+// leavesPath reports whether a path has a segment "." or "..". The multiplexer redirects such a path, unless the dots
+// are percent-encoded. An engine, or a proxy in front of it, could take the path for one that the gateway does
+// not have.
+func leavesPath(path string) bool {
+	return slices.ContainsFunc(strings.Split(path, "/"), func(s string) bool { return s == "." || s == ".." })
 }
 
 // health responds 200 if any engine is healthy, and 503 otherwise.
@@ -294,6 +303,10 @@ const (
 // serve sends a request to an engine.
 func (f *Front) serve(w http.ResponseWriter, r *http.Request) {
 	start := time.Now()
+	if leavesPath(r.URL.Path) {
+		notFound(w, r)
+		return
+	}
 	if !f.authorized(r) {
 		const why = "the bearer token is missing or is not the gateway's"
 		f.refused.Warn(callRefused, callRefused, "call", r.Pattern, "peer", r.RemoteAddr, "result", codes.Unauthenticated.String(), "refused", why)

@@ -396,6 +396,70 @@ func TestEngineThatIsGone(t *testing.T) {
 	s.await(func() bool { return s.front.EngineHealth()["http://"+addr] })
 }
 
+// TestEngineHangs: a request at an engine that does not answer and fails its polls goes to another engine,
+// at once or when one is healthy. A response that has begun continues.
+func TestEngineHangs(t *testing.T) {
+	hung, ended, resume := make(chan struct{}, 2), make(chan struct{}, 2), make(chan struct{})
+	a := newEngine(t, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if strings.Contains(string(body), "stream") {
+			fmt.Fprint(w, "begin ")
+			_ = http.NewResponseController(w).Flush()
+			hold(t, resume)
+			fmt.Fprint(w, "end")
+			return
+		}
+		hung <- struct{}{}
+		<-r.Context().Done()
+		ended <- struct{}{}
+	})
+	b := newEngine(t, say("from b"))
+	b.sick.Store(true)
+	s := start(t, Options{}, a, b)
+	resp, err := s.Client().Post(s.URL+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"stream"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	first := s.ask(`{"prompt":"x"}`)
+	receive(t, hung)
+	a.sick.Store(true)
+	s.await(func() bool { return !s.front.EngineHealth()[a.URL] })
+	select {
+	case code := <-first:
+		t.Fatalf("without another engine: status %d", code)
+	default:
+	}
+	b.sick.Store(false)
+	if code := receive(t, first); code != http.StatusOK {
+		t.Errorf("with another engine: status %d", code)
+	}
+	receive(t, ended)
+	a.sick.Store(false)
+	s.await(func() bool { return s.front.EngineHealth()[a.URL] })
+	b.sick.Store(true)
+	s.await(func() bool { return !s.front.EngineHealth()[b.URL] })
+	second := s.ask(`{"prompt":"y"}`)
+	receive(t, hung)
+	b.sick.Store(false)
+	s.await(func() bool { return s.front.EngineHealth()[b.URL] })
+	a.sick.Store(true)
+	if code := receive(t, second); code != http.StatusOK {
+		t.Errorf("beside another engine: status %d", code)
+	}
+	receive(t, ended)
+	close(resume)
+	if text, err := io.ReadAll(resp.Body); string(text) != "begin end" || err != nil {
+		t.Errorf("the stream is %q, %v", text, err)
+	}
+	s.await(func() bool { return s.value("in_flight_requests") == 0 })
+	s.front.pool.mu.Lock()
+	defer s.front.pool.mu.Unlock()
+	if n := len(s.front.pool.silent); n != 0 {
+		t.Errorf("%d requests wait for engines after the end", n)
+	}
+}
+
 // TestNoSecondAnswer: when an engine fails during a response, the response is cut off, and the
 // other engine does not get the request.
 func TestNoSecondAnswer(t *testing.T) {
@@ -624,6 +688,16 @@ func TestPaths(t *testing.T) {
 			resp.Body.Close()
 			if string(got) != base+path {
 				t.Errorf("%s arrived as %s", base+path, got)
+			}
+		}
+		for _, path := range []string{"/v1/models/%2e%2e/%2e%2e/metrics", "/v1/models/..%2F..%2Fmetrics", "/v1/models/%2E", "/v1/models/a%2F..%2Fb"} {
+			resp, err := s.Client().Get(s.URL + path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusNotFound {
+				t.Errorf("%s: %s", path, resp.Status)
 			}
 		}
 	}

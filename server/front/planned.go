@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/client/gateway"
 )
 
@@ -268,6 +269,8 @@ func (r *planned) refusalOf(err error) error {
 	own := &refusal{reason: rejectPlanner, message: err.Error()}
 	var refused *gateway.RefusedError
 	switch {
+	case errors.Is(err, client.ErrRequest):
+		own.status, own.code = http.StatusBadRequest, "invalid_request"
 	case !errors.As(err, &refused):
 		if status.Code(err) == codes.ResourceExhausted {
 			return busy(rejectPlanner, err.Error())

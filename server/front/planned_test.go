@@ -714,6 +714,20 @@ func TestPlannerRefuses(t *testing.T) {
 	}
 }
 
+// TestPromptBeyondTheLimits: a prompt that is too long for a storage node, or for the planner's messages, is
+// the client's error, and no retry helps.
+func TestPromptBeyondTheLimits(t *testing.T) {
+	c := newCluster(t, Options{}, dualpath.Options{})
+	for _, blocks := range []int{140_000, 180_000} {
+		resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":[`+strings.Repeat("7,", 16*blocks)+`7]}`)
+		c.must(err)
+		if resp.StatusCode != http.StatusBadRequest || resp.Header.Get("Retry-After") != "" {
+			t.Errorf("%d blocks: %v, %.300s", blocks, resp, text)
+		}
+		checkError(t, text, "invalid_request")
+	}
+}
+
 // TestEveryAttemptFails: the planner's refusal after the last attempt is a 503.
 func TestEveryAttemptFails(t *testing.T) {
 	c := newCluster(t, Options{}, dualpath.Options{})

@@ -20,6 +20,9 @@ var (
 	errQueueWait = errors.New("all engines were busy for too long")
 )
 
+// errHung ends the wait for an engine's response.
+var errHung = errors.New("the engine has not answered, and its health checks fail")
+
 const (
 	// boundMin is the load of an engine, in requests, up to which the engine is chosen for its
 	// blocks regardless of the load of other engines. An engine computes this number of requests in
@@ -63,6 +66,15 @@ type pool struct {
 	mu      sync.Mutex
 	waiting []*ticket // in order of arrival; requests with a failed attempt come first
 	turn    int       // rotates the choice among equal engines
+	// silent are the requests at engines from which no byte of a response has arrived, with the functions
+	// that end their waits.
+	silent map[*ticket]silence
+}
+
+// silence is the wait of a request for an engine's response.
+type silence struct {
+	engine *engine
+	end    func(why error)
 }
 
 // ticket is one request in the pool.
@@ -280,6 +292,36 @@ func (p *pool) failed(e *engine, err error, lost bool) {
 	}
 }
 
+// ask calls end with errHung when polls have found the engine unhealthy and the request can go to another
+// engine, until answered is called. answered reports whether end was not called.
+func (p *pool) ask(t *ticket, e *engine, end func(why error)) (answered func() bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.silent == nil {
+		p.silent = make(map[*ticket]silence)
+	}
+	p.silent[t] = silence{e, end}
+	p.moveLocked()
+	return func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		_, waits := p.silent[t]
+		delete(p.silent, t)
+		return waits
+	}
+}
+
+// moveLocked ends the waits of requests at engines that polls have found unhealthy, if the requests can go
+// to other engines.
+func (p *pool) moveLocked() {
+	for t, s := range p.silent {
+		if s.engine.badPolls >= pollsToFail && p.leftLocked(&ticket{tried: append(slices.Clip(t.tried), s.engine)}) {
+			delete(p.silent, t)
+			s.end(errHung)
+		}
+	}
+}
+
 func (p *pool) setHealthLocked(e *engine, healthy bool) {
 	e.healthy = healthy
 	value := 0.0
@@ -289,6 +331,7 @@ func (p *pool) setHealthLocked(e *engine, healthy bool) {
 	p.metrics.healthy.WithLabelValues(e.name).Set(value)
 	if healthy {
 		p.dispatchLocked()
+		p.moveLocked()
 	} else {
 		p.dismissLocked()
 	}
@@ -317,6 +360,7 @@ func (p *pool) polled(e *engine, err error) time.Duration {
 		}
 		p.setHealthLocked(e, false)
 	}
+	p.moveLocked()
 	return backoff(p.interval, e.badPolls)
 }
 

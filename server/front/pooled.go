@@ -1,6 +1,7 @@
 package front
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -26,17 +27,32 @@ func (r *pooled) route(out *http.Request, req *request) (*http.Response, error) 
 			}
 			return nil, err
 		}
-		resp, err := r.front.send(out, e, req.body)
+		ctx, cancel := context.WithCancelCause(out.Context())
+		answered := func() bool { return true }
+		if attempt < r.front.opts.MaxAttempts {
+			answered = p.ask(t, e, cancel)
+		}
+		resp, err := r.front.send(out.WithContext(ctx), e, req.body)
+		if !answered() {
+			if err == nil {
+				_ = resp.Body.Close()
+			}
+			err = errHung
+		}
 		if err != nil {
+			cancel(nil)
 			if out.Context().Err() != nil {
 				p.release(e)
 				return nil, err
 			}
 			last = fmt.Errorf("%s: %w", e.name, err)
-			p.failed(e, err, true)
+			p.failed(e, err, err != errHung)
 			p.release(e)
 		} else {
-			resp.Body.(*answer).closed = func(error) { p.release(e) }
+			resp.Body.(*answer).closed = func(error) {
+				cancel(nil)
+				p.release(e)
+			}
 			if !unavailable(resp.StatusCode) {
 				p.served(e)
 				return resp, nil

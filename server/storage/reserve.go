@@ -2,6 +2,7 @@ package storage
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -196,6 +197,9 @@ func (n *Node) reserve(ctx context.Context, ns kv.Namespace, req ReserveRequest)
 // ones.
 func (n *Node) wanted(ctx context.Context, r *Reservation, entries []trie.Entry) ([]trie.PutStatus, error) {
 	statuses, err := n.index.Known(nil, r.ns.ID, r.ns.Epoch, entries)
+	if errors.Is(err, trie.ErrNamespaceUnknown) {
+		return nil, fmt.Errorf("namespace %q: %w", r.ns.Name, err) // it was deleted meanwhile
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrRequest, err)
 	}

@@ -244,7 +244,36 @@ func (c *call) placeOnDevice(b *Batch, d *device) error {
 		}
 		c.spans[i] = spans[first:len(spans):len(spans)]
 	}
+	if err := c.checkSpansApart(); err != nil {
+		return err
+	}
 	return c.cut()
+}
+
+// checkSpansApart returns an error if pieces of a get share bytes of device memory: only one of them
+// would be there afterwards.
+func (c *call) checkSpansApart() error {
+	if c.op != OpGet {
+		return nil
+	}
+	type place struct {
+		piece  int
+		lo, hi uint64
+	}
+	var all []place
+	for i, spans := range c.spans {
+		for _, s := range spans {
+			lo := s.memory.addr + s.at
+			all = append(all, place{i, lo, lo + s.n})
+		}
+	}
+	slices.SortFunc(all, func(a, b place) int { return cmp.Compare(a.lo, b.lo) })
+	for k := 1; k < len(all); k++ {
+		if a, b := all[k-1], all[k]; b.lo < a.hi {
+			return invalid("pieces %d and %d share bytes, at address %#x", a.piece, b.piece, b.lo)
+		}
+	}
+	return nil
 }
 
 func errMixed(piece, fragment int) error {

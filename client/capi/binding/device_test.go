@@ -512,6 +512,13 @@ func TestDeviceErrors(t *testing.T) {
 			}
 		}
 	}
+	shared := r.on("shared", []int{2, 2}, 1, 4096)
+	if got := small.Do(OpPut, shared); got.Err != nil || got.OK != 2 {
+		t.Errorf("a put of a page under two keys: %+v", got)
+	}
+	if got := small.Do(OpGet, shared); CodeOf(got.Err) != Invalid || !strings.Contains(got.Err.Error(), "pieces 0 and 1 share bytes") {
+		t.Errorf("a get of two keys into a page: %+v", got)
+	}
 	register := func(o DeviceOptions, addr, n uint64, want string) {
 		t.Helper()
 		if _, err := r.store.RegisterDevice(o, addr, n); CodeOf(err) != Invalid || !strings.Contains(err.Error(), want) {

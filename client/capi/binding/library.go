@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"time"
 
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/client/gateway"
@@ -22,10 +23,20 @@ type Library struct {
 	mu   sync.RWMutex
 	last Handle
 	open map[Handle]any
+	// leases is the number of leases in open. When it reaches sweepAt, addLease removes the leases that
+	// have ended.
+	leases, sweepAt int
 }
 
+const (
+	// sweepMin is the least number of leases at which the table removes leases that have ended.
+	sweepMin = 1024
+	// endedLease is the time for which the table keeps a lease after its end.
+	endedLease = time.Minute
+)
+
 // NewLibrary returns an empty table.
-func NewLibrary() *Library { return &Library{open: make(map[Handle]any)} }
+func NewLibrary() *Library { return &Library{open: make(map[Handle]any), sweepAt: sweepMin} }
 
 // next returns an unused handle.
 func (l *Library) next() Handle {
@@ -49,8 +60,45 @@ func (l *Library) remove(h Handle) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	_, ok := l.open[h]
-	delete(l.open, h)
+	l.removeLocked(h)
 	return ok
+}
+
+func (l *Library) removeLocked(h Handle) {
+	if _, ok := l.open[h].(*Lease); ok {
+		l.leases--
+	}
+	delete(l.open, h)
+}
+
+// addLease adds a lease that ends after ttl, and returns its handle. A caller need not release a lease,
+// so addLease removes leases that have ended: at most half as often as it adds one.
+func (l *Library) addLease(lease *Lease, ttl time.Duration) Handle {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	if l.leases >= l.sweepAt {
+		for h, v := range l.open {
+			if old, ok := v.(*Lease); ok && now.After(old.ends.Add(endedLease)) {
+				l.removeLocked(h)
+			}
+		}
+		l.sweepAt = max(sweepMin, 2*l.leases)
+	}
+	l.leases++
+	l.last++
+	lease.handle, lease.ends = l.last, now.Add(ttl)
+	l.open[l.last] = lease
+	return l.last
+}
+
+// renewed keeps a lease in the table that ends after ttl.
+func (l *Library) renewed(lease *Lease, ttl time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if ends := time.Now().Add(ttl); ends.After(lease.ends) {
+		lease.ends = ends
+	}
 }
 
 // removeOf removes all handles of a store.
@@ -59,7 +107,7 @@ func (l *Library) removeOf(s *Store) {
 	defer l.mu.Unlock()
 	for h, v := range l.open {
 		if owner, ok := v.(interface{ of() *Store }); ok && owner.of() == s {
-			delete(l.open, h)
+			l.removeLocked(h)
 		}
 	}
 }

@@ -87,18 +87,8 @@ func (c *call) match(ctx context.Context, r *Result) {
 		}
 	}
 	if m.Lease != nil {
-		l := &Lease{store: s, lease: m.Lease}
-		r.Lease = s.library.addLease(l)
+		r.Lease = s.library.addLease(&Lease{store: s, lease: m.Lease}, c.lease)
 	}
-}
-
-func (l *Library) addLease(lease *Lease) Handle {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.last++
-	lease.handle = l.last
-	l.open[lease.handle] = lease
-	return lease.handle
 }
 
 // each performs a batch whose operation is exists, touch or delete.

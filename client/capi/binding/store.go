@@ -217,6 +217,7 @@ func (s *Store) Close() error {
 	for _, open := range s.takeSessions() {
 		errs = append(errs, open.end())
 	}
+	s.library.removeOf(s) // the handles that the calls have added
 	return errors.Join(append(errs, s.free())...)
 }
 
@@ -351,7 +352,7 @@ func (n *Namespace) PinEpoch(epoch kv.Epoch, ttl time.Duration) (pinned kv.Epoch
 		}
 		l, err := n.store.client.PinEpoch(ctx, ns, pinned, ttl)
 		if err == nil {
-			lease = n.store.library.addLease(&Lease{store: n.store, lease: l})
+			lease = n.store.library.addLease(&Lease{store: n.store, lease: l}, ttl)
 		}
 		return err
 	})
@@ -363,12 +364,15 @@ type Lease struct {
 	store  *Store
 	handle Handle
 	lease  *client.Lease
+	// ends is the time at which the node ends the lease, or later. Guarded by Library.mu.
+	ends time.Time
 }
 
 func (l *Lease) of() *Store { return l.store }
 
 // Renew makes the lease end ttl from now.
 func (l *Lease) Renew(ttl time.Duration) error {
+	l.store.library.renewed(l, ttl)
 	return l.store.call(func(ctx context.Context) error { return l.lease.Renew(ctx, ttl) })
 }
 

@@ -210,6 +210,8 @@ class Link(Generic[_T]):
         self._calls: queue.SimpleQueue[Callable[[_T], None] | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._settled = threading.Event()
+        self._lock = threading.Lock()  # of _ended
+        self._ended = False  # close was called: _calls takes no more calls
         self.value: _T | None = None
         """The opened object, or None."""
         self.refused: errors.Error | None = None
@@ -233,12 +235,18 @@ class Link(Generic[_T]):
             except BaseException as e:
                 future.set_exception(e)
 
-        self._calls.put(run)
+        with self._lock:
+            if not self._ended:
+                self._calls.put(run)
+                return future
+        future.set_exception(errors.ClosedError(f"{self._what}: closed"))
         return future
 
     def close(self) -> None:
-        """End the thread. The opened object stays open."""
+        """End the thread, when it has performed the calls so far. The opened object stays open."""
         self._closing.set()
+        with self._lock:
+            self._ended = True
         self._calls.put(None)
         self._thread.join()
 
@@ -261,6 +269,10 @@ class Link(Generic[_T]):
             except errors.Error as e:
                 self._log.error("%s: %s. The engine serves without the cache", self._what, e)
                 self.refused = e
+                return
+            except Exception as e:
+                self._log.exception("%s: the engine serves without the cache", self._what)
+                self.refused = errors.InternalError(f"{type(e).__name__}: {e}")
                 return
             else:
                 if warned:

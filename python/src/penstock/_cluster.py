@@ -19,6 +19,7 @@ import contextlib
 import ctypes
 import enum
 import json
+import logging
 import os
 import select
 import time
@@ -38,6 +39,8 @@ from penstock._memory import Pins
 from penstock._store import Namespace
 
 __all__ = ["Action", "ActionKind", "Attempt", "Leader", "Member", "Part", "Role"]
+
+_log = logging.getLogger("penstock")
 
 _T = TypeVar("_T")
 _Self = TypeVar("_Self", bound="_Queue[Any]")
@@ -474,7 +477,13 @@ class Leader(_Queue[Action]):
     def _accept(self, raw: _abi.CAction) -> None:
         kind = ActionKind(raw.kind)
         if kind == ActionKind.START:
-            self._attempts[raw.attempt] = self._describe(raw)
+            try:
+                self._attempts[raw.attempt] = self._describe(raw)
+            except (ValueError, RecursionError) as e:
+                # The attempt fails. Without this, no later action could be taken from the queue.
+                _log.warning("an attempt of group %s fails: its data from the gateway cannot be decoded: %s", self._group, e)
+                with contextlib.suppress(errors.ClosedError):
+                    _abi.call(self._core.lib.penstock_attempt_done, raw.attempt, f"data of the gateway: {e}"[:500].encode(), 0)
         attempt = self._attempts.get(raw.attempt)
         part = Part(getattr(raw.part, "from"), raw.part.to) if kind in (ActionKind.READ, ActionKind.RECOMPUTE) else None
         if attempt is None:  # the engine has ended it

@@ -167,13 +167,21 @@ class Lease(_Closable):
 
         Raises NotFoundError if the lease has ended. Its blocks may have been evicted then.
         """
-        _abi.call(self._core.lib.penstock_lease_renew, self._open_handle(), _ms("seconds", seconds))
+        handle = self._open_handle()
+        try:
+            _abi.call(self._core.lib.penstock_lease_renew, handle, _ms("seconds", seconds))
+        except errors.ClosedError:
+            if not self._core.usable():
+                raise
+            # The library closes the handle some time after the lease has ended.
+            raise errors.NotFoundError("the lease has ended, and its blocks may have been evicted") from None
 
     def release(self) -> None:
         """End the lease. A second call does nothing."""
         handle, self._handle = self._handle, 0
         if handle and self._core.usable():
-            _abi.call(self._core.lib.penstock_lease_release, handle)
+            with contextlib.suppress(errors.ClosedError):  # the library closes the handle some time after the lease has ended
+                _abi.call(self._core.lib.penstock_lease_release, handle)
 
     def __enter__(self) -> Lease:
         return self

@@ -111,6 +111,10 @@ class Pins:
         self._views: list[_PyBuffer] = []
         self._held: list[object] = []
 
+    def __del__(self) -> None:
+        # ctypes does not end an export with its Py_buffer. A coroutine that is cancelled before it runs calls no release.
+        self.release()
+
     def add(self, value: Any, *, writable: bool) -> None:
         """Append one fragment, a buffer or a tensor. With ``writable`` the memory must be writable."""
         if hasattr(value, "data_ptr"):
