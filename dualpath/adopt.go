@@ -51,6 +51,9 @@ func (p *Planner) hold(g *group, h *Held, again bool) {
 		p.emit(abort)
 	case r.phase == queued:
 		p.unqueue(r)
+		// The engines have the prefix and the weights of the request as it was assigned. The gateway may
+		// have submitted it again with another prefix, or newer weights may have begun since.
+		r.Hit, r.cached, r.Epoch, r.unfit = h.Request.Hit, h.Request.Hit, h.Request.Epoch, NoReason
 		r.setEngine(g.role, en)
 		r.phase, r.attempt, r.started, r.adopted = serving, h.Attempt, p.now, true
 		r.found = [2]*Held{}
