@@ -38,9 +38,13 @@ const (
 	// Switched: the group has changed its role to Side, or keeps its previous role for the reason
 	// Why. The action is sent to the operator and has no Seq.
 	Switched
+	// Announce: the group gets a Switch to Side once it holds no request; with the group's present
+	// role as Side, it gets none. The action is sent to Group, whose leader registers with Side
+	// (GroupUp.Announced), so that a restarted planner continues the switch.
+	Announce
 )
 
-var actionNames = [...]string{"none", "assign", "start", "read", "cut", "drop", "recompute", "abort", "reject", "replan", "prefilled", "done", "switch", "switched"}
+var actionNames = [...]string{"none", "assign", "start", "read", "cut", "drop", "recompute", "abort", "reject", "replan", "prefilled", "done", "switch", "switched", "announce"}
 
 // String returns the kind's name.
 func (k ActionKind) String() string {

@@ -17,7 +17,7 @@
 //	        ── Finished ┤    └───────────────────────┘  ├── Read, Cut, Drop ───────────► re-planning, hedging
 //	timer   ── Tick ────┤                               │
 //	admin   ── Epoch ───┤                               ├── Reject, Recompute, Abort ──► gateway, leaders
-//	        ── SwitchRole                               ├── Switch ────────────────────► leader of the group
+//	        ── SwitchRole                               ├── Announce, Switch ──────────► leader of the group
 //	oracle  ── Network ─┘                               └── Replan, Prefilled, Done ─────► gateway
 //
 // The life of a request:
@@ -56,7 +56,8 @@
 // request to the group, and the group's requests end there (finish) or are planned again
 // (recompute). Then its leader gets a Switch, and the group registers in the other role or keeps
 // its role. No request is lost. A group keeps its role if no other group has it, or if a request in
-// progress fits into no other group.
+// progress fits into no other group. The leader registers with the switch that the planner has
+// announced (Announce), so a restarted planner continues the switch.
 //
 // With Options.Network (package netcost) the planner chooses, among all decode engines with room,
 // the engine that would produce the first token soonest, including the transfer of the KV from the

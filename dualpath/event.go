@@ -108,6 +108,9 @@ type GroupUp struct {
 	// Switching is the role to which the group's engines are changing; 0: none. The group is given
 	// no request until it has registered again, in its old or its new role.
 	Switching Role `json:",omitempty"`
+	// Announced is the role of the last Announce that has reached the group; 0 if that is the group's
+	// role or there was none.
+	Announced Role `json:",omitempty"`
 }
 
 // EngineSpec describes one engine of a group. A size of 0 means that the size is unlimited.

@@ -134,10 +134,10 @@ func (p *Planner) groupUp(e *GroupUp) {
 	}
 	old := p.groups[e.Group]
 	p.returning(g, old, e)
-	p.groupDown(old)
+	p.replace(old)
 	for _, s := range e.Engines {
 		if other := p.engines[s.Engine]; other != nil {
-			p.groupDown(other.group)
+			p.replace(other.group)
 		}
 	}
 	for _, en := range g.engines {
@@ -160,11 +160,26 @@ func (p *Planner) groupUp(e *GroupUp) {
 	p.complete()
 }
 
-// groupDown plans the group's requests again and deletes the group.
+// groupDown deletes a group and plans its requests again.
 func (p *Planner) groupDown(g *group) {
-	if g == nil {
-		return
+	if g != nil {
+		p.remove(g)
+		p.reconsider()
+		p.replanAll(g)
 	}
+}
+
+// replace is groupDown for a group in whose place another one registers. The caller calls reconsider
+// after that, because until then the planner lacks the group's role.
+func (p *Planner) replace(g *group) {
+	if g != nil {
+		p.remove(g)
+		p.replanAll(g)
+	}
+}
+
+// remove deletes a group.
+func (p *Planner) remove(g *group) {
 	delete(p.groups, g.id)
 	if at := slices.Index(p.order, g); at >= 0 {
 		p.order = slices.Delete(p.order, at, at+1)
@@ -180,10 +195,13 @@ func (p *Planner) groupDown(g *group) {
 	if g.private != nil {
 		p.unroute(g)
 	}
-	if g.switching() {
+	if g.leaving.to != 0 {
 		p.endSwitch(g.id, g.leaving.to, GroupLost)
 	}
-	p.reconsider()
+}
+
+// replanAll plans the requests of a group again that was removed.
+func (p *Planner) replanAll(g *group) {
 	var lost []*request
 	for _, r := range p.requests {
 		if (r.pe != nil && r.pe.group == g) || (r.de != nil && r.de.group == g) {

@@ -20,7 +20,7 @@ var (
 
 // testCluster is a cluster in virtual time whose engines have memories of a fixed size and report
 // their free memory correctly. Groups are lost and return, fall silent, or lose their sessions
-// with all messages in transit. Engines fail, and reads stop. An engine finishes each request
+// with all messages in transit. The planner is restarted. Engines fail, and reads stop. An engine finishes each request
 // that it has started after some time, unless the engine is lost or the request is aborted. The
 // testCluster checks that no memory is allocated twice.
 type testCluster struct {
@@ -41,6 +41,7 @@ type testCluster struct {
 	checked, checkEvery int
 	trouble             conditions
 	changing
+	restarting
 }
 
 // testGroup is one group.
@@ -52,8 +53,13 @@ type testGroup struct {
 	back    time.Duration
 	broken  bool
 	engines []*testEngine
-	// order is the leader's pending order to switch.
-	order order
+	// order is the leader's pending order to switch, announced the role of the switch that was announced last.
+	order     order
+	announced Role
+	// known is the planner with which the group registered last, seen the highest number of an action
+	// that has reached the group.
+	known *Planner
+	seen  uint64
 }
 
 // reached reports whether planner and group can exchange messages.
@@ -72,6 +78,11 @@ type holding struct {
 	room           room
 	attempt, order uint64
 	read           *pendingRead
+	// asked is the request as it was submitted, peer its other engine. parts are what the engine has
+	// read, reads or computes.
+	asked Request
+	peer  EngineID
+	parts []Part
 	// last is the last report about a read, end the report about the end of the engine's part.
 	last, end Event
 }
@@ -114,7 +125,7 @@ func newTestCluster(t *testing.T, seed uint64, o Options) *testCluster {
 	w := &testCluster{
 		t: t, p: newPlanner(t, o), rng: rand.New(rand.NewPCG(seed, 3)), seed: seed, engines: map[EngineID]*testEngine{},
 		jobs: map[RequestID]*task{}, waiting: map[RequestID]bool{}, over: map[RequestID]bool{}, lost: map[ActionKind]int{},
-		checkEvery: 1, trouble: newTrouble(false), changing: changing{ended: map[Reason]int{}},
+		checkEvery: 1, trouble: newTrouble(false), changing: changing{ended: map[Reason]int{}}, restarting: restarting{options: o, away: map[RequestID]bool{}},
 	}
 	for g := range GroupID(5) {
 		s := &testGroup{id: g, role: Prefill}
@@ -144,25 +155,40 @@ func (w *testCluster) clear(s *testGroup) {
 // register registers a group again. After a loss the registration lists no request. After a broken
 // session it lists the running and the ended requests, and the leader repeats its reports.
 func (w *testCluster) register(s *testGroup) {
-	ev := GroupUp{At: w.now, Group: s.id, Role: s.role, Again: s.broken, Switching: s.order.to}
-	s.up, s.broken = true, false
+	ev := GroupUp{
+		At: w.now, Group: s.id, Role: s.role, Again: s.known == w.p, Returns: s.known != nil, Seen: s.seen,
+		Switching: s.order.to, Announced: s.announced,
+	}
+	s.up, s.broken, s.known = true, false, w.p
 	var reports []Event
+	var alone []RequestID // for the planner they begin again, and no gateway has them
 	for _, b := range s.engines {
 		ev.Engines = append(ev.Engines, b.spec)
 		for _, id := range sortedIDs(b.holds) {
 			h := b.holds[id]
-			ev.Holding = append(ev.Holding, Held{Request: Request{ID: id, Prompt: 1}, Engine: b.spec.Engine, Attempt: h.attempt, Order: h.order})
+			ev.Holding = append(ev.Holding, w.listed(b, h, false))
+			if !ev.Again {
+				h.last = nil // the registration has what the engine has read
+			}
+			if w.over[id] && !ev.Again {
+				delete(w.over, id)
+				alone = append(alone, id)
+			}
 			if h.last != nil {
 				reports = append(reports, h.last)
 			}
 		}
 		for _, id := range sortedIDs(b.ended) {
 			h := b.ended[id]
-			ev.Holding = append(ev.Holding, Held{Request: Request{ID: id, Prompt: 1}, Engine: b.spec.Engine, Attempt: h.attempt, Order: h.order, Ended: true})
+			ev.Holding = append(ev.Holding, w.listed(b, h, true))
 			reports = append(reports, h.end)
 		}
 	}
 	w.step(ev)
+	w.registered(&ev)
+	for _, id := range alone {
+		w.step(Cancelled{w.now, id})
+	}
 	for _, report := range reports {
 		w.step(report)
 	}
@@ -177,7 +203,7 @@ func sortedIDs[V any](m map[RequestID]V) []RequestID { return slices.Sorted(maps
 // loseGroup ends a group and its requests: with a GroupDown, or silently.
 func (w *testCluster) loseGroup(s *testGroup, silent bool) {
 	s.up, s.broken, s.back = false, false, w.now+time.Duration(w.rng.IntN(3000))*time.Millisecond
-	s.order = order{}
+	s.order, s.announced, s.known, s.seen = order{}, 0, nil, 0
 	w.clear(s)
 	if !silent {
 		w.step(GroupDown{w.now, s.id})
@@ -190,10 +216,10 @@ func (w *testCluster) breakSession(s *testGroup) {
 	s.broken, s.back = true, w.now+time.Duration(w.rng.IntN(1200))*time.Millisecond
 }
 
-// live returns the requests up to last that have not ended.
+// live returns the requests up to last that have not ended and that the planner has.
 func (w *testCluster) live(last RequestID) (ids []RequestID) {
 	for id := RequestID(1); id <= last; id++ {
-		if !w.over[id] {
+		if !w.over[id] && w.p.requests[id] != nil {
 			ids = append(ids, id)
 		}
 	}
@@ -259,7 +285,7 @@ func (w *testCluster) perform(a *Action) {
 		return
 	case Replan, Prefilled:
 		return
-	case Switch, Switched:
+	case Switch, Switched, Announce:
 		w.switched(a)
 		return
 	}
@@ -268,15 +294,19 @@ func (w *testCluster) perform(a *Action) {
 		w.lost[a.Kind]++
 		return
 	}
+	b.shop.seen = max(b.shop.seen, a.Seq)
 	switch a.Kind {
 	case Assign:
+		if a.Side != b.shop.role {
+			w.t.Fatalf("seed %d, %v: request %d is assigned for %v to engine %d, whose role is %v", w.seed, w.now, a.Request, a.Side, a.Engine, b.shop.role)
+		}
 		r := w.p.requests[a.Request]
 		n := r.Prompt
 		if a.Side == Decode {
 			n += r.Output
 		}
 		delete(b.ended, a.Request)
-		h := &holding{}
+		h := &holding{asked: w.trouble.asked[a.Request]}
 		b.holds[a.Request] = h
 		w.take(b, h, room{hbm: (n + shopBlock - 1) / shopBlock * shopBlock})
 		return
@@ -303,9 +333,13 @@ func (w *testCluster) perform(a *Action) {
 			h.read.until, h.read.upto, h.read.failed, h.read.gone = w.now, h.read.part.From, true, false
 		}
 	case Drop:
+		if h.read != nil {
+			h.cut(h.read.part, h.read.part.From)
+		}
 		h.read = nil
 	case Recompute:
 		k.bring(a.Parts[0].From, a.Parts[0].To)
+		h.parts = append(h.parts, a.Parts[0])
 	}
 }
 
@@ -325,10 +359,11 @@ func (w *testCluster) start(a *Action) {
 			w.lost[Start]++
 			continue
 		}
+		b.shop.seen = max(b.shop.seen, a.Seq)
 		if h == nil || h.attempt != 0 {
 			continue // its Assign was lost
 		}
-		h.attempt, h.order, k.begun[i] = a.Seq, a.Seq, true
+		h.attempt, h.order, k.begun[i], h.peer = a.Seq, a.Seq, true, k.engines[1-i].spec.Engine
 		passing := blocks
 		if b.shop.role == Prefill {
 			passing = 0
@@ -353,6 +388,7 @@ func (w *testCluster) begin(b *testEngine, h *holding, part Part, order uint64) 
 	}
 	h.read = &pendingRead{part: part, order: order, upto: part.To, until: w.now + time.Duration(w.rng.IntN(150))*time.Millisecond}
 	h.read.until += w.delayOf(b.shop.id)
+	h.parts = append(h.parts, part)
 	switch w.rng.IntN(8) {
 	case 0:
 		h.read.failed = true
@@ -382,6 +418,26 @@ func (w *testCluster) work() {
 			k.begun = [2]bool{} // the start has no further effect
 		}
 	}
+	for _, s := range w.groups {
+		for _, b := range s.engines {
+			for _, id := range sortedIDs(b.holds) {
+				w.failEarlier(b, id)
+			}
+		}
+	}
+}
+
+// failEarlier ends an attempt on an engine in whose place another attempt has been started, because the
+// other engine has given it up.
+func (w *testCluster) failEarlier(b *testEngine, id RequestID) {
+	h := b.holds[id]
+	if h.attempt == 0 || h.attempt == w.jobs[id].attempt {
+		return
+	}
+	delete(b.holds, id)
+	h.end = Failed{At: w.now, Request: id, Attempt: h.attempt, Role: b.shop.role}
+	b.ended[id] = h
+	w.report(b, h.end)
 }
 
 // holding returns the entry of a side for a start, or nil.
@@ -405,6 +461,7 @@ func (w *testCluster) workOn(id RequestID, k *task) {
 		q, role := h.read, k.engines[side].shop.role
 		h.read = nil
 		k.bring(q.part.From, q.upto)
+		h.cut(q.part, q.upto)
 		if q.upto == q.part.To {
 			h.last = Progress{At: w.now, Request: id, Attempt: k.attempt, Side: role, Upto: q.upto, Read: q.order}
 		} else {
@@ -444,6 +501,7 @@ func (w *testCluster) end(k *task, id RequestID, side int, ev Event) {
 // advance advances the time by ten milliseconds: engines work, groups fetch.
 func (w *testCluster) advance() {
 	w.now += 10 * time.Millisecond
+	w.resubmit()
 	w.work()
 	for _, s := range w.groups {
 		w.answer(s)
@@ -468,11 +526,12 @@ func (w *testCluster) advance() {
 }
 
 // TestEveryRequestEnds: groups are lost, fall silent or fail, broken sessions lose messages,
-// and storage NICs are slow for some time. The weights change, and groups change their roles.
+// the planner is restarted, and storage NICs are slow for some time. The weights change, and groups change their roles.
 // Requests have tenants, priorities and deadlines. After the last loss each request ends within
 // a bounded time, and no engine holds memory for it. No memory of an engine is allocated twice,
 // and no engine is idle while a request waits that it could take (conserving). No request is
-// started after a deadline or refused before it. Tenants that always have requests in the queue
+// started after a deadline or refused before it. No request is assigned to a group for a role that
+// the group does not have, and a restarted planner continues the announced switches. Tenants that always have requests in the queue
 // are granted work by weight, within 10 % in each run.
 func TestEveryRequestEnds(t *testing.T) {
 	t.Parallel()
@@ -488,7 +547,7 @@ func TestEveryRequestEnds(t *testing.T) {
 	}
 	lost, messages := 0, map[ActionKind]int{}
 	ended, looked := map[Reason]int{}, 0
-	all := changing{ended: map[Reason]int{}}
+	all, resumed := changing{ended: map[Reason]int{}}, 0
 	for seed := *requestFirst; seed < *requestFirst+seeds; seed++ {
 		if !t.Failed() {
 			again = seed
@@ -533,6 +592,9 @@ func TestEveryRequestEnds(t *testing.T) {
 				w.giveUp(live[w.rng.IntN(len(live))])
 			}
 			w.change()
+			if !w.trouble.backlog && w.rng.IntN(250) == 0 { // a restarted planner has no shares
+				w.restart()
+			}
 			w.advance()
 		}
 		if w.trouble.backlog {
@@ -569,6 +631,7 @@ func TestEveryRequestEnds(t *testing.T) {
 		for why, n := range w.ended {
 			all.ended[why] += n
 		}
+		resumed += w.resumed
 	}
 	if seeds < 10 {
 		return // too few runs to see every kind of event
@@ -587,12 +650,15 @@ func TestEveryRequestEnds(t *testing.T) {
 	if seeds < 60 {
 		return
 	}
-	for _, kind := range []ActionKind{0, Assign, Start, Read, Cut, Drop, Recompute, Abort, Switch, Switched} {
+	for _, kind := range []ActionKind{0, Assign, Start, Read, Cut, Drop, Recompute, Abort, Switch, Switched, Announce} {
 		if messages[kind] == 0 {
 			t.Errorf("broken sessions lost %v; none of kind %v (none: reports)", messages, kind)
 		}
 	}
 	checkChanged(t, all)
+	if resumed == 0 {
+		t.Error("no restarted planner has resumed a switch")
+	}
 }
 
 // TestLostDecodeGroup: two requests could block each other for ever if one kept decode memory

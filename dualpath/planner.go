@@ -386,6 +386,8 @@ func (p *Planner) tick() {
 	p.complete()
 	p.checkReads()
 	for _, g := range p.order {
-		p.orderSwitch(g)
+		if p.orderSwitch(g); g.leaving.resumeBy != 0 {
+			p.resume(g)
+		}
 	}
 }

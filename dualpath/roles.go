@@ -1,6 +1,9 @@
 package dualpath
 
-import "math"
+import (
+	"math"
+	"time"
+)
 
 // A group changes its role in three steps. First the group is drained: the planner assigns no new
 // request to the group, and its requests end there or are planned again. Then the group's leader
@@ -13,9 +16,14 @@ import "math"
 //	                     switch: Switched, with the reason
 //
 // A switch has no timeout: a group that is being drained still serves its requests, and a leader
-// that has the order either answers or is lost, and both end the switch. After a restart, the
-// planner drains no group until the operator orders it again; the leaders report which groups have
-// the order to switch.
+// that has the order either answers or is lost, and both end the switch.
+//
+// The leader of the group holds the state of the switch for later planners. The planner announces
+// the switch to the leader when the operator has ordered it (an Announce), and the leader registers
+// with what was announced or ordered last. A restarted planner continues the switch (resume). The
+// first group that registers is the only one of its role for a moment, so the planner waits
+// Options.GroupTimeout for other groups of the role. Meanwhile the group serves in its present role.
+// If the leader ends, the switch ends with it.
 
 // leaving is a group's change of role that is in progress.
 type leaving struct {
@@ -23,11 +31,14 @@ type leaving struct {
 	to Role
 	// ordered: the leader has the order, which cannot be withdrawn.
 	ordered bool
+	// resumeBy, if not 0: an earlier planner announced the switch, and this planner has not begun it.
+	// If this planner cannot begin it before this time, the group keeps its role.
+	resumeBy time.Duration
 }
 
-// switching reports whether the group is changing its role. A group that is changing its role is
-// given no request.
-func (g *group) switching() bool { return g.leaving.to != 0 }
+// switching reports whether the group is drained, or is changing its role. Such a group is given no
+// request.
+func (g *group) switching() bool { return g.leaving.to != 0 && g.leaving.resumeBy == 0 }
 
 // SwitchCheck returns why a group cannot change to a role, or NoReason if it can. GroupLost means
 // that no such group is registered. If to is the group's present role, NoReason means that the
@@ -41,7 +52,7 @@ func (p *Planner) SwitchCheck(id GroupID, to Role) Reason {
 		return BadRequest
 	case g.leaving.ordered:
 		return Ordered
-	case to == g.role && !g.switching():
+	case to == g.role && g.leaving.to == 0:
 		return SameRole
 	case to == g.role:
 		return NoReason
@@ -59,7 +70,7 @@ func (p *Planner) indispensable(g *group) Reason {
 		return LastOfRole
 	}
 	was := g.leaving
-	g.leaving.to = g.role.Other() // shortfallOf then excludes its engines
+	g.leaving = leaving{to: g.role.Other()} // shortfallOf then excludes its engines
 	defer func() { g.leaving = was }()
 	for _, r := range p.requests {
 		if p.shortfallOf(g.role, r).why != NoReason {
@@ -111,7 +122,9 @@ func (p *Planner) switchRole(e SwitchRole) {
 	if e.Drain == DrainRecompute {
 		p.evacuate(g)
 	}
-	p.orderSwitch(g)
+	if p.orderSwitch(g); !g.leaving.ordered {
+		p.announce(g)
+	}
 }
 
 // beginSwitch stops granting requests to a group.
@@ -121,6 +134,27 @@ func (p *Planner) beginSwitch(g *group, to Role) {
 	if g.role == Decode {
 		p.leastTotal.remove(g)
 		p.unroute(g)
+	}
+}
+
+// announce sends the group's leader the switch that is in progress, or that there is none any more.
+func (p *Planner) announce(g *group) {
+	a := Action{Kind: Announce, Group: g.id, Side: g.role}
+	if g.leaving.to != 0 {
+		a.Side = g.leaving.to
+	}
+	p.emit(a)
+}
+
+// resume begins a switch that an earlier planner announced, as soon as the group may leave its role.
+func (p *Planner) resume(g *group) {
+	why := p.indispensable(g)
+	switch {
+	case why == NoReason:
+		p.beginSwitch(g, g.leaving.to)
+		p.orderSwitch(g)
+	case p.now >= g.leaving.resumeBy:
+		p.keep(g, why)
 	}
 }
 
@@ -145,13 +179,16 @@ func (p *Planner) orderSwitch(g *group) {
 
 // keep ends a group's change of role without a change: the group keeps its previous role.
 func (p *Planner) keep(g *group, why Reason) {
-	to := g.leaving.to
+	was := g.leaving
 	g.leaving = leaving{}
 	if g.role == Decode {
 		p.leastTotal.put(g)
 		p.retryAll()
 	}
-	p.endSwitch(g.id, to, why)
+	if !was.ordered {
+		p.announce(g)
+	}
+	p.endSwitch(g.id, was.to, why)
 }
 
 // endSwitch reports to the operator that a group's change of role has ended. why is the reason if
@@ -168,34 +205,46 @@ func (p *Planner) endSwitch(id GroupID, to Role, why Reason) {
 // returning handles a switch in progress when the group registers again: g is the new registration,
 // old the previous one or nil.
 func (p *Planner) returning(g, old *group, e *GroupUp) {
-	if old != nil && old.switching() {
-		to := old.leaving.to
+	if old != nil && old.leaving.to != 0 {
+		was := old.leaving
 		old.leaving = leaving{}
 		switch {
-		case g.role == to:
-			p.endSwitch(g.id, to, NoReason)
-		case e.Switching == to:
-		case e.Again:
+		case g.role == was.to:
+			p.endSwitch(g.id, was.to, NoReason)
+		case e.Switching == was.to:
+		case e.Again || e.Announced == was.to:
 			// The Switch order, or the answer to it, may have been lost with the session, so the
 			// order is sent again.
-			g.leaving.to = to
+			g.leaving = was
+			g.leaving.ordered = false
 		default:
-			p.endSwitch(g.id, to, GroupLost)
+			p.endSwitch(g.id, was.to, GroupLost)
 		}
 	}
-	if e.Switching == g.role.Other() {
-		g.leaving = leaving{e.Switching, true}
+	switch {
+	case e.Switching == g.role.Other():
+		g.leaving = leaving{to: e.Switching, ordered: true}
+		return
+	case !e.Again && g.leaving.to == 0 && e.Announced == g.role.Other():
+		g.leaving = leaving{to: e.Announced, resumeBy: p.now + p.opts.GroupTimeout}
+	}
+	if e.Announced != g.leaving.to {
+		p.announce(g) // the last one was lost with the session
 	}
 }
 
-// reconsider ends the switch of each group that must keep its role because other groups are gone.
+// reconsider ends the switch of each group that must keep its role because other groups are gone,
+// and resumes switches that an earlier planner announced.
 func (p *Planner) reconsider() {
 	for _, g := range p.order {
-		if !g.switching() || g.leaving.ordered {
-			continue
-		}
-		if why := p.indispensable(g); why != NoReason {
-			p.keep(g, why)
+		switch {
+		case g.leaving.to == 0 || g.leaving.ordered:
+		case !g.switching():
+			p.resume(g)
+		default:
+			if why := p.indispensable(g); why != NoReason {
+				p.keep(g, why)
+			}
 		}
 	}
 }

@@ -7,11 +7,12 @@ import (
 
 // changing is the state of the test cluster's changes of weights and roles.
 type changing struct {
-	// epoch is the newest epoch of the weights. bumps counts the bumps by policy, ended the
+	// epoch is the newest epoch of the weights, policy that of the last bump. bumps counts the bumps by policy, ended the
 	// switches by result.
-	epoch uint64
-	bumps [3]int
-	ended map[Reason]int
+	epoch  uint64
+	policy Drain
+	bumps  [3]int
+	ended  map[Reason]int
 }
 
 // order is a leader's order to switch. until is the time at which its engines have answered.
@@ -41,6 +42,7 @@ func (w *testCluster) bump(policy Drain) {
 		w.epoch++
 	}
 	w.bumps[policy]++
+	w.policy = policy
 	before := w.p.Older(0, w.epoch)
 	ev := Epoch{At: w.now, Epoch: w.epoch, Drain: policy}
 	for _, a := range w.p.Step(ev) {
@@ -70,7 +72,7 @@ func (w *testCluster) checkEpoch(a *Action) {
 	}
 }
 
-// switched handles an order to switch, or the end of a switch.
+// switched handles an order to switch, its announcement, or the end of a switch.
 func (w *testCluster) switched(a *Action) {
 	if a.Kind == Switched {
 		w.ended[a.Why]++
@@ -78,7 +80,14 @@ func (w *testCluster) switched(a *Action) {
 	}
 	s := w.groups[a.Group]
 	if !s.reached() {
-		w.lost[Switch]++
+		w.lost[a.Kind]++
+		return
+	}
+	s.seen = max(s.seen, a.Seq)
+	if a.Kind == Announce {
+		if s.announced = a.Side; a.Side == s.role {
+			s.announced = 0
+		}
 		return
 	}
 	for _, b := range s.engines {
@@ -98,7 +107,7 @@ func (w *testCluster) answer(s *testGroup) {
 		return
 	}
 	to := s.order.to
-	s.order = order{}
+	s.order, s.announced = order{}, 0
 	if w.rng.IntN(3) > 0 {
 		s.role = to
 		s.broken = true // a new session, with the new role
@@ -118,7 +127,7 @@ func (w *testCluster) settled() {
 	for end := w.now + calmWithin; ; w.advance() {
 		busy := false
 		for _, g := range w.p.order {
-			busy = busy || g.switching()
+			busy = busy || g.leaving.to != 0
 		}
 		if !busy {
 			break

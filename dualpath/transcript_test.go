@@ -196,7 +196,7 @@ func (s *transcript) step(ev Event) string {
 		if a.Seq != 0 {
 			fmt.Fprintf(&b, "%d ", a.Seq)
 		}
-		if a.Kind == Switch || a.Kind == Switched {
+		if a.Kind == Switch || a.Kind == Switched || a.Kind == Announce {
 			fmt.Fprintf(&b, "%v group %d to %v", a.Kind, a.Group, a.Side)
 		} else {
 			fmt.Fprintf(&b, "%v request %d", a.Kind, a.Request)

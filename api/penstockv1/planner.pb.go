@@ -292,6 +292,10 @@ const (
 	// again in that role, or replies with RoleRefused. Only a leader that registered with switches
 	// gets it.
 	LeaderAction_KIND_SWITCH LeaderAction_Kind = 10
+	// An operator has ordered the role side. SWITCH follows when the group has no request; with the
+	// group's present role as side, the order was withdrawn. The leader registers with announced, so
+	// that a restarted planner continues. Leaders of earlier versions ignore it.
+	LeaderAction_KIND_ANNOUNCE LeaderAction_Kind = 11
 )
 
 // Enum value maps for LeaderAction_Kind.
@@ -308,6 +312,7 @@ var (
 		8:  "KIND_ABORT",
 		9:  "KIND_CONFIRMED",
 		10: "KIND_SWITCH",
+		11: "KIND_ANNOUNCE",
 	}
 	LeaderAction_Kind_value = map[string]int32{
 		"KIND_UNSPECIFIED": 0,
@@ -321,6 +326,7 @@ var (
 		"KIND_ABORT":       8,
 		"KIND_CONFIRMED":   9,
 		"KIND_SWITCH":      10,
+		"KIND_ANNOUNCE":    11,
 	}
 )
 
@@ -980,7 +986,10 @@ type RegisterGroup struct {
 	// The engines can change their role: the leader supports SWITCH.
 	Switches bool `protobuf:"varint,8,opt,name=switches,proto3" json:"switches,omitempty"`
 	// The role to which the engines are changing. The group gets no request until it registers again.
-	Switching     Side `protobuf:"varint,9,opt,name=switching,proto3,enum=penstock.v1.Side" json:"switching,omitempty"`
+	Switching Side `protobuf:"varint,9,opt,name=switching,proto3,enum=penstock.v1.Side" json:"switching,omitempty"`
+	// The role of the last ANNOUNCE, until the engines have changed their role or the leader has refused;
+	// omitted: that role is the group's, or there was no ANNOUNCE.
+	Announced     Side `protobuf:"varint,10,opt,name=announced,proto3,enum=penstock.v1.Side" json:"announced,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1074,6 +1083,13 @@ func (x *RegisterGroup) GetSwitches() bool {
 func (x *RegisterGroup) GetSwitching() Side {
 	if x != nil {
 		return x.Switching
+	}
+	return Side_SIDE_UNSPECIFIED
+}
+
+func (x *RegisterGroup) GetAnnounced() Side {
+	if x != nil {
+		return x.Announced
 	}
 	return Side_SIDE_UNSPECIFIED
 }
@@ -3766,7 +3782,7 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\bfinished\x18\x05 \x01(\v2\x1c.penstock.v1.RequestFinishedH\x00R\bfinished\x124\n" +
 	"\x06failed\x18\x06 \x01(\v2\x1a.penstock.v1.RequestFailedH\x00R\x06failed\x12=\n" +
 	"\frole_refused\x18\a \x01(\v2\x18.penstock.v1.RoleRefusedH\x00R\vroleRefusedB\t\n" +
-	"\amessage\"\xc8\x02\n" +
+	"\amessage\"\xf9\x02\n" +
 	"\rRegisterGroup\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12%\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x11.penstock.v1.SideR\x04role\x121\n" +
@@ -3776,7 +3792,9 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\aconfirm\x18\x06 \x01(\bR\aconfirm\x12\x12\n" +
 	"\x04seen\x18\a \x01(\x04R\x04seen\x12\x1a\n" +
 	"\bswitches\x18\b \x01(\bR\bswitches\x12/\n" +
-	"\tswitching\x18\t \x01(\x0e2\x11.penstock.v1.SideR\tswitching\"\xf9\x01\n" +
+	"\tswitching\x18\t \x01(\x0e2\x11.penstock.v1.SideR\tswitching\x12/\n" +
+	"\tannounced\x18\n" +
+	" \x01(\x0e2\x11.penstock.v1.SideR\tannounced\"\xf9\x01\n" +
 	"\n" +
 	"EngineSpec\x12\x16\n" +
 	"\x06engine\x18\x01 \x01(\tR\x06engine\x12\x12\n" +
@@ -3854,7 +3872,7 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\x04upto\x18\x03 \x01(\rR\x04upto\x12\x18\n" +
 	"\aattempt\x18\x04 \x01(\x04R\aattempt\"%\n" +
 	"\vRoleRefused\x12\x16\n" +
-	"\x06reason\x18\x01 \x01(\tR\x06reason\"\x96\x05\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\"\xa9\x05\n" +
 	"\fLeaderAction\x122\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1e.penstock.v1.LeaderAction.KindR\x04kind\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x18\n" +
@@ -3871,7 +3889,7 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\fpeer_address\x18\v \x01(\fR\vpeerAddress\x12\x14\n" +
 	"\x05epoch\x18\f \x01(\x04R\x05epoch\x12\x18\n" +
 	"\aattempt\x18\r \x01(\x04R\aattempt\x12\x18\n" +
-	"\aplanner\x18\x0e \x01(\x04R\aplanner\"\xc7\x01\n" +
+	"\aplanner\x18\x0e \x01(\x04R\aplanner\"\xda\x01\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fKIND_REGISTERED\x10\x01\x12\x0f\n" +
@@ -3886,7 +3904,8 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"KIND_ABORT\x10\b\x12\x12\n" +
 	"\x0eKIND_CONFIRMED\x10\t\x12\x0f\n" +
 	"\vKIND_SWITCH\x10\n" +
-	"\"\x8d\x01\n" +
+	"\x12\x11\n" +
+	"\rKIND_ANNOUNCE\x10\v\"\x8d\x01\n" +
 	"\x12BumpWeightsRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12*\n" +
@@ -4114,58 +4133,59 @@ var file_penstockv1_planner_proto_depIdxs = []int32{
 	12, // 14: penstock.v1.RegisterGroup.engines:type_name -> penstock.v1.EngineSpec
 	14, // 15: penstock.v1.RegisterGroup.holding:type_name -> penstock.v1.HeldRequest
 	2,  // 16: penstock.v1.RegisterGroup.switching:type_name -> penstock.v1.Side
-	13, // 17: penstock.v1.EngineSpec.buffer:type_name -> penstock.v1.EngineBuffer
-	5,  // 18: penstock.v1.HeldRequest.request:type_name -> penstock.v1.SubmitRequest
-	9,  // 19: penstock.v1.HeldRequest.parts:type_name -> penstock.v1.Part
-	15, // 20: penstock.v1.HeldRequest.reading:type_name -> penstock.v1.HeldRead
-	9,  // 21: penstock.v1.HeldRead.part:type_name -> penstock.v1.Part
-	17, // 22: penstock.v1.FetchWork.engines:type_name -> penstock.v1.EngineState
-	19, // 23: penstock.v1.FetchWork.nodes:type_name -> penstock.v1.NodeState
-	18, // 24: penstock.v1.EngineState.compute_nics:type_name -> penstock.v1.ComputeNIC
-	2,  // 25: penstock.v1.ReadProgress.side:type_name -> penstock.v1.Side
-	2,  // 26: penstock.v1.ReadStopped.side:type_name -> penstock.v1.Side
-	2,  // 27: penstock.v1.RequestFinished.role:type_name -> penstock.v1.Side
-	2,  // 28: penstock.v1.RequestFailed.role:type_name -> penstock.v1.Side
-	4,  // 29: penstock.v1.LeaderAction.kind:type_name -> penstock.v1.LeaderAction.Kind
-	2,  // 30: penstock.v1.LeaderAction.side:type_name -> penstock.v1.Side
-	9,  // 31: penstock.v1.LeaderAction.parts:type_name -> penstock.v1.Part
-	5,  // 32: penstock.v1.LeaderAction.submitted:type_name -> penstock.v1.SubmitRequest
-	1,  // 33: penstock.v1.BumpWeightsRequest.policy:type_name -> penstock.v1.Drain
-	28, // 34: penstock.v1.BumpWeightsResponse.older:type_name -> penstock.v1.OlderRequests
-	2,  // 35: penstock.v1.SwitchRoleRequest.role:type_name -> penstock.v1.Side
-	1,  // 36: penstock.v1.SwitchRoleRequest.policy:type_name -> penstock.v1.Drain
-	39, // 37: penstock.v1.RolesResponse.groups:type_name -> penstock.v1.RolesResponse.Group
-	40, // 38: penstock.v1.ExplainResponse.lines:type_name -> penstock.v1.ExplainResponse.Line
-	44, // 39: penstock.v1.TopResponse.groups:type_name -> penstock.v1.TopResponse.Group
-	45, // 40: penstock.v1.TopResponse.tenants:type_name -> penstock.v1.TopResponse.Tenant
-	2,  // 41: penstock.v1.RolesResponse.Group.role:type_name -> penstock.v1.Side
-	2,  // 42: penstock.v1.RolesResponse.Group.switching:type_name -> penstock.v1.Side
-	42, // 43: penstock.v1.TopResponse.Engine.compute_nics:type_name -> penstock.v1.TopResponse.NIC
-	18, // 44: penstock.v1.TopResponse.NIC.counters:type_name -> penstock.v1.ComputeNIC
-	2,  // 45: penstock.v1.TopResponse.Group.role:type_name -> penstock.v1.Side
-	41, // 46: penstock.v1.TopResponse.Group.engines:type_name -> penstock.v1.TopResponse.Engine
-	43, // 47: penstock.v1.TopResponse.Group.nodes:type_name -> penstock.v1.TopResponse.Node
-	5,  // 48: penstock.v1.Planner.Submit:input_type -> penstock.v1.SubmitRequest
-	10, // 49: penstock.v1.Planner.Lead:input_type -> penstock.v1.LeaderMessage
-	26, // 50: penstock.v1.Planner.BumpWeights:input_type -> penstock.v1.BumpWeightsRequest
-	29, // 51: penstock.v1.Planner.SwitchRole:input_type -> penstock.v1.SwitchRoleRequest
-	31, // 52: penstock.v1.Planner.Roles:input_type -> penstock.v1.RolesRequest
-	33, // 53: penstock.v1.Planner.Explain:input_type -> penstock.v1.ExplainRequest
-	35, // 54: penstock.v1.Planner.Top:input_type -> penstock.v1.TopRequest
-	37, // 55: penstock.v1.Planner.Election:input_type -> penstock.v1.ElectionRequest
-	7,  // 56: penstock.v1.Planner.Submit:output_type -> penstock.v1.RequestUpdate
-	25, // 57: penstock.v1.Planner.Lead:output_type -> penstock.v1.LeaderAction
-	27, // 58: penstock.v1.Planner.BumpWeights:output_type -> penstock.v1.BumpWeightsResponse
-	30, // 59: penstock.v1.Planner.SwitchRole:output_type -> penstock.v1.SwitchRoleResponse
-	32, // 60: penstock.v1.Planner.Roles:output_type -> penstock.v1.RolesResponse
-	34, // 61: penstock.v1.Planner.Explain:output_type -> penstock.v1.ExplainResponse
-	36, // 62: penstock.v1.Planner.Top:output_type -> penstock.v1.TopResponse
-	38, // 63: penstock.v1.Planner.Election:output_type -> penstock.v1.ElectionResponse
-	56, // [56:64] is the sub-list for method output_type
-	48, // [48:56] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	2,  // 17: penstock.v1.RegisterGroup.announced:type_name -> penstock.v1.Side
+	13, // 18: penstock.v1.EngineSpec.buffer:type_name -> penstock.v1.EngineBuffer
+	5,  // 19: penstock.v1.HeldRequest.request:type_name -> penstock.v1.SubmitRequest
+	9,  // 20: penstock.v1.HeldRequest.parts:type_name -> penstock.v1.Part
+	15, // 21: penstock.v1.HeldRequest.reading:type_name -> penstock.v1.HeldRead
+	9,  // 22: penstock.v1.HeldRead.part:type_name -> penstock.v1.Part
+	17, // 23: penstock.v1.FetchWork.engines:type_name -> penstock.v1.EngineState
+	19, // 24: penstock.v1.FetchWork.nodes:type_name -> penstock.v1.NodeState
+	18, // 25: penstock.v1.EngineState.compute_nics:type_name -> penstock.v1.ComputeNIC
+	2,  // 26: penstock.v1.ReadProgress.side:type_name -> penstock.v1.Side
+	2,  // 27: penstock.v1.ReadStopped.side:type_name -> penstock.v1.Side
+	2,  // 28: penstock.v1.RequestFinished.role:type_name -> penstock.v1.Side
+	2,  // 29: penstock.v1.RequestFailed.role:type_name -> penstock.v1.Side
+	4,  // 30: penstock.v1.LeaderAction.kind:type_name -> penstock.v1.LeaderAction.Kind
+	2,  // 31: penstock.v1.LeaderAction.side:type_name -> penstock.v1.Side
+	9,  // 32: penstock.v1.LeaderAction.parts:type_name -> penstock.v1.Part
+	5,  // 33: penstock.v1.LeaderAction.submitted:type_name -> penstock.v1.SubmitRequest
+	1,  // 34: penstock.v1.BumpWeightsRequest.policy:type_name -> penstock.v1.Drain
+	28, // 35: penstock.v1.BumpWeightsResponse.older:type_name -> penstock.v1.OlderRequests
+	2,  // 36: penstock.v1.SwitchRoleRequest.role:type_name -> penstock.v1.Side
+	1,  // 37: penstock.v1.SwitchRoleRequest.policy:type_name -> penstock.v1.Drain
+	39, // 38: penstock.v1.RolesResponse.groups:type_name -> penstock.v1.RolesResponse.Group
+	40, // 39: penstock.v1.ExplainResponse.lines:type_name -> penstock.v1.ExplainResponse.Line
+	44, // 40: penstock.v1.TopResponse.groups:type_name -> penstock.v1.TopResponse.Group
+	45, // 41: penstock.v1.TopResponse.tenants:type_name -> penstock.v1.TopResponse.Tenant
+	2,  // 42: penstock.v1.RolesResponse.Group.role:type_name -> penstock.v1.Side
+	2,  // 43: penstock.v1.RolesResponse.Group.switching:type_name -> penstock.v1.Side
+	42, // 44: penstock.v1.TopResponse.Engine.compute_nics:type_name -> penstock.v1.TopResponse.NIC
+	18, // 45: penstock.v1.TopResponse.NIC.counters:type_name -> penstock.v1.ComputeNIC
+	2,  // 46: penstock.v1.TopResponse.Group.role:type_name -> penstock.v1.Side
+	41, // 47: penstock.v1.TopResponse.Group.engines:type_name -> penstock.v1.TopResponse.Engine
+	43, // 48: penstock.v1.TopResponse.Group.nodes:type_name -> penstock.v1.TopResponse.Node
+	5,  // 49: penstock.v1.Planner.Submit:input_type -> penstock.v1.SubmitRequest
+	10, // 50: penstock.v1.Planner.Lead:input_type -> penstock.v1.LeaderMessage
+	26, // 51: penstock.v1.Planner.BumpWeights:input_type -> penstock.v1.BumpWeightsRequest
+	29, // 52: penstock.v1.Planner.SwitchRole:input_type -> penstock.v1.SwitchRoleRequest
+	31, // 53: penstock.v1.Planner.Roles:input_type -> penstock.v1.RolesRequest
+	33, // 54: penstock.v1.Planner.Explain:input_type -> penstock.v1.ExplainRequest
+	35, // 55: penstock.v1.Planner.Top:input_type -> penstock.v1.TopRequest
+	37, // 56: penstock.v1.Planner.Election:input_type -> penstock.v1.ElectionRequest
+	7,  // 57: penstock.v1.Planner.Submit:output_type -> penstock.v1.RequestUpdate
+	25, // 58: penstock.v1.Planner.Lead:output_type -> penstock.v1.LeaderAction
+	27, // 59: penstock.v1.Planner.BumpWeights:output_type -> penstock.v1.BumpWeightsResponse
+	30, // 60: penstock.v1.Planner.SwitchRole:output_type -> penstock.v1.SwitchRoleResponse
+	32, // 61: penstock.v1.Planner.Roles:output_type -> penstock.v1.RolesResponse
+	34, // 62: penstock.v1.Planner.Explain:output_type -> penstock.v1.ExplainResponse
+	36, // 63: penstock.v1.Planner.Top:output_type -> penstock.v1.TopResponse
+	38, // 64: penstock.v1.Planner.Election:output_type -> penstock.v1.ElectionResponse
+	57, // [57:65] is the sub-list for method output_type
+	49, // [49:57] is the sub-list for method input_type
+	49, // [49:49] is the sub-list for extension type_name
+	49, // [49:49] is the sub-list for extension extendee
+	0,  // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_planner_proto_init() }

@@ -69,7 +69,9 @@ type PlannerClient interface {
 	BumpWeights(ctx context.Context, in *BumpWeightsRequest, opts ...grpc.CallOption) (*BumpWeightsResponse, error)
 	// SwitchRole changes the role of a group between prefill and decode. The planner drains the group,
 	// then sends SWITCH to its leader. The group registers in its other role, or its leader refuses
-	// and the group continues. A call with the group's current role cancels a switch.
+	// and the group continues. A call with the group's current role cancels a switch. The call returns
+	// when the leader has the order, with which a restarted planner continues. UNAVAILABLE: the leader
+	// has not confirmed it, and the call must be repeated.
 	SwitchRole(ctx context.Context, in *SwitchRoleRequest, opts ...grpc.CallOption) (*SwitchRoleResponse, error)
 	// Roles returns each group's role and load, and the inputs for computing a division into roles.
 	Roles(ctx context.Context, in *RolesRequest, opts ...grpc.CallOption) (*RolesResponse, error)
@@ -204,7 +206,9 @@ type PlannerServer interface {
 	BumpWeights(context.Context, *BumpWeightsRequest) (*BumpWeightsResponse, error)
 	// SwitchRole changes the role of a group between prefill and decode. The planner drains the group,
 	// then sends SWITCH to its leader. The group registers in its other role, or its leader refuses
-	// and the group continues. A call with the group's current role cancels a switch.
+	// and the group continues. A call with the group's current role cancels a switch. The call returns
+	// when the leader has the order, with which a restarted planner continues. UNAVAILABLE: the leader
+	// has not confirmed it, and the call must be repeated.
 	SwitchRole(context.Context, *SwitchRoleRequest) (*SwitchRoleResponse, error)
 	// Roles returns each group's role and load, and the inputs for computing a division into roles.
 	Roles(context.Context, *RolesRequest) (*RolesResponse, error)

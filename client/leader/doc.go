@@ -17,6 +17,7 @@
 //	   ├── ABORT ───────────────────►── the end of ctx ─────────────────────►
 //	   ◄── Finished | Failed ───────┤◄─ Request.Done(err) ──────────────────┤
 //	   ├── CONFIRMED ───────────────►  the end of the attempt is forgotten   │
+//	   ├── ANNOUNCE ────────────────►  kept for the next RegisterGroup
 //	   ├── SWITCH ──────────────────►  Options.SwitchRole, then RegisterGroup or RoleRefused
 //
 // An engine moves KV with a traffic.Manager. Fields and methods of a Request can be used in its
@@ -75,10 +76,21 @@
 // When an operator requests it, the planner orders a group to change its role. The planner gives
 // the order when it has no request left on the group. The leader waits until its engines have also
 // ended aborted requests, and then calls Options.SwitchRole. After this call, the leader registers
-// the group in its new role, or reports why the engines keep the old role. If the session breaks
-// during the change, the next registration has the new role, so that a restarted planner assigns no
-// request to the group. A group without Options.SwitchRole has a fixed role, and the planner
-// refuses to switch it.
+// the group in its new role, or reports why the engines keep the old role. A group without
+// Options.SwitchRole has a fixed role, and the planner refuses to switch it.
+//
+// The state of a switch outlives the planner because the leader holds it:
+//
+//	state of the switch        what a registration has        a restarted planner
+//	the group is drained       announced: the other role      drains the group, and orders the switch
+//	the leader has the order   switching: the other role      assigns no request to the group
+//	the engines have changed   role: the new role             uses the group in this role
+//
+// The planner announces a switch before it drains the group. The operator's call returns when the
+// leader has the announcement or the order, so a switch whose call has succeeded is not lost with the
+// planner. The leader holds the switch, and not a store such as etcd, for three reasons: the registration is
+// the only source of the role already; a planner without etcd is restarted, too; and no record of a group
+// remains when its leader has ended. A new leader of the group registers with Options.Role.
 //
 // # Bounds
 //

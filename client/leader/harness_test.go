@@ -125,8 +125,8 @@ func (s *gatedStream) RecvMsg(m any) error {
 	if r := lm.GetRegister(); r != nil {
 		s.role = r.Role
 	}
-	b := s.h.breaks(s.role, true, false)
-	if s.h.breaks(s.role, true, true) != nil {
+	b := s.h.breaks(lm, s.role, true, false)
+	if s.h.breaks(lm, s.role, true, true) != nil {
 		s.h.kill(s.life)
 		return errBroken
 	}
@@ -143,7 +143,7 @@ func (s *gatedStream) RecvMsg(m any) error {
 func (s *gatedStream) SendMsg(m any) error {
 	var b *breaker
 	if _, ok := m.(*pb.LeaderAction); ok {
-		b = s.h.breaks(s.role, false, false)
+		b = s.h.breaks(m, s.role, false, false)
 	}
 	if b == nil || !b.lose {
 		if err := s.ServerStream.SendMsg(m); err != nil {
@@ -166,16 +166,18 @@ type breaker struct {
 	lose      bool
 	// kills: the breaker kills the planner. A message to the planner is then lost.
 	kills bool
-	k     int
+	// counts, if set, returns whether a message counts.
+	counts func(message any) bool
+	k      int
 
 	mu sync.Mutex
 	n  int
 }
 
 // breaks counts a message with every breaker of a kind and returns one that acts at it.
-func (h *host) breaks(role pb.Side, toPlanner, kills bool) (at *breaker) {
+func (h *host) breaks(m any, role pb.Side, toPlanner, kills bool) (at *breaker) {
 	for _, b := range h.breakers {
-		if b.kills == kills && b.count(role, toPlanner) {
+		if b.kills == kills && (b.counts == nil || b.counts(m)) && b.count(role, toPlanner) {
 			at = b
 		}
 	}
@@ -238,7 +240,7 @@ func (s *watchedStream) RecvMsg(m any) error {
 	if !ok {
 		return nil
 	}
-	if b := s.h.breaks(pb.Side(s.role.Load()), false, true); b != nil {
+	if b := s.h.breaks(a, pb.Side(s.role.Load()), false, true); b != nil {
 		s.h.kill(s.life)
 		if b.lose {
 			return errBroken

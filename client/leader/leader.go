@@ -240,6 +240,8 @@ type Leader struct {
 	role    Role
 	// switching is the role that the engines are changing to; 0: none.
 	switching Role
+	// announced is the role of the switch that the planner has announced; 0: none.
+	announced Role
 	// version counts the changes of members. A session ends when version changes.
 	version int
 	// seen and taken are the highest sequence numbers of the planner's actions that the leader

@@ -17,7 +17,7 @@ func (l *Leader) registration() (*pb.RegisterGroup, int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r := &pb.RegisterGroup{Group: l.opts.Group, Role: pb.Side(l.role), Planner: l.planner, Confirm: true, Seen: l.taken}
-	r.Switches, r.Switching = l.opts.SwitchRole != nil, pb.Side(l.switching)
+	r.Switches, r.Switching, r.Announced = l.opts.SwitchRole != nil, pb.Side(l.switching), pb.Side(l.announced)
 	for _, m := range l.members {
 		addr, err := marshalPeer(m.Peer)
 		if err != nil {

@@ -7,6 +7,16 @@ import (
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 )
 
+// announce takes the announcement of a switch. The leader lists it in registrations until the switch
+// has ended. The present role withdraws it.
+func (l *Leader) announce(to Role) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.announced = to; to == l.role {
+		l.announced = 0
+	}
+}
+
 // takeSwitch begins to change the engines' role, unless the change has begun in an earlier session.
 func (l *Leader) takeSwitch(ctx context.Context, to Role) {
 	l.mu.Lock()
@@ -14,8 +24,10 @@ func (l *Leader) takeSwitch(ctx context.Context, to Role) {
 	switch {
 	case l.switching != 0: // the answer follows
 	case l.opts.SwitchRole == nil:
+		l.announced = 0
 		l.sayLocked(refusal("the engines of the group have a fixed role"))
 	case to != l.role.other():
+		l.announced = 0
 		l.sayLocked(refusal(fmt.Sprintf("the engines' role is %v, and the planner asks for %v", l.role, to)))
 	default:
 		l.switching = to
@@ -37,7 +49,7 @@ func (l *Leader) switchRole(ctx context.Context, to Role) {
 	members, err := l.membersIn(ctx, to)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.switching = 0
+	l.switching, l.announced = 0, 0
 	switch {
 	case ctx.Err() != nil: // the group ends
 	case err != nil:

@@ -4,13 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/client/traffic"
 	"github.com/penstock-kv/penstock/dualpath"
 )
 
@@ -179,4 +184,204 @@ func TestRoleRefused(t *testing.T) {
 	next(t, h.ctx, e.requested)
 	e.stop()
 	h.await("two groups", groups(2))
+}
+
+// worker is an engine that ends its part of each request at once, or keeps the requests.
+type worker struct {
+	t    *testing.T
+	name string
+
+	mu   sync.Mutex
+	role Role
+	// keeps: the engine keeps the requests that it starts. kept are those, and started is signalled.
+	keeps   bool
+	kept    []*Request
+	started chan struct{}
+}
+
+func (e *worker) Start(ctx context.Context, r *Request) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if r.Role != e.role {
+		e.t.Errorf("engine %s, whose role is %v, has started %s as %v", e.name, e.role, r.Name, r.Role)
+	}
+	if !e.keeps {
+		r.Done(nil)
+		return
+	}
+	context.AfterFunc(ctx, func() { r.Done(ctx.Err()) })
+	e.kept = append(e.kept, r)
+	signal(e.started)
+}
+
+func (*worker) Read(string, traffic.Part)      {}
+func (*worker) Cut(string)                     {}
+func (*worker) Recompute(string, traffic.Part) {}
+
+// release ends the requests that the engine has kept.
+func (e *worker) release() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.keeps = false
+	for _, r := range e.kept {
+		r.Done(nil)
+	}
+}
+
+// switchRole changes the engine's role; it is Options.SwitchRole.
+func (e *worker) switchRole(_ context.Context, to Role) ([]Member, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.role = to
+	return nil, nil
+}
+
+// workers leads a group for each name: P prefills, the others decode. E keeps its requests and can change its role.
+func (h *host) workers(names ...string) map[string]*worker {
+	h.Helper()
+	engines := map[string]*worker{}
+	for _, name := range names {
+		e := &worker{t: h.T, name: name, role: Decode, keeps: name == "E", started: make(chan struct{}, 1)}
+		if name == "P" {
+			e.role = Prefill
+		}
+		engines[name] = e
+		o := Options{Group: name, Node: name, Role: e.role, Members: []Member{member(name, e)}}
+		if name == "E" {
+			o.SwitchRole = e.switchRole
+		}
+		h.leadOptions(o)
+	}
+	h.await("the groups", groups(len(names)))
+	return engines
+}
+
+// TestSwitchOfOldLeader: a leader of an earlier version ignores the announcement of a switch. The switch ends with
+// the planner, and after a second order the group changes its role.
+func TestSwitchOfOldLeader(t *testing.T) {
+	h := newHost(t, dualpath.Options{})
+	h.action = func(a *pb.LeaderAction) {
+		if a.Kind == pb.LeaderAction_KIND_ANNOUNCE {
+			a.Kind = 99
+		}
+	}
+	e := h.workers("P", "E")["E"]
+	s := h.serve("r", 0)
+	next(t, h.ctx, e.started)
+	h.lead(Decode, member("D", &worker{t: t, name: "D", role: Decode}))
+	h.await("three groups", groups(3))
+	h.order("E", Prefill, pb.Drain_DRAIN_FINISH)
+	h.Restart()
+	h.await("three groups", groups(3))
+	h.awaitGroup("E", func(g *pb.RolesResponse_Group) bool { return g.Switching == 0 && g.Role == pb.Side_SIDE_DECODE })
+	h.order("E", Prefill, pb.Drain_DRAIN_FINISH)
+	e.release()
+	h.awaitGroup("E", func(g *pb.RolesResponse_Group) bool { return g.Switching == 0 && g.Role == pb.Side_SIDE_PREFILL })
+	if err := <-s.end; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSwitchOutlivesPlanner: group E has requests and gets the order to change its role. Then the planner
+// is killed, or the session of the group breaks, at a message of the switch. At the next planner the
+// group registers before or after the others. The order is repeated only if the call has failed, the
+// group changes its role, and all requests end. No engine starts a request in a role that it does
+// not have.
+func TestSwitchOutlivesPlanner(t *testing.T) {
+	action := func(k pb.LeaderAction_Kind) func(any) bool {
+		return func(m any) bool { a, ok := m.(*pb.LeaderAction); return ok && a.Kind == k }
+	}
+	for _, at := range []struct {
+		name            string
+		toPlanner, lose bool
+		role            Role
+		counts          func(any) bool
+	}{
+		{"announce lost", false, true, Decode, action(pb.LeaderAction_KIND_ANNOUNCE)},
+		{"announced", false, false, Decode, action(pb.LeaderAction_KIND_ANNOUNCE)},
+		{"order lost", false, true, Decode, action(pb.LeaderAction_KIND_SWITCH)},
+		{"ordered", false, false, Decode, action(pb.LeaderAction_KIND_SWITCH)},
+		{"registration lost", true, true, Prefill, func(m any) bool {
+			lm, ok := m.(*pb.LeaderMessage)
+			return ok && lm.GetRegister().GetGroup() == "E"
+		}},
+		{"drained", false, false, Decode, func(any) bool { return false }},
+	} {
+		for _, kills := range []bool{true, false} {
+			for _, last := range []string{"E", "D"} {
+				if at.name == "drained" && !kills {
+					continue
+				}
+				t.Run(fmt.Sprintf("%s/kills=%v/%s last", at.name, kills, last), func(t *testing.T) {
+					switchAt(t, &breaker{role: pb.Side(at.role), toPlanner: at.toPlanner, lose: at.lose, kills: kills, counts: at.counts, k: 1}, last, at.name == "drained")
+				})
+			}
+		}
+	}
+}
+
+// switchAt runs one switch under load. restarts: the planner is restarted while the group is drained.
+// After a restart the group named last registers after the others.
+func switchAt(t *testing.T, b *breaker, last string, restarts bool) {
+	h := newHost(t, dualpath.Options{})
+	h.breakers = []*breaker{b}
+	names := []string{"P", "D", "E"}
+	var again atomic.Bool
+	h.receiving = func(m *pb.LeaderMessage) {
+		if r := m.GetRegister(); r == nil || r.Group != last || !again.Load() && !b.fired() {
+			return
+		}
+		others := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == last })
+		for have := 0; have < len(others) && h.ctx.Err() == nil; {
+			r, err := h.planner.Roles(h.ctx, &pb.RolesRequest{})
+			if have = 0; err != nil {
+				return // the planner ends
+			}
+			for _, g := range r.Groups {
+				if slices.Contains(others, g.Group) {
+					have++
+				}
+			}
+		}
+	}
+	engines := h.workers(names...)
+	ctx, end := context.WithCancel(h.ctx)
+	var load sync.WaitGroup
+	defer load.Wait()
+	defer end()
+	for caller := range 3 {
+		load.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				if err := <-h.serve(fmt.Sprintf("r%d.%d", caller, n), 0).end; err != nil {
+					t.Errorf("request %d.%d: %v", caller, n, err)
+				}
+			}
+		})
+	}
+	next(t, h.ctx, engines["E"].started)
+	order := func() bool {
+		_, err := h.planner.SwitchRole(h.ctx, &pb.SwitchRoleRequest{Group: "E", Role: pb.Side_SIDE_PREFILL}, grpc.WaitForReady(true))
+		switch {
+		case err == nil, strings.Contains(status.Convert(err).Message(), dualpath.Ordered.String()), strings.Contains(status.Convert(err).Message(), dualpath.SameRole.String()):
+			return true
+		case !slices.Contains([]codes.Code{codes.Unavailable, codes.NotFound, codes.FailedPrecondition}, status.Code(err)):
+			t.Error(err)
+		}
+		return false
+	}
+	h.await("the order", func(*pb.TopResponse) bool { return order() })
+	if restarts {
+		again.Store(true)
+		h.Restart()
+	}
+	engines["E"].release()
+	h.awaitGroup("E", func(g *pb.RolesResponse_Group) bool { return g.Role == pb.Side_SIDE_PREFILL && g.Switching == 0 })
+	if !restarts && !b.fired() {
+		t.Error("no message of the switch was lost")
+	}
+	end()
+	load.Wait()
+	if err := <-h.serve("after", 0).end; err != nil {
+		t.Errorf("a request after the switch: %v", err)
+	}
 }

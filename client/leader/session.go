@@ -314,6 +314,8 @@ func (l *Leader) act(ctx context.Context, a *pb.LeaderAction) error {
 		l.abort(a.Request)
 	case pb.LeaderAction_KIND_CONFIRMED:
 		l.confirmed(a)
+	case pb.LeaderAction_KIND_ANNOUNCE:
+		l.announce(Role(a.Side))
 	case pb.LeaderAction_KIND_SWITCH:
 		l.takeSwitch(ctx, Role(a.Side))
 	}

@@ -62,7 +62,7 @@ the engines compute the part of the prefix that they have not read. The engines 
 old weights until the requests have ended. Requests that name their epoch keep it under
 each policy. With --wait the command ends when no started request of older weights is
 left. The same epoch with another policy applies this policy to the remaining requests.
-After a restart of the planner, or when another planner leads, give the epoch again.`,
+After a restart of a planner without cluster.etcd, give the epoch again.`,
 		Example: `  penstock ns bump-epoch llama-3/70b --keep 2
   penstock plan bump llama-3/70b --epoch 8 --policy finish --wait --timeout 10m
   penstock plan bump llama-3/70b --epoch 8 --policy abort --dry-run`,

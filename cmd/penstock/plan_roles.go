@@ -76,7 +76,9 @@ With GROUP=ROLE the command prints the number of requests that delay the switch.
 the group no new request, lets the group's requests end (finish) or plans them on other
 groups (recompute), and then orders the group's leader to change the role. No request is
 lost. The group keeps its role if the leader refuses, or if no other group with this role
-is left. The group's present role as ROLE cancels a switch, until the leader has the order.`,
+is left. The group's present role as ROLE cancels a switch, until the leader has the order.
+The command succeeds when the group's leader has the switch. Then a planner that is restarted,
+or elected, continues it.`,
 		Example: `  penstock plan roles
   penstock plan roles rack7=prefill
   penstock plan roles rack7=prefill --apply --wait --timeout 10m`,
@@ -155,7 +157,7 @@ func awaitSwitch(ctx context.Context, cmd *cobra.Command, planner pb.PlannerClie
 			case g.Switching == 0 && g.Kept != "":
 				return nil, fmt.Errorf("group %q keeps its role: %s", g.Group, g.Kept)
 			case g.Switching == 0:
-				return nil, fmt.Errorf("group %q keeps its role: the planner was restarted and lost the switch; repeat the command", g.Group)
+				return nil, fmt.Errorf("group %q keeps its role: its leader was restarted, or is of an earlier release; repeat the command", g.Group)
 			case state != shown:
 				shown = state
 				fmt.Fprintf(cmd.ErrOrStderr(), "group %s: %s\n", g.Group, state)

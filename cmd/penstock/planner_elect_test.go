@@ -65,6 +65,12 @@ type countedEngine struct {
 	// term is the highest term of an attempt. starts is the number of attempts by term.
 	term   uint64
 	starts map[uint64]int
+	// role is the engine's role, prefills the number of attempts as prefill engine.
+	role     leader.Role
+	prefills int
+	// held, if not nil, is closed when requests may end. waiting is the number of those that wait for it.
+	held    chan struct{}
+	waiting int
 }
 
 // Start implements leader.Engine.
@@ -82,6 +88,12 @@ func (e *countedEngine) Start(ctx context.Context, r *leader.Request) {
 	}
 	e.term = max(e.term, term)
 	e.starts[term]++
+	if r.Role != e.role {
+		e.t.Errorf("engine %s, whose role is %v, has started %s as %v", e.name, e.role, r.Name, r.Role)
+	}
+	if r.Role == leader.Prefill {
+		e.prefills++
+	}
 	if e.left[r.Name] { // nothing else would end it
 		delete(e.left, r.Name)
 		defer r.Done(errors.New("its completion has ended"))
@@ -142,6 +154,18 @@ func (e *countedEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			w.WriteHeader(http.StatusServiceUnavailable)
 			return
 		}
+		e.mu.Lock()
+		held := e.held
+		if held != nil {
+			e.waiting++
+		}
+		e.mu.Unlock()
+		if held != nil {
+			select {
+			case <-held:
+			case <-r.Context().Done():
+			}
+		}
 		select {
 		case <-time.After(work):
 		case <-r.Context().Done():
@@ -196,7 +220,8 @@ func (c *electorate) start(p *elector) {
 	process, err := cluster.StartProcess(c.Context(), cluster.ProcessOptions{
 		Name: "planner " + p.addr, Env: append(os.Environ(), childEnv),
 		Args: pageArgs(c.T, command, "planner", "--listen", p.addr, "--http", p.http, "--log-format", "json",
-			"--schedule-block-tokens", "4", "--schedule-min-part", "4", "--cluster-lease-ttl", "3s"),
+			"--schedule-block-tokens", "4", "--schedule-min-part", "4", "--cluster-lease-ttl", "3s",
+			"--schedule-group-timeout", "1m"), // a busy machine may leave a group without a CPU for long
 	})
 	if err != nil {
 		c.Fatal(err)
@@ -212,10 +237,16 @@ func (c *electorate) lead(name string, role leader.Role, addrs string) string {
 	if err != nil {
 		c.Fatal(err)
 	}
-	e := &countedEngine{t: c.T, name: name, changed: make(chan struct{}), running: make(map[string]*leader.Request), left: make(map[string]bool), starts: make(map[uint64]int)}
+	e := &countedEngine{t: c.T, name: name, role: role, changed: make(chan struct{}), running: make(map[string]*leader.Request), left: make(map[string]bool), starts: make(map[uint64]int)}
 	l, err := leader.New(leader.Options{
 		Group: name, Node: name, Role: role, Geometry: kv.SingleGroup(2, 4, 512), Planner: conn,
 		Members: []leader.Member{{Name: name, Engine: e, DeviceBlocks: 1000}},
+		SwitchRole: func(_ context.Context, to leader.Role) ([]leader.Member, error) {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			e.role = to
+			return nil, nil
+		},
 	})
 	if err != nil {
 		c.Fatal(err)
@@ -360,6 +391,66 @@ func TestPlannerKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.leads(a, second)
+}
+
+// TestPlannerKilledInSwitch: the planner that leads is killed while it drains a group that is going to change
+// its role. The next one continues the switch, and no request is lost. The group has its new role with the
+// planner after that, too.
+func TestPlannerKilledInSwitch(t *testing.T) {
+	c := newElectorate(t)
+	a, b, first := c.leader()
+	c.leads(a, first-1)
+	e, held := c.engines[3], make(chan struct{})
+	e.mu.Lock()
+	e.held = held
+	e.mu.Unlock()
+	release := sync.OnceFunc(func() { close(held) })
+	t.Cleanup(release)
+	group := func(p *elector) *pb.RolesResponse_Group {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		r, err := p.conn.Roles(ctx, &pb.RolesRequest{})
+		if err != nil {
+			return nil
+		}
+		for _, g := range r.Groups {
+			if g.Group == "e3" {
+				return g
+			}
+		}
+		return nil
+	}
+	within(t, "the group has a request", func() bool {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return e.waiting > 0
+	})
+	penstock(t, "", nil, "plan", "roles", "e3=prefill", "--apply", "--planner", a.addr+","+b.addr).must(t)
+	if err := a.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	second := c.leads(b, first)
+	// The next planner may have planned the group's requests again, and then the group is drained.
+	within(t, "the next planner continues the switch", func() bool {
+		g := group(b)
+		return g.GetSwitching() == pb.Side_SIDE_PREFILL || g.GetRole() == pb.Side_SIDE_PREFILL
+	})
+	release()
+	prefills := func() bool {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return e.prefills > 0
+	}
+	within(t, "the group prefills", func() bool { return group(b).GetRole() == pb.Side_SIDE_PREFILL && prefills() })
+	c.start(a)
+	within(t, "the new process is a standby", func() bool { return c.state(a).GetLeader() == b.addr })
+	if err := b.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	c.leads(a, second)
+	if g := group(a); g.GetRole() != pb.Side_SIDE_PREFILL || g.GetSwitching() != 0 {
+		t.Errorf("the group with the next planner: %v", g)
+	}
 }
 
 // TestPlannerPaused: the process of a leader does not run for longer than its lease. It plans nothing

@@ -32,7 +32,7 @@ const (
 	// maxBumps is the number of namespaces whose bumps a Lease stores: those with the latest bumps. With names of the
 	// maximum length they have less than the 1.5 MiB that etcd accepts in a request.
 	maxBumps = 1024
-	// keepWithin is the time limit of a write to the Lease.
+	// keepWithin is the time limit of a write to the Lease, and of the wait for a leader's confirmation.
 	keepWithin = 5 * time.Second
 )
 

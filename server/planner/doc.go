@@ -24,8 +24,11 @@
 // with this number, the planner has every request that the leader lists, unless the request has
 // ended.
 //
-// BumpWeights and SwitchRole return at once. An operator observes their effect with repeated calls
-// (dry_run) and with Roles, which also returns why a group kept its role at the last switch.
+// BumpWeights and SwitchRole do not wait for their effect. An operator observes it with repeated
+// calls (dry_run) and with Roles, which also returns why a group kept its role at the last switch. The
+// epochs of BumpWeights outlive an elected planner in its lease. A switch of a role outlives every
+// planner, because the group's leader holds its state (package client/leader, "Roles"): SwitchRole
+// returns when the leader has confirmed that it has the order, or an error after keepWithin.
 //
 // # Elected planners
 //

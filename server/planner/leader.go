@@ -125,6 +125,7 @@ func (s *Service) register(ctx context.Context, r *pb.RegisterGroup) (*leader, e
 		})
 	}
 	up.Again, up.Returns, up.Seen, up.Switching = r.Planner == s.number, r.Planner != 0, r.Seen, dualpath.Role(r.Switching)
+	up.Announced = dualpath.Role(r.Announced)
 	held, over, err := s.heldLocked(r, places)
 	if err != nil {
 		return nil, err
@@ -140,6 +141,7 @@ func (s *Service) register(ctx context.Context, r *pb.RegisterGroup) (*leader, e
 		s.roles[up.Group] = &roles{}
 	}
 	s.roles[up.Group].switches = r.Switches
+	s.roles[up.Group].heardLocked(r.Seen)
 	for id, p := range places {
 		s.at[id] = p
 	}
@@ -237,6 +239,9 @@ func checkGroup(r *pb.RegisterGroup) error {
 	if r.Switching != pb.Side_SIDE_UNSPECIFIED && r.Switching != pb.Side_SIDE_PREFILL && r.Switching != pb.Side_SIDE_DECODE {
 		return status.Errorf(codes.InvalidArgument, "group %q: switching is %v; it must be SIDE_PREFILL, SIDE_DECODE, or left out", r.Group, r.Switching)
 	}
+	if r.Announced != pb.Side_SIDE_UNSPECIFIED && r.Announced != pb.Side_SIDE_PREFILL && r.Announced != pb.Side_SIDE_DECODE {
+		return status.Errorf(codes.InvalidArgument, "group %q: announced is %v; it must be SIDE_PREFILL, SIDE_DECODE, or left out", r.Group, r.Announced)
+	}
 	if len(r.Engines) == 0 || len(r.Engines) > maxGroupEngines {
 		return status.Errorf(codes.InvalidArgument, "group %q: %d engines; it must have 1 to %d", r.Group, len(r.Engines), maxGroupEngines)
 	}
@@ -309,6 +314,7 @@ func (s *Service) message(l *leader, m *pb.LeaderMessage) error {
 		if !s.planner.Has(l.group) {
 			return errSilent
 		}
+		s.roles[l.group].heardLocked(m.Fetch.Seen)
 		s.nicsLocked(l.group, m.Fetch)
 		s.stepLocked(s.fetchLocked(l, m.Fetch))
 	case *pb.LeaderMessage_Progress:

@@ -3,6 +3,7 @@ package planner
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -18,6 +19,22 @@ type roles struct {
 	// refusal is the reason in the leader's last RoleRefused. kept is the reason why the group kept
 	// its role at the last switch; empty: the group changed its role, or there was no switch.
 	refusal, kept string
+	// order is the number of the last Announce or Switch, seen the highest number of an action that
+	// the leader has confirmed. heard, if not nil, is closed when seen changes.
+	order, seen uint64
+	heard       chan struct{}
+}
+
+// heardLocked records that the leader has all actions up to the number seen.
+func (r *roles) heardLocked(seen uint64) {
+	if seen <= r.seen {
+		return
+	}
+	r.seen = seen
+	if r.heard != nil {
+		close(r.heard)
+		r.heard = nil
+	}
 }
 
 // maxRefusalBytes is the length to which the reason of a leader's refusal is cut.
@@ -112,39 +129,79 @@ func bumped(older dualpath.Older, policy dualpath.Drain) *pb.BumpWeightsResponse
 	return out
 }
 
-// SwitchRole implements penstock.v1.Planner.
-func (s *Service) SwitchRole(_ context.Context, r *pb.SwitchRoleRequest) (*pb.SwitchRoleResponse, error) {
+// SwitchRole implements penstock.v1.Planner. It returns when the group's leader has the order, with
+// which a later planner continues the switch.
+func (s *Service) SwitchRole(ctx context.Context, r *pb.SwitchRoleRequest) (*pb.SwitchRoleResponse, error) {
+	out, of, err := s.switchRole(r)
+	if err != nil || r.DryRun {
+		return out, err
+	}
+	return out, s.awaitLeader(ctx, r.Group, of)
+}
+
+// awaitLeader waits until the leader of a group has the group's last order.
+func (s *Service) awaitLeader(ctx context.Context, group string, of *roles) error {
+	s.mu.Lock()
+	order := of.order
+	s.mu.Unlock()
+	limit := time.NewTimer(keepWithin)
+	defer limit.Stop()
+	for {
+		s.mu.Lock()
+		has := of.seen >= order
+		if of.heard == nil {
+			of.heard = make(chan struct{})
+		}
+		heard := of.heard
+		s.mu.Unlock()
+		if has {
+			return nil
+		}
+		select {
+		case <-heard:
+			continue
+		case <-s.stop:
+			return errNotPlanned
+		case <-limit.C:
+		case <-ctx.Done():
+		}
+		return status.Errorf(codes.Unavailable, "group %q: its leader has not confirmed the order within %v; the switch continues, but a restart of the planner may end it: repeat the call", group, keepWithin)
+	}
+}
+
+// switchRole passes the order to the planner. It returns the state of the group, too.
+func (s *Service) switchRole(r *pb.SwitchRoleRequest) (*pb.SwitchRoleResponse, *roles, error) {
 	policy, err := drainOf(r.Policy, pb.Drain_DRAIN_FINISH)
 	switch {
 	case err != nil:
-		return nil, err
+		return nil, nil, err
 	case policy == dualpath.DrainAbort:
-		return nil, status.Error(codes.InvalidArgument, "the policy is abort, but a switch of roles must not end requests; it must be finish or recompute")
+		return nil, nil, status.Error(codes.InvalidArgument, "the policy is abort, but a switch of roles must not end requests; it must be finish or recompute")
 	case r.Role != pb.Side_SIDE_PREFILL && r.Role != pb.Side_SIDE_DECODE:
-		return nil, status.Errorf(codes.InvalidArgument, "group %q: the role is %v; it must be SIDE_PREFILL or SIDE_DECODE", r.Group, r.Role)
+		return nil, nil, status.Errorf(codes.InvalidArgument, "group %q: the role is %v; it must be SIDE_PREFILL or SIDE_DECODE", r.Group, r.Role)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	id, known := s.groups.ids[r.Group]
 	g, role := dualpath.GroupID(id), dualpath.Role(r.Role)
 	if !known || !s.planner.Has(g) {
-		return nil, status.Errorf(codes.NotFound, "no group %q is up; penstock plan roles lists the groups", r.Group)
+		return nil, nil, status.Errorf(codes.NotFound, "no group %q is up; penstock plan roles lists the groups", r.Group)
 	}
 	if why := s.planner.SwitchCheck(g, role); why != dualpath.NoReason {
-		return nil, status.Errorf(codes.FailedPrecondition, "group %q cannot change its role to %v: %v", r.Group, role, why)
+		return nil, nil, status.Errorf(codes.FailedPrecondition, "group %q cannot change its role to %v: %v", r.Group, role, why)
 	}
 	if !s.roles[g].switches {
-		return nil, status.Errorf(codes.FailedPrecondition, "group %q cannot change its role to %v: its engines have a fixed role, such as kv_role of vLLM; restart them with the other role", r.Group, role)
+		return nil, nil, status.Errorf(codes.FailedPrecondition, "group %q cannot change its role to %v: its engines have a fixed role, such as kv_role of vLLM; restart them with the other role", r.Group, role)
 	}
 	out := &pb.SwitchRoleResponse{Requests: uint32(s.planner.Holding()[g])}
 	if !r.DryRun {
 		s.roles[g].kept = ""
 		s.stepLocked(dualpath.SwitchRole{At: s.now(), Group: g, Role: role, Drain: policy})
 		if s.closed {
-			return nil, errNotPlanned
+			return nil, nil, errNotPlanned
 		}
 	}
-	return out, nil
+	return out, s.roles[g], nil
 }
 
 // refusedLocked handles a leader's refusal to change its role.

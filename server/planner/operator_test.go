@@ -115,6 +115,26 @@ func TestSwitchRole(t *testing.T) {
 	ask := func(group string, role pb.Side, policy pb.Drain, dryRun bool) (*pb.SwitchRoleResponse, error) {
 		return h.client.SwitchRole(h.ctx, &pb.SwitchRoleRequest{Group: group, Role: role, Policy: policy, DryRun: dryRun})
 	}
+	// order makes the planner change the role of group D. The call returns when the leader has the order.
+	order := func(want pb.LeaderAction_Kind) {
+		t.Helper()
+		ended := make(chan error, 1)
+		go func() {
+			_, err := ask("D", pb.Side_SIDE_PREFILL, 0, false)
+			ended <- err
+		}()
+		a := de.next()
+		if a.Kind != want || a.Side != pb.Side_SIDE_PREFILL || a.Seq == 0 {
+			t.Errorf("got %v; want %v", a, want)
+		}
+		select {
+		case err := <-ended:
+			t.Errorf("the call has ended before the leader confirmed the order: %v", err)
+		default:
+		}
+		de.fetch(a.Seq)
+		h.must(<-ended)
+	}
 	if _, err := ask("D", pb.Side_SIDE_PREFILL, 0, false); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("the last decode group: %v", err)
 	}
@@ -142,8 +162,8 @@ func TestSwitchRole(t *testing.T) {
 	if h.must(err); r.Requests != 1 || h.group("D").Switching != 0 {
 		t.Errorf("a dry run: %v, %v", r, h.group("D"))
 	}
-	_, err = ask("D", pb.Side_SIDE_PREFILL, 0, false)
-	if h.must(err); h.group("D").Switching != pb.Side_SIDE_PREFILL || h.group("D").Ordered || h.group("D").Requests != 1 {
+	order(pb.LeaderAction_KIND_ANNOUNCE)
+	if h.group("D").Switching != pb.Side_SIDE_PREFILL || h.group("D").Ordered || h.group("D").Requests != 1 {
 		t.Errorf("a group that is drained: %v", h.group("D"))
 	}
 	pe.send(finished("r1", pb.Side_SIDE_PREFILL))
@@ -164,11 +184,7 @@ func TestSwitchRole(t *testing.T) {
 
 	// Without a request the order is sent at once. A planner that takes the group over during a
 	// switch gives it no request.
-	_, err = ask("D", pb.Side_SIDE_PREFILL, 0, false)
-	h.must(err)
-	if a := de.next(); a.Kind != pb.LeaderAction_KIND_SWITCH {
-		t.Errorf("got %v; want the order to switch", a)
-	}
+	order(pb.LeaderAction_KIND_SWITCH)
 	h.leadSwitching("D", pb.Side_SIDE_DECODE, pb.Side_SIDE_PREFILL)
 	if g := h.group("D"); !g.Ordered || g.Kept != "" {
 		t.Errorf("a group whose engines switch: %v", g)
@@ -223,5 +239,26 @@ func TestResumeRefuses(t *testing.T) {
 			t.Errorf("%q is accepted", kept)
 		}
 		h.close()
+	}
+}
+
+// TestSwitchNotConfirmed: the planner ends before the leader has confirmed the order to switch. The operator's call
+// is an error, because a later planner may not have the switch.
+func TestSwitchNotConfirmed(t *testing.T) {
+	h := newHost(t, Options{})
+	h.lead("P", pb.Side_SIDE_PREFILL)
+	d := h.leadSwitching("D", pb.Side_SIDE_DECODE, 0)
+	h.lead("E", pb.Side_SIDE_DECODE)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := h.client.SwitchRole(h.ctx, &pb.SwitchRoleRequest{Group: "D", Role: pb.Side_SIDE_PREFILL})
+		ended <- err
+	}()
+	if a := d.next(); a.Kind != pb.LeaderAction_KIND_SWITCH {
+		t.Errorf("got %v", a)
+	}
+	h.service.Close()
+	if err := <-ended; status.Code(err) != codes.Unavailable {
+		t.Errorf("a switch that the leader has not confirmed: %v", err)
 	}
 }

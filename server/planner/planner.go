@@ -283,6 +283,11 @@ func (s *Service) deliverLocked(a *dualpath.Action) {
 	switch a.Kind {
 	case dualpath.Switch:
 		s.sendLocked(a.Group, &pb.LeaderAction{Kind: pb.LeaderAction_KIND_SWITCH, Seq: a.Seq, Side: pb.Side(a.Side)})
+		s.roles[a.Group].order = a.Seq
+		return
+	case dualpath.Announce:
+		s.sendLocked(a.Group, &pb.LeaderAction{Kind: pb.LeaderAction_KIND_ANNOUNCE, Seq: a.Seq, Side: pb.Side(a.Side)})
+		s.roles[a.Group].order = a.Seq
 		return
 	case dualpath.Switched:
 		s.switchedLocked(a)

@@ -65,7 +65,7 @@ switched group 9 to decode; its group is gone
 
 switch group=3 to=prefill drain=finish
 ----
-nothing
+7 announce group 3 to prefill
 
 # The other decode group cannot leave now.
 
@@ -92,12 +92,12 @@ nothing
 
 fetch group=1 tok=(0)
 ----
-7 assign request 3: prefill engine 11
-8 assign request 3: decode engine 21
-9 start request 3: prefill 11, decode 21
-10 assign request 4: prefill engine 11
-11 assign request 4: decode engine 21
-12 start request 4: prefill 11, decode 21
+8 assign request 3: prefill engine 11
+9 assign request 3: decode engine 21
+10 start request 3: prefill 11, decode 21
+11 assign request 4: prefill engine 11
+12 assign request 4: decode engine 21
+13 start request 4: prefill 11, decode 21
 
 finished request=2 side=prefill
 ----
@@ -113,7 +113,7 @@ done request 2
 
 tick at=30
 ----
-13 switch group 3 to prefill
+14 switch group 3 to prefill
 
 # The leader has the order. Its session breaks, and it returns with the old role: it gets the
 # order again.
@@ -124,11 +124,11 @@ switched group 3 to decode; its leader has the order to change it
 
 up group=3 role=decode engines=(31@3) hbm=1000 again seen=100
 ----
-nothing
+101 announce group 3 to prefill
 
 tick at=40
 ----
-101 switch group 3 to prefill
+102 switch group 3 to prefill
 
 up group=3 role=prefill engines=(31@3) hbm=1000 again seen=101
 ----
@@ -142,7 +142,7 @@ nothing
 
 switch group=3 to=decode
 ----
-102 switch group 3 to decode
+103 switch group 3 to decode
 
 tick at=50
 ----
@@ -162,24 +162,25 @@ nothing
 
 fetch group=3
 ----
-103 assign request 5: prefill engine 31
-104 assign request 5: decode engine 21
-105 start request 5: prefill 31, decode 21
+104 assign request 5: prefill engine 31
+105 assign request 5: decode engine 21
+106 start request 5: prefill 31, decode 21
 
 # The other prefill group is lost before the order: the switch ends.
 
 switch group=3 to=decode drain=finish
 ----
-nothing
+107 announce group 3 to decode
 
 down group=1
 ----
+108 announce group 3 to prefill
 switched group 3 to decode; no other group has its role
-106 abort request 4: engine 21; its group is gone
+109 abort request 4: engine 21; its group is gone
 replan request 4; its group is gone
-107 abort request 3: engine 21; its group is gone
+110 abort request 3: engine 21; its group is gone
 replan request 3; its group is gone
-108 abort request 1: engine 21; its group is gone
+111 abort request 1: engine 21; its group is gone
 replan request 1; its group is gone
 
 up group=1 role=prefill engines=(11@1)
@@ -190,10 +191,11 @@ nothing
 
 switch group=3 to=decode drain=finish
 ----
-nothing
+112 announce group 3 to decode
 
 switch group=3 to=prefill
 ----
+113 announce group 3 to prefill
 switched group 3 to decode; withdrawn by the operator
 
 switch group=3 to=prefill
@@ -204,17 +206,17 @@ switched group 3 to prefill; it has this role
 
 switch group=3 to=decode drain=finish
 ----
-nothing
+114 announce group 3 to decode
 
 up group=3 role=prefill engines=(31@3) hbm=1000
 ----
 switched group 3 to decode; its group is gone
-109 abort request 5: engine 21; its group is gone
+115 abort request 5: engine 21; its group is gone
 replan request 5; its group is gone
 
 switch group=1 to=decode drain=finish
 ----
-110 switch group 1 to decode
+116 switch group 1 to decode
 
 down group=1
 ----
@@ -237,7 +239,7 @@ nothing
 
 switch group=3 to=decode drain=recompute
 ----
-111 switch group 3 to decode
+117 switch group 3 to decode
 
 explain request=5
 ----
@@ -287,39 +289,40 @@ nothing
 
 fetch group=1
 ----
-112 assign request 5: prefill engine 11
-113 assign request 5: decode engine 51
-114 start request 5: prefill 11, decode 51
-115 assign request 1: prefill engine 11
-116 assign request 1: decode engine 51
-117 start request 1: prefill 11, decode 51
-118 assign request 3: prefill engine 11
-119 assign request 3: decode engine 51
-120 start request 3: prefill 11, decode 51
+118 assign request 5: prefill engine 11
+119 assign request 5: decode engine 51
+120 start request 5: prefill 11, decode 51
+121 assign request 1: prefill engine 11
+122 assign request 1: decode engine 51
+123 start request 1: prefill 11, decode 51
+124 assign request 3: prefill engine 11
+125 assign request 3: decode engine 51
+126 start request 3: prefill 11, decode 51
 
-fetch group=1 tok=(0) seen=120
+fetch group=1 tok=(0) seen=126
 ----
-121 assign request 4: prefill engine 11
-122 assign request 4: decode engine 51
-123 start request 4: prefill 11, decode 51
-124 assign request 6: prefill engine 11
-125 assign request 6: decode engine 41
-126 start request 6: prefill 11, decode 41
+127 assign request 4: prefill engine 11
+128 assign request 4: decode engine 51
+129 start request 4: prefill 11, decode 51
+130 assign request 6: prefill engine 11
+131 assign request 6: decode engine 41
+132 start request 6: prefill 11, decode 41
 
 switch group=4 to=prefill drain=finish
 ----
-nothing
+133 announce group 4 to prefill
 
 down group=5
 ----
+134 announce group 4 to decode
 switched group 4 to prefill; a request under way fits into no other group of its role
-127 abort request 5: engine 11; its group is gone
+135 abort request 5: engine 11; its group is gone
 replan request 5; its group is gone
-128 abort request 4: engine 11; its group is gone
+136 abort request 4: engine 11; its group is gone
 replan request 4; its group is gone
-129 abort request 3: engine 11; its group is gone
+137 abort request 3: engine 11; its group is gone
 replan request 3; its group is gone
-130 abort request 1: engine 11; its group is gone
+138 abort request 1: engine 11; its group is gone
 replan request 1; its group is gone
 
 # A planner that was restarted gets from the leader that its engines are switching.
@@ -413,7 +416,7 @@ replan request 2; an engine could not do its part
 
 switch group=3 to=decode drain=finish
 ----
-nothing
+8 announce group 3 to decode
 
 fetch group=3
 ----
@@ -425,6 +428,6 @@ nothing
 
 fetch group=1
 ----
-8 assign request 2: prefill engine 11
-9 assign request 2: decode engine 21
-10 start request 2: prefill 11, decode 21
+9 assign request 2: prefill engine 11
+10 assign request 2: decode engine 21
+11 start request 2: prefill 11, decode 21
