@@ -1,6 +1,9 @@
 package dualpath
 
-import "testing"
+import (
+	"testing"
+	"time"
+)
 
 // TestBumpOfFoundRequest: the policy of a bump applies to a request of older weights that a group lists, also
 // if its gateway has submitted it to the restarted planner before. The read in progress counts.
@@ -25,6 +28,30 @@ func TestBumpOfFoundRequest(t *testing.T) {
 		p.Step(Epoch{Epoch: 3, Drain: drain})
 		if st := p.Stats(); (st.Aborted == 1) != (drain == DrainAbort) || (st.Serving == 1) != (drain == DrainFinish) {
 			t.Errorf("%v: %+v", drain, st)
+		}
+	}
+}
+
+// TestPrefillGroupLostBeforeDecode: a restarted planner has a request from its prefill group. Prefill ends and the
+// group is lost, and the decode group registers without the request or not at all. The request is planned again.
+func TestPrefillGroupLostBeforeDecode(t *testing.T) {
+	q := Request{ID: 1, Prompt: 300, Output: 20}
+	for _, registers := range []bool{true, false} {
+		p := newPlanner(t, Options{GroupTimeout: time.Second})
+		up := func(g GroupID, role Role, holding ...Held) {
+			p.Step(GroupUp{Group: g, Role: role, Returns: true, Seen: 7, Engines: []EngineSpec{{Engine: EngineID(g), Node: NodeID(g), HBMTokens: 1000}}, Holding: holding})
+			check(p)
+		}
+		up(1, Prefill, Held{Request: q, Engine: 1, Peer: 2, Attempt: 7, Order: 7})
+		p.Step(Finished{Request: 1, Role: Prefill, Attempt: 7})
+		p.Step(GroupDown{Group: 1})
+		if registers {
+			up(2, Decode)
+		}
+		p.Step(Tick{At: 2 * time.Second})
+		check(p)
+		if st := p.Stats(); st.Queued != 1 {
+			t.Errorf("registers %v: %+v", registers, st)
 		}
 	}
 }

@@ -215,9 +215,10 @@ func (p *Planner) replanAll(g *group) {
 }
 
 // replan handles a request of a group that is gone: it returns the request to the queue. If the
-// group only prefilled the request and prefill has ended, the request continues instead.
+// group only prefilled the request and prefill has ended, the request continues instead. After a
+// restart of the planner that requires that the decode engine's group has registered with it.
 func (p *Planner) replan(r *request, lost *group) {
-	if r.pe != nil && r.pe.group == lost && r.prefilled {
+	if r.pe != nil && r.pe.group == lost && r.prefilled && r.de != nil {
 		r.pe = nil // prefill has ended, so the request does not need it
 		return
 	}
