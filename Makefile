@@ -99,7 +99,7 @@ gpu-kit: build wheel ## bin/gpu: all that .ci/test-gpu needs on a machine that h
 	cp bin/penstock bin/penstock-*.whl bin/gpu/
 	go test -c $(GOFLAGS_URING) -o bin/gpu/copier.test ./rdma/copier
 
-test-gpu: gpu-kit ## the wheel, pinned and device memory, rdma/copier and NVML on an NVIDIA GPU; needs torch and transformers there
+test-gpu: gpu-kit ## the wheel, pinned and device memory, the connectors for vLLM, rdma/copier and NVML on an NVIDIA GPU; needs torch and transformers there
 	.ci/test-gpu
 
 demo: build ## a cluster on this machine: prefill's storage NICs alone, both sides', none
