@@ -214,7 +214,7 @@ class Engine:
                 if later:
                     self._take(request, -(-request.num_tokens // TOKENS))
                     request.waits, request.begun = True, time.monotonic()
-                    self.side.allocated(request, request.blocks)
+                    self.side.allocated(request, [request.blocks], tokens)
                     continue
             self.waiting.remove(request)
             self.running.append(request)
@@ -223,7 +223,7 @@ class Engine:
             n = scheduled[request.request_id] = min(self.size.chunk, request.num_tokens - request.num_computed_tokens)
             self._take(request, -(-(request.num_computed_tokens + n) // TOKENS))
         by_id = {r.request_id: r for r in self.running}
-        self.worker.begin(self.side.plan(scheduled, lambda name: by_id[name].blocks))
+        self.worker.begin(self.side.plan(scheduled, lambda name: [by_id[name].blocks]))
         if self.running:
             self._forward(scheduled)
         self.worker.end()
