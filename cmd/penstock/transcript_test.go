@@ -28,6 +28,8 @@ import (
 //	run                    runs each line as a command line; @NAME is a file
 //	fields                 like run, for tables whose columns differ in width between runs:
 //	                       blanks in sequence are one
+//	succeed                like run, for commands whose output differs between runs: prints
+//	                       only the errors
 //
 // Addresses, directories and durations are replaced, because they differ between runs.
 func TestTranscripts(t *testing.T) {
@@ -79,10 +81,22 @@ func (tr *transcript) command(d *datadriven.TestData) string {
 		tr.sysfs(arg(0), arg(1), d.Input)
 	case "same":
 		return tr.same(arg(0), arg(1))
+	case "succeed":
+		var b strings.Builder
+		for line := range strings.Lines(d.Input) {
+			if r := tr.runLine(strings.TrimSpace(line)); r.code != exitOK {
+				b.WriteString(r.err + exitLine(r.code))
+			}
+		}
+		return tr.stable(b.String())
 	case "run", "fields":
 		var b strings.Builder
 		for line := range strings.Lines(d.Input) {
-			tr.runLine(&b, strings.TrimSpace(line))
+			r := tr.runLine(strings.TrimSpace(line))
+			b.WriteString(r.out + r.err)
+			if r.code != exitOK {
+				b.WriteString(exitLine(r.code))
+			}
 		}
 		said := tr.stable(b.String())
 		if d.Cmd == "fields" {
@@ -133,7 +147,7 @@ func (tr *transcript) same(a, b string) string {
 	return fmt.Sprintln(string(x) == string(y))
 }
 
-func (tr *transcript) runLine(b *strings.Builder, line string) {
+func (tr *transcript) runLine(line string) result {
 	stdin := ""
 	line, from, ok := strings.Cut(line, " < ")
 	if ok {
@@ -151,12 +165,7 @@ func (tr *transcript) runLine(b *strings.Builder, line string) {
 	if tr.node != nil {
 		server = tr.node.ready.Listen
 	}
-	r := penstock(tr.t, stdin, []string{"PENSTOCK_SERVER=" + server}, words...)
-	b.WriteString(r.out)
-	b.WriteString(r.err)
-	if r.code != exitOK {
-		b.WriteString(exitLine(r.code))
-	}
+	return penstock(tr.t, stdin, []string{"PENSTOCK_SERVER=" + server}, words...)
 }
 
 // repeatedPart returns a part of an error, between colons, that occurs twice.
