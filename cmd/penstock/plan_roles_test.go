@@ -36,14 +36,21 @@ func (p *planned) plan(args ...string) result {
 	return penstock(p.T, "", nil, append(append([]string{"plan"}, args...), "--planner", p.addr)...)
 }
 
-// lead registers a group of one engine.
-func (p *planned) lead(group string, role pb.Side, switches bool) grpc.BidiStreamingClient[pb.LeaderMessage, pb.LeaderAction] {
+// apply runs penstock plan roles --apply beside the test.
+func (p *planned) apply(args ...string) <-chan result {
+	done := make(chan result, 1)
+	go func() { done <- p.plan(append([]string{"roles", "--apply"}, args...)...) }()
+	return done
+}
+
+// lead registers a group of one engine, whose leader has the actions up to the number seen.
+func (p *planned) lead(group string, role pb.Side, switches bool, seen uint64) grpc.BidiStreamingClient[pb.LeaderMessage, pb.LeaderAction] {
 	p.Helper()
 	s, err := p.client.Lead(p.Context())
 	if err != nil {
 		p.Fatal(err)
 	}
-	r := &pb.RegisterGroup{Group: group, Role: role, Switches: switches, Engines: []*pb.EngineSpec{{Engine: group, Node: group, HbmTokens: 10_000}}}
+	r := &pb.RegisterGroup{Group: group, Role: role, Switches: switches, Seen: seen, Engines: []*pb.EngineSpec{{Engine: group, Node: group, HbmTokens: 10_000}}}
 	p.send(s, &pb.LeaderMessage{Message: &pb.LeaderMessage_Register{Register: r}})
 	p.next(s, pb.LeaderAction_KIND_REGISTERED)
 	return s
@@ -56,11 +63,19 @@ func (p *planned) send(s grpc.BidiStreamingClient[pb.LeaderMessage, pb.LeaderAct
 	}
 }
 
-func (p *planned) next(s grpc.BidiStreamingClient[pb.LeaderMessage, pb.LeaderAction], kind pb.LeaderAction_Kind) {
+func (p *planned) next(s grpc.BidiStreamingClient[pb.LeaderMessage, pb.LeaderAction], kind pb.LeaderAction_Kind) *pb.LeaderAction {
 	p.Helper()
-	if a, err := s.Recv(); err != nil || a.Kind != kind {
+	a, err := s.Recv()
+	if err != nil || a.Kind != kind {
 		p.Fatalf("got %v, %v; want %v", a, err, kind)
 	}
+	return a
+}
+
+// confirm receives an action and confirms it to the planner.
+func (p *planned) confirm(s grpc.BidiStreamingClient[pb.LeaderMessage, pb.LeaderAction], kind pb.LeaderAction_Kind) {
+	p.Helper()
+	p.send(s, &pb.LeaderMessage{Message: &pb.LeaderMessage_Fetch{Fetch: &pb.FetchWork{Seen: p.next(s, kind).Seq}}})
 }
 
 // fails fails the test unless a command ended with the code and its error has these texts.
@@ -100,7 +115,7 @@ func (p *planned) finish(de grpc.BidiStreamingClient[pb.LeaderMessage, pb.Leader
 // a request is left, and without an error when none is.
 func TestPlanBump(t *testing.T) {
 	p := startPlanned(t)
-	pe, de := p.lead("P", pb.Side_SIDE_PREFILL, false), p.lead("D", pb.Side_SIDE_DECODE, false)
+	pe, de := p.lead("P", pb.Side_SIDE_PREFILL, false, 0), p.lead("D", pb.Side_SIDE_DECODE, false, 0)
 	p.start(pe, de)
 	bump := func(args ...string) result { return p.plan(append([]string{"bump", "m", "--epoch", "1"}, args...)...) }
 	b := decode[planBumped](t, bump("--policy", "abort", "--dry-run", "--format", "json"))
@@ -125,10 +140,10 @@ func TestPlanBump(t *testing.T) {
 // leader's refusal.
 func TestPlanRoles(t *testing.T) {
 	p := startPlanned(t)
-	pe, de := p.lead("P", pb.Side_SIDE_PREFILL, false), p.lead("D", pb.Side_SIDE_DECODE, true)
+	pe, de := p.lead("P", pb.Side_SIDE_PREFILL, false, 0), p.lead("D", pb.Side_SIDE_DECODE, true, 0)
 	fails(t, p.plan("roles", "D=prefill", "--apply"), exitFailed, "no other group has its role")
 	p.start(pe, de)
-	p.lead("E", pb.Side_SIDE_DECODE, false)
+	p.lead("E", pb.Side_SIDE_DECODE, false, 0)
 	out := p.plan("roles").must(t)
 	for _, want := range []string{"fixed role", "0 requests with an output have finished", "PrfaaS's long-term controller"} {
 		if !strings.Contains(out, want) {
@@ -139,22 +154,25 @@ func TestPlanRoles(t *testing.T) {
 	if out := p.plan("roles", "D=prefill").must(t); !strings.Contains(out, "D would change to prefill when its 1 requests have ended") {
 		t.Errorf("roles D=prefill printed\n%s", out)
 	}
-	p.plan("roles", "D=prefill", "--apply").must(t)
+	applied := p.apply("D=prefill")
+	p.confirm(de, pb.LeaderAction_KIND_ANNOUNCE)
+	(<-applied).must(t)
 	if out := p.plan("roles").must(t); !strings.Contains(out, "drained for prefill, 1 requests left") || !strings.Contains(out, "group D is changing its role") {
 		t.Errorf("while D is drained, roles printed\n%s", out)
 	}
-	fails(t, p.plan("roles", "D=prefill", "--apply", "--wait", "--timeout", "3s"), exitFailed, `group "D" has not changed its role`, "the planner continues")
+	applied = p.apply("D=prefill", "--wait", "--timeout", "3s")
+	p.confirm(de, pb.LeaderAction_KIND_ANNOUNCE)
+	fails(t, <-applied, exitFailed, `group "D" has not changed its role`, "the planner continues")
 	p.finish(de)
 	p.next(de, pb.LeaderAction_KIND_SWITCH)
 	p.send(de, &pb.LeaderMessage{Message: &pb.LeaderMessage_RoleRefused{RoleRefused: &pb.RoleRefused{Reason: "not now"}}})
 	p.send(de, &pb.LeaderMessage{Message: &pb.LeaderMessage_Fetch{Fetch: &pb.FetchWork{}}})
-	done := make(chan result, 1)
 	for !strings.Contains(p.plan("roles").must(t), "the last switch failed: its leader refused: not now") {
 	}
-	go func() { done <- p.plan("roles", "D=prefill", "--apply", "--wait") }()
-	p.next(de, pb.LeaderAction_KIND_SWITCH)
-	p.lead("D", pb.Side_SIDE_PREFILL, true)
-	r := <-done
+	applied = p.apply("D=prefill", "--wait")
+	order := p.next(de, pb.LeaderAction_KIND_SWITCH)
+	p.lead("D", pb.Side_SIDE_PREFILL, true, order.Seq)
+	r := <-applied
 	if out := r.must(t); !strings.Contains(out, "D has changed to prefill") {
 		t.Errorf("the switch printed\n%s", out)
 	}
