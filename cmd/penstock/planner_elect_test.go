@@ -68,9 +68,9 @@ type countedEngine struct {
 	// role is the engine's role, prefills the number of attempts as prefill engine.
 	role     leader.Role
 	prefills int
-	// held, if not nil, is closed when requests may end. waiting is the number of those that wait for it.
+	// The next request waits until held, if not nil, is closed; later ones do not. waiting is set when it waits.
 	held    chan struct{}
-	waiting int
+	waiting bool
 }
 
 // Start implements leader.Engine.
@@ -156,8 +156,8 @@ func (e *countedEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		e.mu.Lock()
 		held := e.held
-		if held != nil {
-			e.waiting++
+		if held != nil { // one only: if the callers of all requests waited, none would be answered
+			e.held, e.waiting = nil, true
 		}
 		e.mu.Unlock()
 		if held != nil {
@@ -423,7 +423,7 @@ func TestPlannerKilledInSwitch(t *testing.T) {
 	within(t, "the group has a request", func() bool {
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		return e.waiting > 0
+		return e.waiting
 	})
 	penstock(t, "", nil, "plan", "roles", "e3=prefill", "--apply", "--planner", a.addr+","+b.addr).must(t)
 	if err := a.Kill(); err != nil {

@@ -3,6 +3,7 @@ package console_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -182,6 +183,7 @@ func TestPlannerBrowser(t *testing.T) {
 	src.set(func(s *plannerSource) { s.dualPath.Waiting = 12_345 })
 	b.await(`document.getElementById("live").innerText.includes("12,345")`)
 	src.set(func(s *plannerSource) {
+		s.dualPath.Groups = slices.Clone(s.dualPath.Groups) // a page may be rendered from the previous ones
 		s.dualPath.Groups[1].Engines = []console.Engine{{Name: "D/0", Machine: "m2", NICs: []console.ComputeNIC{{Name: "mlx5_0", Sent: 10_000, SentRate: top.Known(5 << 20), ReceivedRate: top.Known(0)}}}}
 	})
 	b.await(`document.querySelector("section[aria-labelledby=compute-title] tbody tr").innerText.includes("5.0 MiB/s")`)
