@@ -158,24 +158,10 @@ def test_ranks(vllm: Vllm, alone: Alone, agents: list[Session], tmp_path: Path, 
         assert c.engines["d0"].event("attempts") > 0
 
 
-def test_prefill_engine_killed(trio: Cluster, alone: Alone, agents: list[Session]) -> None:
-    """The requests wait for the engine that is started in its place."""
-    turns = Turns(trio, alone, agents, 0)
-    before = replans(trio)
-
-    def fault() -> None:
-        trio.engines["p0"].kill()
-        trio.limit(BITS)
-        trio.start_engines()
-
-    assert check(in_the_middle(trio, turns, fault), turns.tokens) == {"right": CLIENTS}
-    assert replans(trio) > before
-    serves(trio, turns)
-
-
 def test_prefill_engine_with_state_killed(vllm: Vllm, agents: list[Session], tmp_path: Path) -> None:
     """The prefill engine of a model with recurrent state is killed while storage is read. Its request waits for the engine that is started
-    in its place. A prefix is found up to the last state that was stored.
+    in its place. A prefix is found up to the last state that was stored. The engines have the names of those of ``faulty``, so this test
+    runs before that cluster starts.
 
     vLLM's tokens of the model depend on the prompts of a step, so there is one request at a time.
     """
@@ -215,6 +201,21 @@ def test_prefill_engine_with_state_killed(vllm: Vllm, agents: list[Session], tmp
         found = c.metric(c.gateway, "penstock_gateway_hit_tokens_total")
         assert check(c.serve([third]), loaded[1:], computed[1:]) == {"right": 1}
         assert c.metric(c.gateway, "penstock_gateway_hit_tokens_total") - found == states.cached(third)
+
+
+def test_prefill_engine_killed(trio: Cluster, alone: Alone, agents: list[Session]) -> None:
+    """The requests wait for the engine that is started in its place."""
+    turns = Turns(trio, alone, agents, 0)
+    before = replans(trio)
+
+    def fault() -> None:
+        trio.engines["p0"].kill()
+        trio.limit(BITS)
+        trio.start_engines()
+
+    assert check(in_the_middle(trio, turns, fault), turns.tokens) == {"right": CLIENTS}
+    assert replans(trio) > before
+    serves(trio, turns)
 
 
 def test_decode_engine_killed(trio: Cluster, alone: Alone, agents: list[Session]) -> None:
