@@ -136,7 +136,7 @@
 // With Options.EpochKeys the key of a new slot follows from the newest key and from a secret of the
 // slot's epoch. When the epoch ends, the secret is erased, and no key decrypts its slots any more, on the
 // volumes or in a copy of them. The catalogue has the secrets, in front of the engine's blob and encrypted
-// with it. A KeyPeriod says whether its slots need secrets, so the choice can change at a start, and
+// with it. A KeyPeriod states whether its slots need secrets, so the choice can change at a start, and
 // Outdated includes the slots without.
 //
 //	SetCatalogue(blob, live)   a secret for each live epoch that has none; removes none

@@ -228,7 +228,7 @@ func (s *Store) EraseEpochs(ctx context.Context, live ...EpochID) error {
 	blob := s.catalogue
 	s.mu.Unlock()
 	s.erasing.Store(next)
-	// Each write replaces one area, and says that the erasure is not complete. The third one says which
+	// Each write replaces one area, and records that the erasure is not complete. The third one records which
 	// volumes are left.
 	for range 2 {
 		if err := s.writeCatalogues(ctx, blob, next); err != nil {

@@ -201,7 +201,7 @@ func inspectSecrets(ctx context.Context, dev blockio.Device, keys *crypt.Keyring
 		err = ErrDamaged
 	}
 	if err != nil {
-		return nil, false, fmt.Errorf("the superblock, which says how the slot is encrypted: %w", err)
+		return nil, false, fmt.Errorf("the superblock, which has the keys of the slot: %w", err)
 	}
 	var p periods
 	for _, k := range c.superblock.Keys {

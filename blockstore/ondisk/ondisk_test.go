@@ -257,7 +257,7 @@ func TestEpochs(t *testing.T) {
 	blob := []byte("namespaces")
 	b := append(AppendEpochs([]byte("front"), secrets, erasures), blob...)[len("front"):]
 	if n := int64(len(b) - len(blob)); n != EpochsBytes(3, 1) {
-		t.Errorf("%d bytes; EpochsBytes says %d", n, EpochsBytes(3, 1))
+		t.Errorf("%d bytes; EpochsBytes returns %d", n, EpochsBytes(3, 1))
 	}
 	s, e, rest, err := DecodeEpochs(b)
 	if err != nil || !slices.Equal(s, secrets) || !slices.Equal(e, erasures) || string(rest) != string(blob) {

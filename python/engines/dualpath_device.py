@@ -193,7 +193,7 @@ class Engine:
     def _forward(self, scheduled: dict[str, int]) -> None:
         for layer, name in enumerate(self.layers):
             if layer == self.halt and any(request.steps for request in self.running):
-                tell(halted=self.name)
+                reply(halted=self.name)
                 signal.pause()
             self.worker.wait_for_layer(name)
             for request in self.running:
@@ -259,7 +259,7 @@ class Engine:
             request.num_output_tokens += 1
             if request.num_output_tokens == request.output:
                 if self.role == Role.DECODE:
-                    tell(finished=request.request_id, tokens=request.all_token_ids)
+                    reply(finished=request.request_id, tokens=request.all_token_ids)
                 self._finish(request)
 
     def _loaded(self, request: Request, failed: set[int]) -> None:
@@ -294,7 +294,7 @@ class Engine:
                     nics = [nic for shard in self.nics.values() for nic in shard]
                     sent, received = sum(n.bytes_out for n in nics), sum(n.bytes_in for n in nics)
                     counts = {"wrong_rows": self.wrong, "compared_rows": self.compared, "sent_bytes": sent, "received_bytes": received}
-                    tell(figures=counts, loads=self.loads)
+                    reply(figures=counts, loads=self.loads)
                     self.loads = []
                 else:
                     break
@@ -303,7 +303,7 @@ class Engine:
         self.worker.close()
 
 
-def tell(**message: Any) -> None:
+def reply(**message: Any) -> None:
     """Send a message to the controller."""
     print(json.dumps(message), flush=True)
 
@@ -319,7 +319,7 @@ def run_engine(o: argparse.Namespace) -> None:
     engine = Engine(SIZES[o.size], o.device, o.engine, Role[o.role], o.node, o.planner)
     threading.Thread(target=read, daemon=True).start()
     d = engine.worker.definitions[0]
-    tell(ready=o.engine, namespace=d.name, dtype=d.dtype, layout=d.layout)
+    reply(ready=o.engine, namespace=d.name, dtype=d.dtype, layout=d.layout)
     engine.serve(commands)
 
 
