@@ -19,8 +19,8 @@ import (
 // that has the order either answers or is lost, and both end the switch.
 //
 // The leader of the group holds the state of the switch for later planners. The planner announces
-// the switch to the leader when the operator has ordered it (an Announce), and the leader registers
-// with what was announced or ordered last. A restarted planner continues the switch (resume). The
+// the switch to the leader when the operator has ordered it (an Announce), and the leader's
+// registration names the role of the last Announce or Switch. A restarted planner continues the switch (resume). The
 // first group that registers is the only one of its role for a moment, so the planner waits
 // Options.GroupTimeout for other groups of the role. Meanwhile the group serves in its present role.
 // If the leader ends, the switch ends with it.

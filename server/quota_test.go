@@ -68,7 +68,7 @@ func TestListTenants(t *testing.T) {
 	if m := all[0]; m.GetUsedBytes() != used || used == 0 || m.GetQuotaBytes() != 1<<20 || m.GetNamespaceCount() != 1 || m.GetEvictedBlocks() != 0 || m.GetRefusedBlocks() != 0 {
 		t.Errorf("the tenant m* is %v; want %d bytes", m, used)
 	}
-	// Above the quota: what is evicted and refused is in the list, in the status and in the metrics.
+	// Above the quota the node evicts and refuses blocks. List, status and metrics count these blocks.
 	h.node.SetTenantQuotas([]kv.TenantQuota{{Prefix: "m", Bytes: used / 3}})
 	if _, err := h.node.Evict("", 1, false); err != nil {
 		t.Fatal(err)

@@ -135,9 +135,9 @@
 // second chance, and the blocks of a namespace that is not used any more are evicted by and by. A
 // victim costs a walk over the tenant's namespaces for every 16 leaves, and none over blocks.
 //
-// A tenant counts the pieces that were evicted because of its quota (by EvictTenant, and by Evict while
-// the tenant is over its quota), and those that its writers could not store because of it (CountRefused).
-// The second count is by the caller of Put, who may evict and put again.
+// A tenant counts the pieces that EvictTenant evicts from it, and the pieces that Evict evicts from it while
+// the tenant is over its quota. CountRefused counts the pieces that writers could not store because of the
+// quota. The caller of Put calls CountRefused, because the caller may evict pieces and call Put again.
 //
 // # Losses in a crash
 //

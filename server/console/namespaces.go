@@ -38,7 +38,7 @@ type namespacesView struct {
 	UsedBytes int64
 	OldBytes  top.Value
 	// Tenants are the tenants with a quota that the caller may see, the fullest first, at most
-	// tenantsShown. MoreTenants is the number of those that are left out.
+	// tenantsShown. MoreTenants is the number of the other tenants that the caller may see.
 	Tenants     []Tenant
 	MoreTenants int64
 }

@@ -206,8 +206,9 @@ type Tenant struct {
 	QuotaBytes, UsedBytes, Namespaces int64
 	// Fill is the used part of the quota.
 	Fill top.Value
-	// EvictedBlocks and EvictedBytes count what was evicted because of the quota, and RefusedBlocks the
-	// blocks that were not stored because of it, since the tenant has a quota on the running node.
+	// EvictedBlocks and EvictedBytes count the blocks that the node evicted because of the quota.
+	// RefusedBlocks counts the blocks that the node did not store because of the quota. The counts begin
+	// when the running node gets the quota.
 	EvictedBlocks, EvictedBytes, RefusedBlocks int64
 }
 

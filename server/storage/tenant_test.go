@@ -229,7 +229,7 @@ func TestTenantQuotaHeld(t *testing.T) {
 	}
 }
 
-// counts returns what was evicted and refused because of the quota of a tenant, in blocks.
+// counts returns the numbers of blocks that the node evicted and refused because of a tenant's quota.
 func (r *rig) counts(prefix string) [2]int64 {
 	r.t.Helper()
 	for _, s := range r.node.Tenants() {
@@ -309,8 +309,8 @@ func TestTenantCounts(t *testing.T) {
 	}
 	check("a commit without room", 16, 8)
 
-	// An eviction for the node takes what is above a lowered quota. A new quota keeps the counts; without a
-	// quota they end.
+	// Evict of the node evicts the blocks above a lowered quota. A changed quota keeps the counts of the tenant.
+	// The removal of the quota removes the counts.
 	r.quotas(map[string]int64{"a/": 9, "b/": 10})
 	if _, err := r.node.Evict("", smallSlot, false); err != nil {
 		t.Fatal(err)
