@@ -3,6 +3,7 @@ package blockstore
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -23,10 +24,12 @@ type stallRig struct {
 
 	mu      sync.Mutex
 	changes []string
+	// changed gets a value when the state of a volume has changed since the last receive.
+	changed chan struct{}
 }
 
 func openStallRig(t *testing.T, volumes int, o health.Options) *stallRig {
-	r := &stallRig{}
+	r := &stallRig{changed: make(chan struct{}, 1)}
 	var devs []blockio.Device
 	for i := range volumes {
 		r.dev = append(r.dev, faultio.Wrap(memio.New(memio.Options{Path: fmt.Sprint("disk", i)}), nil))
@@ -37,6 +40,10 @@ func openStallRig(t *testing.T, volumes int, o health.Options) *stallRig {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.changes = append(r.changes, fmt.Sprintf("%s %v", c.Path, c.Is.State))
+		select {
+		case r.changed <- struct{}{}:
+		default:
+		}
 	})
 	t.Cleanup(func() { r.set(t, "") }) // before Close of mustOpenBroken
 	return r
@@ -111,13 +118,26 @@ func (r *stallRig) load(t *testing.T) (stop func()) {
 	return func() { close(done); wg.Wait() }
 }
 
-// refused returns the time until the store takes new blocks and changes of the catalogue.
-func (r *stallRig) refused() time.Duration {
-	began := time.Now()
-	for r.Writable() != nil || r.Quorate() != nil {
-		time.Sleep(10 * time.Millisecond)
+// await waits until done, which depends on the states of the volumes, returns true. It returns the time that
+// this took, and fails the test after limit.
+func (r *stallRig) await(t *testing.T, limit time.Duration, done func() bool) time.Duration {
+	t.Helper()
+	began, end := time.Now(), time.After(limit)
+	for !done() {
+		select {
+		case <-r.changed:
+		case <-end:
+			t.Fatalf("after %v the volumes are %s; their changes: %s", limit, r.states(), r.history())
+		}
 	}
 	return time.Since(began)
+}
+
+// inUse reports whether the store takes new blocks and changes of the catalogue.
+func (r *stallRig) inUse() bool { return r.Writable() == nil && r.Quorate() == nil }
+
+func (r *stallRig) allOK() bool {
+	return !slices.ContainsFunc(r.Stats().Volumes, func(v VolumeStats) bool { return v.Health.State != health.OK })
 }
 
 // TestSlowVolumeStaysInUse: the only volume of a store is slow, so that each probe takes longer than
@@ -160,16 +180,10 @@ func TestHungVolumeIsSlowAfterwards(t *testing.T) {
 		r := openStallRig(t, 1, health.Options{})
 		stop := r.load(t)
 		r.set(t, "(Stall Any)")
-		time.Sleep(20 * time.Second)
-		if got := r.states(); got != "failed" {
-			t.Fatalf("a volume that hangs is %s", got)
-		}
+		r.await(t, time.Minute, func() bool { return r.states() == "failed" })
 		r.set(t, "(Delay 2s Any)") // a probe takes 10 s
-		time.Sleep(30 * time.Second)
+		r.await(t, time.Minute, func() bool { return r.states() == "suspect" })
 		stop()
-		if got := r.states(); got != "suspect" {
-			t.Errorf("the volume is %s; its changes: %s", got, r.history())
-		}
 		if _, err := r.put(t); err != nil {
 			t.Errorf("put: %v", err)
 		}
@@ -190,9 +204,9 @@ func TestSharedStall(t *testing.T) {
 					defer stop()
 					for range 4 {
 						r.set(t, "(Stall Any)")
-						time.Sleep(stall)
+						<-time.After(stall) // of the bubble's time: the length of the stall is the input
 						r.set(t, "")
-						took := r.refused()
+						took := r.await(t, time.Minute, r.inUse)
 						if took > within {
 							t.Errorf("after the stall the store took no writes for %v; %s", took, r.history())
 						}
@@ -203,23 +217,11 @@ func TestSharedStall(t *testing.T) {
 						if err := r.SetCatalogue(t.Context(), []byte("after")); err != nil {
 							t.Errorf("catalogue: %v", err)
 						}
-						for i := range volumes {
-							// The other volumes may wait for ProbeMax.
-							awaitOK(t, r.Store, uint32(i))
-						}
+						// The other volumes may wait for ProbeMax.
+						r.await(t, time.Minute, r.allOK)
 					}
 				})
 			})
-		}
-	}
-}
-
-// awaitOK waits until a volume is OK, without replacing the function of OnVolumeChange.
-func awaitOK(t *testing.T, s *Store, volume uint32) {
-	t.Helper()
-	for began := time.Now(); s.Stats().Volumes[volume].Health.State != health.OK; time.Sleep(watchEvery) {
-		if h := s.Stats().Volumes[volume].Health; time.Since(began) > time.Minute {
-			t.Fatalf("volume %d is %v after a minute: %v", volume, h.State, h.Cause)
 		}
 	}
 }
@@ -234,10 +236,10 @@ func TestStalledVolumeBesideOthers(t *testing.T) {
 					r := openStallRig(t, 2, health.Options{})
 					stop := r.load(t)
 					r.set(t, "(Stall Any)")
-					time.Sleep(stall)
+					<-time.After(stall) // of the bubble's time: the length of the stall is the input
 					r.set(t, "", first)
 					// A probe of the other volume may hold the right to write catalogues for HungAfter.
-					if took := r.refused(); took > 12*time.Second {
+					if took := r.await(t, time.Minute, r.inUse); took > 12*time.Second {
 						t.Errorf("the store took no writes for %v: %s", took, r.history())
 					}
 					if path, err := r.put(t); err != nil || path != fmt.Sprint("disk", first) {
@@ -278,7 +280,7 @@ func TestSlowVolumesBesideOthers(t *testing.T) {
 					r.set(t, c.rules[i], i)
 				}
 				stop := r.load(t)
-				time.Sleep(3 * time.Minute)
+				<-time.After(3 * time.Minute) // of the bubble's time: the states after it are the final ones
 				stop()
 				for i := range 20 {
 					if _, err := r.put(t); err != nil {
@@ -302,9 +304,7 @@ func TestSlowVolumesBesideOthers(t *testing.T) {
 					}
 				}
 				r.set(t, "")
-				for i := range c.rules {
-					awaitOK(t, r.Store, uint32(i))
-				}
+				r.await(t, time.Minute, r.allOK)
 				if err := r.Close(context.Background()); err != nil {
 					t.Errorf("close: %v", err)
 				}

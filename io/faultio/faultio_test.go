@@ -230,7 +230,7 @@ func TestStallUntilRulesChange(t *testing.T) {
 		if err := transfer(t, dev, f, blockio.Read, other); err != nil || time.Since(start) != 0 {
 			t.Errorf("read: %v after %v", err, time.Since(start))
 		}
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute) // of the bubble's time: the calls must take as long
 		dev.SetRules(nil)
 		wg.Wait()
 		if write != time.Minute || syncTook != time.Minute {

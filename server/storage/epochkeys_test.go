@@ -223,7 +223,7 @@ func TestPinnedEpochErasure(t *testing.T) {
 		if got := stolen(t, r, before, ns); len(got) != 1 {
 			t.Errorf("pinned: a copy gives %v; want epoch 1", got)
 		}
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute) // of the bubble's time: the pin lasts 30 s
 		synctest.Wait()
 		if got := stolen(t, r, before, ns); len(got) != 0 {
 			t.Errorf("the pin has ended, and a copy gives %v", got)
@@ -362,7 +362,7 @@ func TestEraseAgain(t *testing.T) {
 			t.Errorf("pending while the volume does not take the catalogue: %+v", r.node.EpochKeys())
 		}
 		dev.SetRules(faultio.MustParse(""))
-		time.Sleep(10 * time.Minute)
+		<-time.After(10 * time.Minute) // of the bubble's time: the volume is probed, and the node tries again
 		synctest.Wait()
 		r.erased("after the volume has recovered")
 		r.devices = []blockio.Device{mem}

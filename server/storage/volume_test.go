@@ -377,7 +377,7 @@ func TestStalledDisk(t *testing.T) {
 					// A write or a sync of them hangs. It may fail, or the blocks may be refused.
 					wg.Go(func() { _, _ = r.put(ns, chain(ns, 4, 100+i), 0) })
 				}
-				time.Sleep(stall)
+				<-time.After(stall) // of the bubble's time: the length of the stall is the input
 				want := health.Suspect
 				if stall > 10*time.Second {
 					want = health.Failed
@@ -386,16 +386,10 @@ func TestStalledDisk(t *testing.T) {
 					t.Errorf("after %v the volume is %v: %v; want %v", stall, got.State, got.Cause, want)
 				}
 				dev.SetRules(nil)
-				began := time.Now()
-				for {
-					state, why := r.node.WriteState()
-					if state == "serving" && r.node.Ready() == nil {
-						break
-					}
-					if time.Since(began) > 1250*time.Millisecond {
-						t.Fatalf("%v after the stall the node is %s: %s", time.Since(began), state, why)
-					}
-					time.Sleep(10 * time.Millisecond)
+				r.awaitState("bad", health.Suspect, 1250*time.Millisecond)
+				synctest.Wait()
+				if state, why := r.node.WriteState(); state != "serving" || r.node.Ready() != nil {
+					t.Errorf("after the stall the node is %s: %s, %v", state, why, r.node.Ready())
 				}
 				wg.Wait()
 				r.mustPut(ns, chain(ns, 4, 2))
