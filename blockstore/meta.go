@@ -321,7 +321,7 @@ func (v *volume) refresh(ctx context.Context, step func()) error {
 		return err
 	}
 	step()
-	page, err := readPages(ctx, v.dev, v.catalogue, ondisk.CatalogueOffset(v.catArea, v.superblock.CatalogueBytes), ondisk.Page)
+	page, err := readPages(ctx, v.dev, v.catalogue, ondisk.CatalogueOffset(v.catArea, v.catalogueBytes), ondisk.Page)
 	if err != nil {
 		return fmt.Errorf("catalogue: %w", err)
 	}
@@ -356,9 +356,9 @@ func (s *Store) Catalogue() []byte {
 // catalogueRoom returns the size, in bytes, of the largest catalogue blob that every volume can
 // hold.
 func (s *Store) catalogueRoom() int64 {
-	room := s.volumes[0].superblock.CatalogueBytes
+	room := s.volumes[0].catalogueBytes
 	for _, v := range s.volumes {
-		room = min(room, v.superblock.CatalogueBytes)
+		room = min(room, v.catalogueBytes)
 	}
 	if s.opts.Keys != nil {
 		room -= sealedCatalogueExtra
@@ -369,7 +369,7 @@ func (s *Store) catalogueRoom() int64 {
 // writeCatalogue writes header and blob, as one request, to the area that does not hold the newest
 // durable catalogue. wipe is the number of the table of secrets in the blob.
 func (v *volume) writeCatalogue(ctx context.Context, h ondisk.CatalogueHeader, blob []byte, wipe uint64) error {
-	if room := v.superblock.CatalogueBytes; int64(len(blob)) > room {
+	if room := v.catalogueBytes; int64(len(blob)) > room {
 		return fmt.Errorf("blockstore: volume %d: catalogue of %d bytes; the volume has room for %d: %w", v.index, len(blob), room, ErrTooLarge)
 	}
 	area := 1 - v.catArea
@@ -381,7 +381,7 @@ func (v *volume) writeCatalogue(ctx context.Context, h ondisk.CatalogueHeader, b
 	defer release()
 	copy(buf, h.Encode())
 	copy(buf[ondisk.Page:], blob)
-	offset := ondisk.CatalogueOffset(area, v.superblock.CatalogueBytes)
+	offset := ondisk.CatalogueOffset(area, v.catalogueBytes)
 	if err := v.writePage(ctx, v.catalogue, offset, buf, &v.metaPending); err != nil {
 		return fmt.Errorf("blockstore: volume %d: catalogue: %w", v.index, err)
 	}
@@ -400,7 +400,7 @@ type lockedCatalogue struct {
 // whose key is missing, of which locked is the newest.
 func (v *volume) readCatalogue(ctx context.Context) (newest openedCatalogue, locked lockedCatalogue, err error) {
 	for area := range 2 {
-		ah, ab, err := readCatalogueArea(ctx, v.dev, v.catalogue, area, v.superblock.CatalogueBytes)
+		ah, ab, err := readCatalogueArea(ctx, v.dev, v.catalogue, area, v.catalogueBytes)
 		switch {
 		case errors.Is(err, ErrVersion):
 			return newest, locked, fmt.Errorf("blockstore: volume %s: %w", v.dev.Info().Path, err)

@@ -77,7 +77,7 @@ func newStore(opts Options, found []candidate, members membership) *Store {
 	for i, c := range found {
 		v := &volume{
 			store: s, index: uint32(i), capacityBytes: share, superblock: c.superblock,
-			id: c.superblock.Volume, segmentBytes: c.superblock.SegmentBytes,
+			id: c.superblock.Volume, segmentBytes: c.superblock.SegmentBytes, catalogueBytes: c.superblock.CatalogueBytes,
 			log:   opts.Logger.With("volume", i, "path", c.dev.Info().Path),
 			meta:  make(chan struct{}, 1),
 			kick:  make(chan struct{}, 1),
@@ -558,7 +558,7 @@ func (v *volume) loadFiles(ctx context.Context) error {
 	if v.catalogue, err = v.dev.Open(catalogueOf(v.superName)); err != nil {
 		return fmt.Errorf("restore it, or empty the directory: %w: %w", err, ErrDamaged)
 	}
-	if got, want := v.catalogue.Size(), ondisk.CatalogueFileBytes(v.superblock.CatalogueBytes); got != want {
+	if got, want := v.catalogue.Size(), ondisk.CatalogueFileBytes(v.catalogueBytes); got != want {
 		return fmt.Errorf("catalogue file of %d bytes, want %d; restore it, or empty the directory: %w", got, want, ErrDamaged)
 	}
 	v.metaBytes = v.super.Size() + v.catalogue.Size()

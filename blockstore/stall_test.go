@@ -207,6 +207,7 @@ func TestSharedStall(t *testing.T) {
 						<-time.After(stall) // of the bubble's time: the length of the stall is the input
 						r.set(t, "")
 						took := r.await(t, time.Minute, r.inUse)
+						synctest.Wait() // the calls that hung have ended
 						if took > within {
 							t.Errorf("after the stall the store took no writes for %v; %s", took, r.history())
 						}
@@ -242,6 +243,7 @@ func TestStalledVolumeBesideOthers(t *testing.T) {
 					if took := r.await(t, time.Minute, r.inUse); took > 12*time.Second {
 						t.Errorf("the store took no writes for %v: %s", took, r.history())
 					}
+					synctest.Wait() // the calls that hung on the volume that answers have ended
 					if path, err := r.put(t); err != nil || path != fmt.Sprint("disk", first) {
 						t.Errorf("put: on %s, %v", path, err)
 					}

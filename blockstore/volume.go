@@ -41,9 +41,10 @@ type volume struct {
 	// superblock and catalogue files.
 	capacityBytes, metaBytes int64
 
-	// id and segmentBytes are copied from the superblock; both are constant.
-	id           ondisk.UUID
-	segmentBytes int64
+	// id, segmentBytes and catalogueBytes are copied from the superblock, and are constant. A probe may
+	// replace superblock while they are read.
+	id                           ondisk.UUID
+	segmentBytes, catalogueBytes int64
 
 	super     blockio.File
 	catalogue blockio.File
