@@ -132,7 +132,7 @@
 // over the namespaces of a tenant: the policy's order is over the nodes of all tenants, and a list of
 // leaves is over those of one space. So EvictTenant takes the oldest leaves of a space, and chooses the
 // space in proportion to the bytes (lottery). A namespace that is read keeps its touched leaves by their
-// second chance, and the blocks of a namespace that is not used any more are evicted by and by. A
+// second chance, and the blocks of a namespace that is not used any more are evicted gradually. A
 // victim costs a walk over the tenant's namespaces for every 16 leaves, and none over blocks.
 //
 // A tenant counts the pieces that EvictTenant evicts from it, and the pieces that Evict evicts from it while

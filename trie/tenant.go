@@ -130,7 +130,7 @@ const tenantRun = 16
 // A lottery chooses among the newest epochs of a tenant's namespaces, each in proportion to its bytes. The
 // order of the policy is over the nodes of all tenants, and a list of leaves is over those of one epoch, so
 // there is no order by age over the namespaces of a tenant. With this choice each namespace loses the same
-// part of its bytes, and the bytes of a namespace that is no longer used are evicted by and by.
+// part of its bytes, and the bytes of a namespace that is no longer used are evicted gradually.
 type lottery struct {
 	tn     *tenant
 	spaces []*space

@@ -528,13 +528,13 @@ func newNamespaceQuota(c *connection) *cobra.Command {
 func newNamespaceTenants(c *connection) *cobra.Command {
 	return &cobra.Command{
 		Use:   "tenants",
-		Short: "List the tenants with a quota, with what they use of it",
-		Long: `List the tenants with a quota in the roles of the node, with what they use of it on this
-node. A tenant is all namespaces whose names begin with its prefix. A caller with a role on
-the whole prefix sees its tenant, and no other. USED is what the blocks take on storage.
-EVICTED is the size of the blocks that were evicted to keep the tenant within its quota,
-and REFUSED BLOCKS counts the blocks that were not stored because of it, both since the
-tenant has a quota, at most since the node started.`,
+		Short: "List the tenants with a quota, and the bytes that they use",
+		Long: `List the tenants with a quota in the roles of the node, and the bytes that they use on
+this node. A tenant is all namespaces whose names begin with its prefix. A caller with a role
+on the whole prefix sees its tenant, and no other. USED is the size of the tenant's blocks on
+storage, EVICTED the size of the blocks that the node evicted because of the quota. REFUSED
+BLOCKS counts the blocks that the node did not store because of the quota. Both counts begin
+when the tenant gets its quota, or when the node starts.`,
 		Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.admin(cmd, func(ctx context.Context, a admin) error {
