@@ -180,17 +180,25 @@ func readTokens(name string, in io.Reader) ([]kv.Token, error) {
 // memory.
 const maxWord = 4096
 
+// maxWords is the maximum number of words of an input. No node takes a chain as long as that, so that an input
+// that never ends is an error before it fills the memory.
+const maxWords = 1 << 24
+
 // eachWord calls f for each word. It adds the line and column of the word to an error.
 func eachWord(name string, in io.Reader, f func(word string) error) error {
 	r := bufio.NewReaderSize(in, 1<<16)
 	line, column, start := 1, 0, 1
 	var word []byte
+	words := 0
 	end := func() error {
 		if len(word) == 0 {
 			return nil
 		}
 		err := f(string(word))
 		word = word[:0]
+		if words++; err == nil && words > maxWords {
+			err = fmt.Errorf("the input has more than %d words, which no prompt has", maxWords)
+		}
 		if err != nil {
 			return fmt.Errorf("%s:%d:%d: %w", name, line, start, err)
 		}
