@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+import urllib.request
 
 import pytest
 from conftest import MakeNamespace, in_threads, paused, value
 
-from penstock import BusyError, CanceledError, ClosedError, InvalidError, Job, KeyResult, MismatchError, Namespace, Store
+from penstock import BusyError, CanceledError, ClosedError, InvalidError, Job, KeyResult, MismatchError, Namespace, Store, testing
 
 
 def test_async_calls(make: MakeNamespace) -> None:
@@ -88,6 +89,32 @@ def test_a_canceled_task_ends_after_its_job() -> None:
                 await asyncio.wait_for(ns.aio.get(["a"], [bytearray(ns.value_bytes)], timeout=60), 0.05)
 
         asyncio.run(main())
+
+
+def test_a_canceled_match_leaves_no_lease() -> None:
+    """The task is cancelled when its match has a lease already."""
+    with testing.node() as n, Store(n.address) as store:
+        ns = store.namespace("canceled", block_tokens=4, layers=2, token_bytes=64)
+        ns.put(["a"], [value(ns, 0)])
+
+        def open_leases() -> float:
+            with urllib.request.urlopen(f"http://{n.http}/metrics", timeout=60) as reply:
+                lines = reply.read().decode().splitlines()
+            return next(float(line.split()[1]) for line in lines if line.startswith("penstock_lease_open "))
+
+        async def main() -> None:
+            task = asyncio.ensure_future(ns.aio.match(["a"], lease=600))
+            await asyncio.sleep(0)
+            with selectors.DefaultSelector() as selector:
+                selector.register(store.fileno(), selectors.EVENT_READ)
+                assert selector.select(60), "no completion within a minute"
+            assert open_leases() == 1
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(main())
+        assert open_leases() == 0
 
 
 def test_closing_ends_async_calls() -> None:

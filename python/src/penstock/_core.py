@@ -271,6 +271,15 @@ class Job:
                 self._result = Result(self._raw, self.codes, lease)
         return self._result
 
+    def _drop(self) -> None:
+        """Release the lease of a job whose result no caller gets."""
+        if not self._complete or self._raw.error.code != _abi.OK or not self._raw.lease:
+            return
+        try:
+            Lease(self._core, self._raw.lease).release()
+        except errors.Error:
+            _log.debug("the lease of job %d could not be released; it expires at its time", self.id, exc_info=True)
+
     def empty(self) -> Result:
         """Return the result of a batch without keys, which is not passed to the library."""
         self._complete = True
@@ -523,6 +532,7 @@ class _Core:
         except BaseException:
             if not job._complete:
                 self._give_up(job)
+            job._drop()
             raise
         return job.result()
 
@@ -556,6 +566,8 @@ class _Core:
         finally:
             self._unwatch(job)
         if canceled is not None:
+            if job._raw.lease:  # in another thread, because a release is a call to a node
+                await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, job._drop))
             raise canceled
         return job.result()
 
