@@ -1160,9 +1160,11 @@ func TestMedia(t *testing.T) {
 }
 
 // TestMediaUnplanned: a chat with images goes to one engine if no engine sends its tokens with valid
-// hashes and places. After a refusal of the path no engine is asked for a time, for any model.
+// hashes and places. After a refusal of the path no engine is asked for a time, for any model. The
+// first refusal is logged.
 func TestMediaUnplanned(t *testing.T) {
-	c := newCluster(t, Options{BodyMemoryBytes: 64 << 20}, dualpath.Options{})
+	var log testkit.Log
+	c := newCluster(t, Options{BodyMemoryBytes: 64 << 20, Logger: slog.New(slog.NewTextHandler(&log, nil))}, dualpath.Options{})
 	got := c.alone(nil)
 	var asked atomic.Int32
 	unplanned := func(body string, questions int32, errors float64) {
@@ -1201,6 +1203,9 @@ func TestMediaUnplanned(t *testing.T) {
 		unplanned(imageChat, 0, 0)
 		unplanned(other, 0, 0)
 		c.resume()
+	}
+	if n := strings.Count(log.String(), "--enable-scale-out"); n != 1 {
+		t.Errorf("the refusal is logged %d times:\n%s", n, &log)
 	}
 	for _, bad := range []struct {
 		status int
