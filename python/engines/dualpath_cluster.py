@@ -490,7 +490,7 @@ def send(network: Namespace, address: str, prompt: list[int] | Chat, output: int
 
 
 def _tokens(part: dict[str, Any]) -> list[int]:
-    return [token for choice in part["choices"] for token in choice["token_ids"] or []]
+    return [token for choice in part["choices"] for token in choice.get("token_ids") or []]
 
 
 def _stream(answer: http.client.HTTPResponse, output: int, generating: threading.Event, begin: float) -> Answer:
