@@ -68,6 +68,9 @@ func New(opts Options) (*Gateway, error) {
 	return &Gateway{opts: opts, chain: chain}, nil
 }
 
+// BlockTokens returns the number of tokens in a block of the namespace.
+func (g *Gateway) BlockTokens() int { return g.opts.Namespace.Geometry.BlockTokens }
+
 // Request is a prompt to be served.
 type Request struct {
 	// ID identifies the request: 1 to 256 bytes. It must be unique among the running requests.

@@ -40,6 +40,9 @@ PATIENCE = 300
 """Seconds. Only a request that hangs reaches them, and a start on a machine that is very busy."""
 REFUSALS = (429, 502, 503)
 
+Chat = list[dict[str, Any]]
+"""The messages of a chat."""
+
 _PORTS = {"node": 7420, "data": 7421, "planner": 7430, "gateway": 7440, "engine": 8000, "metrics": 7499}
 # With durability sync a node that is killed keeps its blocks. If the limits were shorter, a node without CPU would count its volume as
 # hung, and the planner would count an engine without CPU as lost.
@@ -149,8 +152,19 @@ def request(network: Namespace, address: str, path: str, body: dict[str, Any] | 
 class Engine:
     """vLLM's server in a host, with an engine of one or two ranks."""
 
-    def __init__(self, vllm: Vllm, name: str, host: Host, connector: dict[str, Any], ranks: int, length: int, directory: Path) -> None:
+    def __init__(
+        self,
+        vllm: Vllm,
+        name: str,
+        host: Host,
+        connector: dict[str, Any],
+        ranks: int,
+        length: int,
+        directory: Path,
+        options: Sequence[str] = (),
+    ) -> None:
         self.name = name
+        self._options = options
         self._ranks, self._length = ranks, length
         self.host = host
         self.address = f"{host.compute.address}:{_PORTS['engine']}"
@@ -170,7 +184,7 @@ class Engine:
         caching = "--enable-prefix-caching" if hybrid else "--no-enable-prefix-caching"
         words = [*_ENGINE.split(), caching, *_RANKS[self._ranks].split(), "--model", model]
         words += ["--served-model-name", "tiny", "--max-model-len", str(self._length)]
-        words += ["--kv-transfer-config", json.dumps(self._connector)]
+        words += ["--kv-transfer-config", json.dumps(self._connector), *self._options]
         network = self.host.network.path
         self._vllm.host.call("serve", name=self.name, arguments=words, environ=_ENVIRON, network=network, log=str(pipe))
         self.running = True
@@ -228,7 +242,7 @@ def samples(page: str, name: str, label: str = "") -> float:
 class Batch:
     """Requests that clients send at once, each client one after the other. ``generating`` is set when a stream has its first tokens."""
 
-    def __init__(self, cluster: Cluster, prompts: Sequence[list[int]], output: int, stream: bool, clients: int) -> None:
+    def __init__(self, cluster: Cluster, prompts: Sequence[list[int] | Chat], output: int, stream: bool, clients: int) -> None:
         self.generating = threading.Event()
         self._pool = ThreadPoolExecutor(clients)
         self._futures = [self._pool.submit(cluster.complete, p, output, self.generating if stream else None) for p in prompts]
@@ -317,9 +331,11 @@ class Cluster(Hosts):
         length: int,
         model: str,
         hybrid: bool,
+        options: Sequence[str],
         stack: contextlib.ExitStack,
     ) -> None:
         self._hybrid = hybrid
+        self._options = options
         self.shards = 2 if wide else 1
         self._namespaces = [f"dual/tp{self.shards}.{shard}" for shard in range(self.shards)]
         super().__init__(directory, stack)
@@ -343,7 +359,7 @@ class Cluster(Hosts):
         host = self.host(self._bits)
         listen = f"{host.compute.address}:0"
         connection = dual_path(servers, self.planner, name, prefill=name[0] == "p", listen=listen, shards=self.shards, hybrid=self._hybrid)
-        engine = Engine(vllm, name, host, connection, ranks, self._length, self._directory)
+        engine = Engine(vllm, name, host, connection, ranks, self._length, self._directory, self._options)
         self._stack.callback(engine.kill)
         return engine
 
@@ -401,7 +417,7 @@ class Cluster(Hosts):
         until(lambda: self.metric(self.gateway, "penstock_gateway_engine_healthy") == count, "healthy engines")
         until(lambda: self.metric(self.planner, "penstock_planner_groups") == count, "groups of engines")
 
-    def complete(self, prompt: list[int], output: int = OUTPUT, generating: threading.Event | None = None) -> Answer:
+    def complete(self, prompt: list[int] | Chat, output: int = OUTPUT, generating: threading.Event | None = None) -> Answer:
         """Send a prompt to the gateway as a client does. With an event the answer is a stream; its first tokens set the event.
 
         If the connection breaks before an answer begins, as it does when the gateway ends, the client sends the prompt again.
@@ -414,10 +430,10 @@ class Cluster(Hosts):
             _pause()
         return replace(answer, broken=broken)
 
-    def begin(self, prompts: Sequence[list[int]], output: int = OUTPUT, *, stream: bool = False, clients: int = 0) -> Batch:
+    def begin(self, prompts: Sequence[list[int] | Chat], output: int = OUTPUT, *, stream: bool = False, clients: int = 0) -> Batch:
         return Batch(self, prompts, output, stream, clients or len(prompts))
 
-    def serve(self, prompts: Sequence[list[int]], output: int = OUTPUT, *, stream: bool = False, clients: int = 0) -> list[Answer]:
+    def serve(self, prompts: Sequence[list[int] | Chat], output: int = OUTPUT, *, stream: bool = False, clients: int = 0) -> list[Answer]:
         return self.begin(prompts, output, stream=stream, clients=clients).answers()
 
     def reading(self) -> bool:
@@ -451,16 +467,17 @@ class Cluster(Hosts):
             engine.rpc("begin_version", str(epoch))
 
 
-def send(network: Namespace, address: str, prompt: list[int], output: int, generating: threading.Event | None) -> Answer:
+def send(network: Namespace, address: str, prompt: list[int] | Chat, output: int, generating: threading.Event | None) -> Answer:
     """Send a prompt to a gateway or an engine. With an event the answer is a stream, whose first tokens set the event."""
+    path, name = ("/v1/chat/completions", "messages") if isinstance(prompt[0], dict) else ("/v1/completions", "prompt")
     body = {
-        "model": "tiny", "prompt": prompt, "max_tokens": output, "temperature": 0, "ignore_eos": True, "return_token_ids": True,
+        "model": "tiny", name: prompt, "max_tokens": output, "temperature": 0, "ignore_eos": True, "return_token_ids": True,
         "stream": generating is not None,
     }  # fmt: skip
     begin = time.perf_counter()
     with network.inside(), contextlib.closing(http.client.HTTPConnection(address, timeout=PATIENCE)) as connection:
         try:
-            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
             answer = connection.getresponse()
             if answer.status != 200:
                 return Answer(answer.status, text=answer.read().decode())
@@ -473,7 +490,7 @@ def send(network: Namespace, address: str, prompt: list[int], output: int, gener
 
 
 def _tokens(part: dict[str, Any]) -> list[int]:
-    return [token for choice in part["choices"] for token in choice["token_ids"] or []]
+    return [token for choice in part["choices"] for token in choice.get("token_ids") or []]
 
 
 def _stream(answer: http.client.HTTPResponse, output: int, generating: threading.Event, begin: float) -> Answer:
@@ -508,11 +525,24 @@ def cluster(
     length: int = 1024,
     model: str = "",
     hybrid: bool = False,
+    options: Sequence[str] = (),
 ) -> Iterator[Cluster]:
     """Run a cluster until the block ends.
 
     The engines in ``wide`` have two ranks. ``bits`` is the rate of an engine's storage NIC, ``length`` the tokens of the longest request.
-    With ``hybrid`` the model has recurrent state.
+    With ``hybrid`` the model has recurrent state. ``options`` are further ones of vLLM's server.
     """
     with contextlib.ExitStack() as stack:
-        yield Cluster(vllm, directory, names, wide=wide, nodes=nodes, bits=bits, length=length, model=model, hybrid=hybrid, stack=stack)
+        yield Cluster(
+            vllm,
+            directory,
+            names,
+            wide=wide,
+            nodes=nodes,
+            bits=bits,
+            length=length,
+            model=model,
+            hybrid=hybrid,
+            options=options,
+            stack=stack,
+        )

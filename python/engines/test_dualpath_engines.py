@@ -5,13 +5,19 @@ Every test ends each request with the tokens of one engine alone or with a refus
 
 from __future__ import annotations
 
+import base64
+import io
+import json
+import string
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
-from dualpath_cluster import BITS, PATIENCE, TOKEN_BYTES, Answer, Cluster, check, cluster, until
+from dualpath_cluster import BITS, PATIENCE, TOKEN_BYTES, Answer, Chat, Cluster, check, cluster, request, until
 from harness.faults import damage
-from harness.model import FIRST_TOKEN, VOCABULARY, make_lfm2
+from harness.model import FIRST_TOKEN, IMAGE_TOKENS, VOCABULARY, make_lfm2, make_llava
 from harness.sessions import Session
 from harness.vllm import BLOCK, OUTPUT, Snapshots, Stored, Vllm
 
@@ -86,6 +92,20 @@ def in_the_middle(c: Cluster, turns: Turns, fault: Callable[[], None], *, decodi
     assert batch.ended() < CLIENTS
     fault()
     return batch.answers()
+
+
+def text(length: int, seed: int) -> dict[str, Any]:
+    """Return a part of a chat of ``length`` tokens."""
+    return {"type": "text", "text": "".join(Random(seed).choices(string.ascii_letters, k=length))}
+
+
+def image(seed: int) -> dict[str, Any]:
+    """Return a part of a chat: an image of 64 x 64 random pixels, which takes IMAGE_TOKENS tokens."""
+    from PIL import Image
+
+    png = io.BytesIO()
+    Image.frombytes("RGB", (64, 64), Random(seed).randbytes(64 * 64 * 3)).save(png, "PNG")
+    return {"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(png.getvalue()).decode()}}
 
 
 def replans(c: Cluster) -> float:
@@ -201,6 +221,62 @@ def test_prefill_engine_with_state_killed(vllm: Vllm, agents: list[Session], tmp
         found = c.metric(c.gateway, "penstock_gateway_hit_tokens_total")
         assert check(c.serve([third]), loaded[1:], computed[1:]) == {"right": 1}
         assert c.metric(c.gateway, "penstock_gateway_hit_tokens_total") - found == states.cached(third)
+
+
+def test_images(vllm: Vllm, tmp_path: Path) -> None:
+    """Chats with images are planned. A chat finds the KV of an earlier chat up to the end of its last common part, and with another image
+    up to the text before the image. As in the test before, the engines have the names of those of ``faulty``.
+    """
+    model = make_llava(tmp_path / "model")
+    before, between, after, elsewhere = text(50, 1), text(40, 2), text(30, 3), text(100, 4)
+    one, other = image(1), image(2)
+    # The image takes the tokens from 50 on, from the second to the fourth block, and the other one those from 154 on.
+    first, second = [before, one, between], [before, one, between, other, after]
+    found = [
+        (first, 0),
+        (second, (50 + IMAGE_TOKENS + 40) // BLOCK * BLOCK),
+        ([before, other, between], 50 // BLOCK * BLOCK),
+        (second, (50 + 2 * IMAGE_TOKENS + 40 + 30) // BLOCK * BLOCK),
+        ([elsewhere, one, one, after], 0),
+        ([elsewhere, one, other, after], (100 + IMAGE_TOKENS) // BLOCK * BLOCK),
+    ]
+    chats: list[Chat] = [[{"role": "user", "content": parts}] for parts, _ in found]
+    vllm.start("images alone", None, model=model, limit_mm_per_prompt={"image": 2}, enable_prefix_caching=False)
+    tokens: list[list[int]] = vllm.call("images alone", "chat", chats=chats, output=OUTPUT)
+    vllm.stop("images alone")
+    assert len(set(map(tuple, tokens))) == len({json.dumps(chat) for chat in chats})
+    (tmp_path / "cluster").mkdir()
+    options = ["--enable-scale-out", "--limit-mm-per-prompt", json.dumps({"image": 2})]
+    with cluster(vllm, tmp_path / "cluster", ["p0", "d0"], model=str(model), options=options) as c:
+        question = {"model": "tiny", "messages": chats[0], "mm_payload": "none"}
+        status, rendered = request(c.control, c.engines["d0"].address, "/v1/chat/completions/render", question)
+        assert (status, json.loads(rendered)["features"]["kwargs_data"]) == (200, None)  # no pixels
+        for k, (chat, wanted) in enumerate(zip(chats, tokens, strict=True)):
+            before_it = c.metric(c.gateway, "penstock_gateway_hit_tokens_total")
+            assert check(c.serve([chat], stream=k % 2 == 1), [wanted]) == {"right": 1}
+            until(lambda: c.metric(c.planner, "penstock_planner_serving_requests") == 0, "end of the chat")
+            assert c.metric(c.gateway, "penstock_gateway_hit_tokens_total") - before_it == found[k][1], k
+        assert c.metric(c.gateway, "penstock_gateway_planned_requests_total", 'outcome="done"') == len(chats)
+        assert media_errors(c) == (0, 0)
+        for events in ("attempts_failed", "load_failures", "failed_blocks", "dropped_blocks", "unavailable", "unnamed"):
+            assert {name: engine.event(events) for name, engine in c.engines.items()} == {"p0": 0, "d0": 0}, events
+
+
+def media_errors(c: Cluster) -> tuple[float, float]:
+    """Return how many chats with images were not planned, and how many questions about them failed."""
+    counts = [c.metric(c.gateway, f"penstock_gateway_{name}_total") for name in ("unplanned_requests", "render_errors")]
+    return counts[0], counts[1]
+
+
+def test_images_without_scale_out(trio: Cluster) -> None:
+    """Engines that are not started with --enable-scale-out send no hashes, and are asked once. The client gets the answer of one engine,
+    whose model has no images.
+    """
+    unplanned, errors = media_errors(trio)
+    for _ in range(3):
+        answer = trio.complete([{"role": "user", "content": [image(1)]}])
+        assert answer.status == 400, answer
+    assert media_errors(trio) == (unplanned + 3, errors + 1)
 
 
 def test_prefill_engine_killed(trio: Cluster, alone: Alone, agents: list[Session]) -> None:

@@ -8,6 +8,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -487,3 +488,33 @@ def test_keys_of_a_cache_salt() -> None:
         assert _adapter.canonical(extra(0, BLOCK)) == vector["first"].encode()
         assert extra(BLOCK, 2 * BLOCK) is None
         assert _adapter.canonical(None) == vector["second"].encode()
+
+
+@pytest.mark.filterwarnings("ignore")  # those of vLLM's imports
+def test_ids_of_images(node: testing.Node) -> None:
+    """The connector's ids of prompts with images, from vLLM's own keys, are those that the gateway computes (server/front/salt_test.go)."""
+    from penstock.vllm import _engine, _extra
+
+    vectors = json.loads((Path(__file__).parents[2] / "server" / "front" / "testdata" / "image_salts.json").read_text())
+    block = 4
+    with Store(node.address) as store:
+        ns = store.namespace("images", block_tokens=block, layers=1, token_bytes=8, ids=True)
+        for vector in vectors:
+            lora = SimpleNamespace(lora_name="a", lora_path="/a", is_3d_lora_weight=False) if vector["adapter"] else None
+            images = [
+                SimpleNamespace(identifier=i["hash"], mm_position=SimpleNamespace(offset=i["offset"], length=i["length"]))
+                for i in vector["images"]
+            ]
+            request = SimpleNamespace(
+                request_id="r", lora_request=lora, mm_features=images, prompt_embeds=None, cache_salt=vector["salt"] or None
+            )
+            digest: Future[str] = Future()
+            digest.set_result("".join(vector["adapter"][:1]))
+            adapters: Any = SimpleNamespace(digest=lambda lora, digest=digest: digest)
+            extras = _extra.Extras(_engine._keys, adapters, tuple(vector["adapter"][2:]))
+            assert extras.ready(request)
+            chain = _adapter.Chain(ns, block)
+            chain.extend(range(vector["tokens"]), extras.of(request))
+            ids = [bytes(chain.ids[i : i + chain.SIZE]).hex() for i in range(0, len(chain.ids), chain.SIZE)]
+            assert ids == vector["ids"], vector["name"]
+            assert _adapter.canonical(vector["adapter"]).decode() == (vector["identity"] or "()")

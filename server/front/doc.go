@@ -22,8 +22,10 @@
 // With a planner, completions have another router:
 //
 //	                          models: LoRA adapter? its salt ────────────► GET /v1/models, POST /v1/completions, through pooled
-//	                          images, unknown models ────────────────────► one engine, through pooled
+//	                          unknown models ────────────────────────────► one engine, through pooled
 //	                          planned: text, messages ─► tokens ─────────► POST /tokenize, through pooled
+//	                          images ─► tokens, hashes, places ──────────► POST /v1/chat/completions/render, through pooled
+//	                            │ no hashes ─────────────────────────────► one engine, through pooled
 //	                          session: gateway.Serve ─► storage, planner
 //	                            │ Started: attempt, epoch, both engines
 //	                            ├── max_tokens 1, no stream ─────────────► prefill engine; its answer is dropped
@@ -55,8 +57,9 @@
 // It orders the queue by priority and tenant, and refuses requests whose first token would be late.
 // models.go requests the list of models from an engine and, for a LoRA adapter, the salt of its
 // blocks, which comes from the adapter's weights. The ids of a prompt with a cache salt or an adapter
-// are those of the vLLM connector (salt.go). A request whose ids only an engine can compute, because
-// its prompt has images or its adapter is not identified, is not planned.
+// are those of the vLLM connector (salt.go), and so are those of a prompt with images, of which an engine
+// sends the hashes and places (media.go). A request whose ids the front cannot compute, because no engine
+// sends them or identifies the adapter, is not planned.
 // class.go takes priority, tenant and time limit from the request. The health of engines matters
 // only for /tokenize and GET. A session has one goroutine that owns the state of a request, one
 // that receives the planner's events, and one for each request to an engine.
@@ -69,7 +72,8 @@
 // attempts of a request (the last failure is the response).
 //
 // With a planner the following are bounded too: the response of /tokenize (64 KiB plus 8 bytes for
-// each byte of the request; it counts towards the bound of all bodies); the time until the planner
+// each byte of the request; it counts towards the bound of all bodies); the response of render (the
+// same for the text of a chat, and mediaBytes for each image); the time until the planner
 // accepts a request (QueueWait, 503) and until it starts the request (QueueWait, 429); the time
 // between two attempts (ReplanWait, 502); the requests that wait only for Done (maxConfirming,
 // confirmWait; the planner aborts the others).
@@ -82,5 +86,5 @@
 // body before it passes on the status, because engines send the status before the prefill, when
 // they accept the prompt.
 //
-// Lock order: pool.mu, planned.mu and models.mu are never held together, and none is held across I/O.
+// Lock order: pool.mu, planned.mu, models.mu and pauses.mu are never held together, and none is held across I/O.
 package front

@@ -26,6 +26,7 @@ type metrics struct {
 	failures       *prometheus.CounterVec // engine, side
 	unknownEngines prometheus.Counter
 	tokenizeErrors prometheus.Counter
+	renderErrors   prometheus.Counter
 	modelsErrors   prometheus.Counter
 	unplanned      *prometheus.CounterVec // reason
 	promptTokens   prometheus.Counter
@@ -81,15 +82,16 @@ func newMetrics(r prometheus.Registerer, engines []*engine) *metrics {
 		failures:       prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "engine_failures_total", Help: "Engines that failed their part of such a request before the first byte, by side (prefill, decode)."}, []string{"engine", "side"}),
 		unknownEngines: prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "unknown_engines_total", Help: "Starts on an engine that the gateway does not have."}),
 		tokenizeErrors: prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "tokenize_errors_total", Help: "Prompts of which no engine made tokens."}),
+		renderErrors:   prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "render_errors_total", Help: "Chats with images or other media of which no engine sent the tokens with the hashes of the images. They went to one engine without a plan."}),
 		modelsErrors:   prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "models_errors_total", Help: "Failed requests for the list of the engines' models, and for the identity of a LoRA adapter."}),
-		unplanned:      prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "unplanned_requests_total", Help: "Completions that went to one engine without a plan, because no engine identifies their LoRA adapter, because their prompt has images or other media, or because their model is not in the engines' list (adapter, media, unlisted)."}, []string{"reason"}),
+		unplanned:      prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "unplanned_requests_total", Help: "Completions that went to one engine without a plan, because no engine identifies their LoRA adapter, because no engine sent the hashes of the images and other media in their prompt or because the engines have other hashes, or because their model is not in the engines' list (adapter, media, unlisted)."}, []string{"reason"}),
 		promptTokens:   prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "prompt_tokens_total", Help: "Tokens of the prompts of such requests."}),
 		hitTokens:      prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "hit_tokens_total", Help: "Tokens of these prompts that storage had when the request arrived."}),
 		start:          prometheus.NewHistogram(prometheus.HistogramOpts{Name: prefix + "start_seconds", Help: "Time from the submission of such a request to its first start.", Buckets: firstByteBuckets}),
 		confirming:     prometheus.NewGauge(prometheus.GaugeOpts{Name: prefix + "confirming_requests", Help: "Requests whose client has the answer and that the planner has not ended."}),
 	}
 	r.MustRegister(m.requests, m.retries, m.rejected, m.firstByte, m.inFlight, m.healthy, m.indexBlocks, m.queued, m.queriedBlocks, m.hitBlocks)
-	r.MustRegister(m.planned, m.attempts, m.replans, m.failures, m.unknownEngines, m.tokenizeErrors, m.modelsErrors, m.unplanned, m.promptTokens, m.hitTokens, m.start, m.confirming)
+	r.MustRegister(m.planned, m.attempts, m.replans, m.failures, m.unknownEngines, m.tokenizeErrors, m.renderErrors, m.modelsErrors, m.unplanned, m.promptTokens, m.hitTokens, m.start, m.confirming)
 	for _, outcome := range outcomes {
 		m.planned.WithLabelValues(outcome)
 	}

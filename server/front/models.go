@@ -45,7 +45,7 @@ type identity struct {
 // The reasons for which a completion is not planned, for metrics.
 const (
 	unplannedAdapter  = "adapter"  // the model is a LoRA adapter that no engine has identified, or that the engines identify differently
-	unplannedMedia    = "media"    // the prompt has parts that are not text
+	unplannedMedia    = "media"    // the prompt has parts that are not text, and no engine sent their hashes, or the engines have other hashes
 	unplannedUnlisted = "unlisted" // the engines do not list the model: an engine may load an adapter of that name, or refuses it
 )
 
@@ -127,12 +127,7 @@ func (m *models) setIdentity(name string, id identity) {
 func (m *models) identify(out *http.Request, name string) (string, error) {
 	model, _ := json.Marshal(name) // a string can always be encoded
 	ask := payload{[]byte(`{"model":`), model, []byte(`,"prompt":[0],"max_tokens":1,"` + transferField + `":{"` + transferKey + `":{"identify":true}}}`)}
-	req := out.Clone(out.Context())
-	req.Method = http.MethodPost
-	req.URL.Path, req.URL.RawPath, req.URL.RawQuery = "/v1/completions", "", ""
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Del("Accept-Encoding") // the front decodes the response
-	resp, err := m.front.pooled.route(req, &request{body: ask})
+	resp, err := m.front.ask(out, http.MethodPost, "/v1/completions", ask)
 	if err != nil {
 		return "", err
 	}
@@ -166,12 +161,7 @@ func (m *models) lookup(name string) (adapter, listed, fresh bool) {
 
 // fetch requests the list from an engine, with the client's headers.
 func (m *models) fetch(out *http.Request) (map[string]bool, error) {
-	req := out.Clone(out.Context())
-	req.Method = http.MethodGet
-	req.URL.Path, req.URL.RawPath, req.URL.RawQuery = "/v1/models", "", ""
-	req.Header.Del("Content-Type")
-	req.Header.Del("Accept-Encoding") // the front decodes the response
-	resp, err := m.front.pooled.route(req, &request{})
+	resp, err := m.front.ask(out, http.MethodGet, "/v1/models", nil)
 	if err != nil {
 		return nil, err
 	}
@@ -212,11 +202,30 @@ func modelsIn(resp *http.Response) (map[string]bool, error) {
 	return list, nil
 }
 
+// ask sends a question of the gateway's own to an engine and, after a failure, to another engine, with
+// the headers of the client's request. body is JSON; nil: none.
+func (f *Front) ask(out *http.Request, method, path string, body payload) (*http.Response, error) {
+	req := out.Clone(out.Context())
+	req.Method = method
+	req.URL.Path, req.URL.RawPath, req.URL.RawQuery = path, "", ""
+	req.Header.Del("Content-Type")
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	req.Header.Del("Accept-Encoding") // the front decodes the response
+	return f.pooled.route(req, &request{body: body})
+}
+
 // decode decodes an engine's response with status 200 and JSON of at most maxBytes bytes.
 func decode(resp *http.Response, maxBytes int64, into any) error {
 	if resp.StatusCode != http.StatusOK {
 		return errors.New(resp.Status)
 	}
+	return decodeBody(resp, maxBytes, into)
+}
+
+// decodeBody decodes a response with JSON of at most maxBytes bytes.
+func decodeBody(resp *http.Response, maxBytes int64, into any) error {
 	text, err := io.ReadAll(io.LimitReader(resp.Body, maxBytes+1))
 	if err != nil {
 		return err

@@ -21,11 +21,13 @@ import (
 
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/client/gateway"
+	"github.com/penstock-kv/penstock/kv"
 )
 
 // Planner serves requests on a prefill/decode cluster. *gateway.Gateway implements it.
 type Planner interface {
 	Serve(ctx context.Context, r gateway.Request) iter.Seq2[gateway.Event, error]
+	BlockTokens() int
 }
 
 const (
@@ -44,6 +46,11 @@ type planned struct {
 	planner Planner
 	engines map[string]*engine // by the planner's name
 	models  models
+	// pauses are those of chats with images. renderRefused is set from an engine's refusal of renderPath
+	// until an engine's answer. The refusal is logged once.
+	pauses        pauses
+	renderRefused atomic.Bool
+
 	numbers atomic.Uint64 // of requests
 	// confirming has an element for each request that waits only for the planner's Done.
 	confirming  chan struct{}
@@ -119,31 +126,45 @@ func (r *planned) serveAny(out *http.Request, req *request) (resp *http.Response
 	if err != nil {
 		return nil, "", err
 	}
-	media, err := hasMedia(out, req.fields)
+	media, err := mediaOf(out, req.fields)
 	if err != nil {
 		return nil, "", err
 	}
-	reason, adapter := unplannedMedia, ""
-	if !media {
+	model, adapter := modelOf(req.fields), ""
+	if media.parts > 0 && (r.pauses.paused(model) || checkFields(req.fields) != nil) {
+		reason = unplannedMedia
+	} else {
 		reason, adapter = r.models.unplanned(out, req.fields)
 	}
 	if reason == "" {
-		resp, err = r.serve(out, req, params, adapter)
+		resp, err = r.serve(out, req, params, adapter, media)
 		var refused *refusal
-		if adapter == "" || !errors.As(err, &refused) || refused.code != refusedByPlanner {
+		var notRendered *notRenderedError
+		failed := errors.As(err, &refused) && refused.code == refusedByPlanner
+		switch {
+		case errors.As(err, &notRendered):
+			reason = unplannedMedia
+		case failed && media.parts > 0:
+			// The engines may number images, or an image at a URL may have changed.
+			r.pauses.pause(model)
+			reason = unplannedMedia
+		case failed && adapter != "":
+			// The adapter's files, or the engines' options of LoRA, may differ between the engines or from
+			// those of the identity.
+			reason = unplannedAdapter
+		default:
 			return resp, "", err
 		}
-		// The adapter's files, or the engines' options of LoRA, may differ between the engines or from
-		// those of the identity.
-		r.models.setIdentity(modelOf(req.fields), identity{})
-		reason = unplannedAdapter
+		if failed {
+			r.models.setIdentity(model, identity{})
+		}
 	}
 	resp, err = r.front.pooled.route(out, req)
 	return resp, reason, err
 }
 
 // serve serves a request with a plan. adapter is the identity of its LoRA adapter, or empty.
-func (r *planned) serve(out *http.Request, req *request, params fields, adapter string) (*http.Response, error) {
+func (r *planned) serve(out *http.Request, req *request, params fields, adapter string, m media) (*http.Response, error) {
 	output, err := outputTokens(req.fields, isChat(out), r.front.opts.OutputTokens)
 	if err != nil {
 		return nil, err
@@ -152,15 +173,21 @@ func (r *planned) serve(out *http.Request, req *request, params fields, adapter 
 	if err := r.class(&ask, out.Header, req); err != nil {
 		return nil, err
 	}
-	if ask.Salts, err = saltsOf(req.fields, adapter); err != nil {
-		return nil, err
-	}
-	tokens, resp, err := r.tokensOf(out, req)
-	if resp != nil {
-		r.front.metrics.planned.WithLabelValues(outcomeEngine).Inc()
-		return resp, nil
+	var tokens []kv.Token
+	var images []image
+	if m.parts > 0 {
+		tokens, images, err = r.render(out, req, m)
+	} else {
+		var resp *http.Response
+		if tokens, resp, err = r.tokensOf(out, req); resp != nil {
+			r.front.metrics.planned.WithLabelValues(outcomeEngine).Inc()
+			return resp, nil
+		}
 	}
 	if err != nil {
+		return nil, err
+	}
+	if ask.Salts, err = saltsOf(req.fields, adapter, images, r.planner.BlockTokens()); err != nil {
 		return nil, err
 	}
 	s := &session{

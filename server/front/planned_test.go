@@ -55,6 +55,7 @@ type member struct {
 	open   atomic.Int32         // open completion requests
 	models atomic.Pointer[http.HandlerFunc]
 	listed atomic.Int32 // requests for the list of models
+	render atomic.Pointer[http.HandlerFunc]
 	// work handles a request over HTTP. The leader has the attempt.
 	work    atomic.Pointer[func(w http.ResponseWriter, r *http.Request, q *leader.Request)]
 	current atomic.Pointer[leader.Request] // the last request that the leader started
@@ -93,6 +94,10 @@ func newMember(t *testing.T, text string) *member {
 		case "/v1/models":
 			e.listed.Add(1)
 			(*e.models.Load())(w, r)
+			return
+		case renderPath:
+			r.Body = io.NopCloser(bytes.NewReader(body))
+			(*e.render.Load())(w, r)
 			return
 		}
 		e.open.Add(1)
@@ -1080,29 +1085,223 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
-// TestMedia: a chat with parts that are not text goes to one engine.
+// imageChat is a chat with an image and an audio.
+const imageChat = `{"model":"m","kv_transfer_params":{"mine":1},"messages":[{"content":"x"},{"content":["x",{"type":"image_url","image_url":{"url":"data:"}},{"type":"input_audio"}]}]}`
+
+// renders sets both engines' answer to renderPath.
+func (c *cluster) renders(f http.HandlerFunc) {
+	for _, e := range []*member{c.p, c.d} {
+		e.render.Store(&f)
+	}
+}
+
+// resume ends the pauses of chats with images.
+func (c *cluster) resume() {
+	p := &c.front.planned.pauses
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	clear(p.until)
+}
+
+// TestMedia: a chat with images is planned with the tokens, hashes and places that an engine sends, and
+// the ids of a second chat are found.
 func TestMedia(t *testing.T) {
 	c := newCluster(t, Options{}, dualpath.Options{})
+	prompt := make([]kv.Token, 40)
+	for i := range prompt {
+		prompt[i] = kv.Token(i)
+	}
+	words, err := json.Marshal(prompt)
+	c.must(err)
+	var asked atomic.Int32
+	c.renders(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		body, err := io.ReadAll(r.Body)
+		c.must(err)
+		want := strings.Replace(imageChat, `"kv_transfer_params":{"mine":1},`, "", 1)
+		if want = strings.TrimSuffix(want, "}") + `,"mm_payload":"none"}`; string(body) != want || r.Method != http.MethodPost || r.URL.RawQuery != "" || r.Header.Get("Authorization") != "Bearer sk-1" {
+			t.Errorf("%s %s with %v gets %s; want %s", r.Method, r.URL, r.Header, body, want)
+		}
+		fmt.Fprintf(w, `{"request_id":"x","token_ids":%s,"features":{"mm_hashes":{"image":["aa"],"audio":["bb"]},"kwargs_data":null,"mm_placeholders":{"audio":[{"offset":3,"length":2}],"image":[{"offset":14,"length":4}]}}}`, words)
+	})
+	chain, err := c.ns.Chain()
+	c.must(err)
+	chain = chain.Salt([]byte("(None,(('mm','bb',3),('mm','aa',14)))"))
+	want, _ := chain.Append(nil, prompt[:16])
+	chain = chain.Salt([]byte("(None,(('mm','aa',-2)))"))
+	want, _ = chain.Append(want, prompt[16:])
+	got := make(chan *leader.Request, 1)
+	good := *c.d.work.Load()
+	c.d.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+		got <- q
+		good(w, r, q)
+	})
+	for i := range int32(2) {
+		resp, text, err := c.call(t.Context(), "/v1/chat/completions?a=b", imageChat)
+		if err != nil || resp.StatusCode != http.StatusOK || text != "an answer" {
+			t.Fatalf("%v, %s, %v", resp, text, err)
+		}
+		q := receive(t, got)
+		load, err := gateway.ParsePayload(q.Payload)
+		c.must(err)
+		if !slices.Equal(load.IDs, want) || q.Prompt != len(prompt) {
+			t.Errorf("the engines have %x of %d tokens; want %x", load.IDs, q.Prompt, want)
+		}
+		if n := asked.Load(); n != i+1 {
+			t.Errorf("%d questions", n)
+		}
+	}
+	if n := c.value("unplanned_requests_total", unplannedMedia) + c.value("render_errors_total"); n != 0 {
+		t.Errorf("%v requests are counted as unplanned or errors", n)
+	}
+	if n := c.value("prompt_tokens_total"); n != float64(2*len(prompt)) {
+		t.Errorf("%v tokens are counted", n)
+	}
+}
+
+// TestMediaUnplanned: a chat with images goes to one engine if no engine sends its tokens with valid
+// hashes and places. After a refusal of the path no engine is asked for a time, for any model. The
+// first refusal is logged.
+func TestMediaUnplanned(t *testing.T) {
+	var log testkit.Log
+	c := newCluster(t, Options{BodyMemoryBytes: 64 << 20, Logger: slog.New(slog.NewTextHandler(&log, nil))}, dualpath.Options{})
 	got := c.alone(nil)
-	for _, body := range []string{
-		`{"messages":[{"content":"x"},{"content":["x",{"type":"image_url","image_url":{"url":"data:"}}]}]}`,
-		`{"messages":[{"content":[{"image_url":"x"}]}]}`,
-		`{"model":"tuned","messages":[{"content":[{"type":"text","text":"x"},{"type":"input_audio"}]}]}`,
-	} {
-		before := c.value("unplanned_requests_total", unplannedMedia)
+	var asked atomic.Int32
+	unplanned := func(body string, questions int32, errors float64) {
+		t.Helper()
+		before, failures := c.value("unplanned_requests_total", unplannedMedia), c.value("render_errors_total")
+		first := asked.Load()
+		c.await(func() bool { return c.value("engine_healthy") == 2 })
 		resp, text, err := c.call(t.Context(), "/v1/chat/completions", body)
 		if err != nil || resp.StatusCode != http.StatusOK || text != "alone" {
-			t.Fatalf("%s: %v, %s, %v", body, resp, text, err)
+			t.Fatalf("%.200s: %v, %s, %v", body, resp, text, err)
 		}
 		if sent := receive(t, got); sent != body {
-			t.Errorf("the engine got %s", sent)
+			t.Errorf("the engine got %.200s", sent)
 		}
 		if n := c.value("unplanned_requests_total", unplannedMedia); n != before+1 {
 			t.Errorf("%v requests are counted; want %v", n, before+1)
 		}
+		if n, failed := asked.Load()-first, c.value("render_errors_total")-failures; n != questions || failed != errors {
+			t.Errorf("%d questions and %v errors; want %d and %v", n, failed, questions, errors)
+		}
 	}
+	answers := func(status int, text string) {
+		c.renders(func(w http.ResponseWriter, r *http.Request) {
+			asked.Add(1)
+			w.WriteHeader(status)
+			fmt.Fprint(w, text)
+		})
+	}
+	answer := func(hashes, places string) string {
+		return `{"token_ids":[1,2,3,4,5,6,7,8],"features":{"mm_hashes":` + hashes + `,"mm_placeholders":` + places + `}}`
+	}
+	other := strings.Replace(imageChat, `"m"`, `"tuned"`, 1)
+	for _, status := range []int{http.StatusForbidden, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotImplemented} {
+		answers(status, `{"detail":"Not Found"}`)
+		unplanned(imageChat, 1, 1)
+		unplanned(imageChat, 0, 0)
+		unplanned(other, 0, 0)
+		c.resume()
+	}
+	if n := strings.Count(log.String(), "--enable-scale-out"); n != 1 {
+		t.Errorf("the refusal is logged %d times:\n%s", n, &log)
+	}
+	for _, bad := range []struct {
+		status int
+		text   string
+	}{
+		{http.StatusNotFound, `{"error":{"message":"The model does not exist","code":404}}`},
+		{http.StatusBadRequest, `{"error":{}}`},
+		{http.StatusInternalServerError, ""},
+		{http.StatusOK, "nothing"},
+		{http.StatusOK, `{}`},
+		{http.StatusOK, `[]`},
+		{http.StatusOK, `{"token_ids":[1,2,3],"features":null}`},
+		{http.StatusOK, answer(`{}`, `{}`)},
+		{http.StatusOK, answer(`{"image":["a"]}`, `{}`)},
+		{http.StatusOK, answer(`{"image":["a"]}`, `{"image":[]}`)},
+		{http.StatusOK, answer(`{"image":["a"]}`, `{"audio":[{"offset":1,"length":1}]}`)},
+		{http.StatusOK, answer(`{"image":["a"]}`, `{"image":[{"offset":1,"length":1}],"audio":[{"offset":3,"length":1}]}`)},
+		{http.StatusOK, answer(`{"image":["a","b"]}`, `{"image":[{"offset":1,"length":1}]}`)},
+		{http.StatusOK, answer(`{"image":["a","b"]}`, `{"image":[{"offset":1,"length":3},{"offset":3,"length":2}]}`)},
+		{http.StatusOK, answer(`{"image":[""]}`, `{"image":[{"offset":1,"length":1}]}`)},
+		{http.StatusOK, answer(`{"image":[null]}`, `{"image":[{"offset":1,"length":1}]}`)},
+		{http.StatusOK, answer(`{"image":["a"]}`, `{"image":[{"offset":1}]}`)},
+		{http.StatusOK, answer(`{"image":["a"]}`, `{"image":[{"offset":-1,"length":3}]}`)},
+		{http.StatusOK, answer(`{"image":["a"]}`, `{"image":[{"offset":7,"length":2}]}`)},
+		{http.StatusOK, answer(`{"image":["a"]}`, `{"image":[{"offset":1,"length":9223372036854775807}]}`)},
+		{http.StatusOK, strings.Replace(answer(`{"image":["a"]}`, `{"image":[{"offset":1,"length":1}]}`), "8]", "-8]", 1)},
+		{http.StatusOK, answer(`{"image":["a"]}`, `{"image":[{"offset":1,"length":1}]}`) + strings.Repeat(" ", 2*mediaBytes+answerBytes+tokenBytes*len(imageChat))},
+	} {
+		answers(bad.status, bad.text)
+		unplanned(imageChat, 1, 1)
+	}
+
+	// No engine answers at all, and then memory is short.
+	asked.Store(0)
+	c.renders(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		panic(http.ErrAbortHandler)
+	})
+	if resp, text, err := c.call(t.Context(), "/v1/chat/completions", imageChat); err != nil || resp.StatusCode != http.StatusOK || text != "alone" || asked.Load() < 2 {
+		t.Errorf("%v, %s, %v after %d questions", resp, text, err, asked.Load())
+	}
+	receive(t, got)
+	answers(http.StatusOK, answer(`{"image":["a"]}`, `{"image":[{"offset":1,"length":1}]}`))
+	many := `{"messages":[{"content":[` + strings.Repeat(`{},`, 256) + `{}]}]}`
+	unplanned(many, 0, 1)
+	unplanned(`{"documents":[],"messages":[{"content":[{"image_url":"x"}]}]}`, 0, 0)
 	if n := c.value("attempts_total"); n != 0 {
 		t.Errorf("%v attempts", n)
+	}
+}
+
+// TestMediaFails: if all attempts of a chat with an image fail, because the engines have another hash, the
+// chat goes to one engine, and so do the next ones of this model.
+func TestMediaFails(t *testing.T) {
+	c := newCluster(t, Options{}, dualpath.Options{})
+	got := c.alone(say(`{"kv_transfer_params":{"penstock":{"adapter":"('one',False)"}}}`))
+	var asked atomic.Int32
+	c.renders(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		fmt.Fprint(w, `{"token_ids":[1,2,3,4],"features":{"mm_hashes":{"image":["a"]},"mm_placeholders":{"image":[{"offset":1,"length":2}]}}}`)
+	})
+	works := []func(http.ResponseWriter, *http.Request, *leader.Request){*c.p.work.Load(), *c.d.work.Load()}
+	for _, e := range []*member{c.p, c.d} {
+		e.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+			q.Done(errors.New("the gateway planned another prompt"))
+			<-r.Context().Done()
+		})
+	}
+	alone := func(questions int32) {
+		t.Helper()
+		resp, text, err := c.call(t.Context(), "/v1/chat/completions", imageChat)
+		if err != nil || resp.StatusCode != http.StatusOK || text != "alone" {
+			t.Fatalf("%v, %s, %v", resp, text, err)
+		}
+		receive(t, got)
+		if n := asked.Load(); n != questions {
+			t.Errorf("%d questions; want %d", n, questions)
+		}
+	}
+	alone(1)
+	alone(1)
+	if n := c.value("unplanned_requests_total", unplannedMedia); n != 2 {
+		t.Errorf("%v requests are counted", n)
+	}
+	if n := c.value("render_errors_total"); n != 0 {
+		t.Errorf("%v errors", n)
+	}
+	c.p.does(works[0])
+	c.d.does(works[1])
+	other := strings.Replace(imageChat, `"m"`, `"tuned"`, 1)
+	if resp, text, err := c.call(t.Context(), "/v1/chat/completions", other); err != nil || resp.StatusCode != http.StatusOK || text != "an answer" {
+		t.Errorf("another model: %v, %s, %v", resp, text, err)
+	}
+	c.resume()
+	if resp, text, err := c.call(t.Context(), "/v1/chat/completions", imageChat); err != nil || resp.StatusCode != http.StatusOK || text != "an answer" {
+		t.Errorf("after the pause: %v, %s, %v", resp, text, err)
 	}
 }
 

@@ -4,36 +4,56 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/penstock-kv/penstock/client/gateway"
 )
 
-// saltsOf returns the salts of the chain of a prompt with vLLM's field cache_salt, and with a LoRA
-// adapter if its identity is not empty, as the vLLM connector computes them
-// (python/src/penstock/vllm/_extra.py). Each block has the adapter. vLLM counts the cache salt as a key
-// of the first block. The connector hashes adapter and keys of a block in front of the block if they
-// differ from those of the block before.
-func saltsOf(f fields, adapter string) ([]gateway.Salt, error) {
-	rest := "None"
-	if adapter != "" {
-		rest = "(" + adapter + ",())"
-	}
-	raw := f.get("cache_salt")
-	if raw == nil {
-		if adapter == "" {
-			return nil, nil
+// saltsOf returns the salts of the chain of a prompt with vLLM's field cache_salt, with a LoRA adapter if
+// its identity is not empty, and with images, as the vLLM connector computes them
+// (python/src/penstock/vllm/_extra.py). Each block has the adapter. vLLM's keys of a block are each of
+// its images, with the image's offset from the beginning of the block, and in the first block the cache
+// salt. The connector hashes adapter and keys of a block in front of the block if they differ from those
+// of the block before.
+func saltsOf(f fields, adapter string, images []image, blockTokens int) ([]gateway.Salt, error) {
+	first := ""
+	if raw := f.get("cache_salt"); raw != nil {
+		var salt string
+		if json.Unmarshal(raw, &salt) != nil || salt == "" {
+			return nil, invalid("cache_salt", "want a text that is not empty")
 		}
-		return []gateway.Salt{{Block: 0, Extra: []byte(rest)}}, nil
+		first = "('cache_salt'," + pythonASCII(salt) + ")"
 	}
-	var salt string
-	if json.Unmarshal(raw, &salt) != nil || salt == "" {
-		return nil, invalid("cache_salt", "want a text that is not empty")
+	var salts []gateway.Salt
+	before := ""
+	for block := 0; ; block++ {
+		start, end := block*blockTokens, (block+1)*blockTokens
+		for len(images) > 0 && images[0].offset+images[0].length <= start {
+			images = images[1:]
+		}
+		var keys []string
+		for _, one := range images {
+			if one.offset >= end {
+				break
+			}
+			keys = append(keys, "('mm',"+pythonASCII(one.hash)+","+strconv.Itoa(one.offset-start)+")")
+		}
+		if block == 0 && first != "" {
+			keys = append(keys, first)
+		}
+		extra := ""
+		if adapter != "" || len(keys) > 0 {
+			extra = "(" + cmp.Or(adapter, "None") + ",(" + strings.Join(keys, ",") + "))"
+		}
+		if extra != before {
+			salts = append(salts, gateway.Salt{Block: block, Extra: []byte(cmp.Or(extra, "None"))})
+			before = extra
+		}
+		if block > 0 && len(images) == 0 {
+			return salts, nil
+		}
 	}
-	return []gateway.Salt{
-		{Block: 0, Extra: []byte("(" + cmp.Or(adapter, "None") + ",(('cache_salt'," + pythonASCII(salt) + ")))")},
-		{Block: 1, Extra: []byte(rest)},
-	}, nil
 }
 
 // pythonASCII returns the result of Python's ascii() for a text.

@@ -1,12 +1,15 @@
 package front
 
 import (
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
 	"slices"
 	"testing"
+
+	"google.golang.org/grpc"
 
 	"github.com/penstock-kv/penstock/client/gateway"
 	"github.com/penstock-kv/penstock/client/leader"
@@ -37,7 +40,7 @@ func TestSalts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := saltsOf(f, "")
+		got, err := saltsOf(f, "", nil, geo.BlockTokens)
 		if err != nil || len(got) != 2 || got[0].Block != 0 || got[1].Block != 1 || string(got[0].Extra) != v.First || string(got[1].Extra) != v.Second {
 			t.Errorf("%q: %+v, %v; want %q and %q", v.Salt, got, err, v.First, v.Second)
 		}
@@ -67,10 +70,77 @@ func TestAdapterSalts(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		got, err := saltsOf(f, v.Identity)
+		got, err := saltsOf(f, v.Identity, nil, geo.BlockTokens)
 		same := func(a, b gateway.Salt) bool { return a.Block == b.Block && string(a.Extra) == string(b.Extra) }
 		if err != nil || !slices.EqualFunc(got, want, same) {
 			t.Errorf("%q: %v, %v; want %v", v.Salt, got, err, want)
+		}
+	}
+}
+
+// TestImageSalts: a gateway with the front's salts computes the ids of prompts with images as the vLLM
+// connector does, also with an adapter and a cache salt. The connector's test
+// (python/engines/test_vllm_dualpath.py) has the same vectors.
+func TestImageSalts(t *testing.T) {
+	text, err := os.ReadFile("testdata/image_salts.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var vectors []struct {
+		Name, Salt, Identity string
+		Tokens               int
+		Images               []struct {
+			Hash           string
+			Offset, Length int
+		}
+		IDs []string
+	}
+	if err := json.Unmarshal(text, &vectors); err != nil {
+		t.Fatal(err)
+	}
+	if len(vectors) < 15 {
+		t.Fatalf("%d vectors", len(vectors))
+	}
+	ns := kv.Namespace{Name: "images", Geometry: kv.SingleGroup(1, 4, 8)}
+	session, err := gateway.New(gateway.Options{Namespace: ns, Store: struct{ gateway.Storage }{}, Planner: struct{ grpc.ClientConnInterface }{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range vectors {
+		var f fields
+		if v.Salt != "" {
+			salt, err := json.Marshal(v.Salt)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f, err = parseFields(fmt.Appendf(nil, `{"cache_salt": %s}`, salt)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var images []image
+		for _, one := range v.Images {
+			images = append(images, image{one.Hash, one.Offset, one.Length})
+		}
+		salts, err := saltsOf(f, v.Identity, images, session.BlockTokens())
+		if err != nil {
+			t.Errorf("%s: %v", v.Name, err)
+			continue
+		}
+		tokens := make([]kv.Token, v.Tokens)
+		for i := range tokens {
+			tokens[i] = kv.Token(i)
+		}
+		r, err := session.Prepare(gateway.Request{ID: "r", Tokens: tokens, Salts: salts})
+		if err != nil {
+			t.Errorf("%s: %v", v.Name, err)
+			continue
+		}
+		var ids []string
+		for _, id := range r.IDs {
+			ids = append(ids, hex.EncodeToString(id[:]))
+		}
+		if !slices.Equal(ids, v.IDs) {
+			t.Errorf("%s: the salts are %v and the ids %v; want %v", v.Name, salts, ids, v.IDs)
 		}
 	}
 }

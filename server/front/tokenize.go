@@ -1,13 +1,11 @@
 package front
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -22,9 +20,6 @@ var (
 
 // notPlanned are fields that make the KV of a prompt depend on more than the tokens from /tokenize.
 var notPlanned = []string{"prompt_embeds", "truncate_prompt_tokens", "documents"}
-
-// textParts are the types of the parts of a message that are text.
-var textParts = []string{"text", "input_text", "output_text", "refusal", "thinking"}
 
 const (
 	// The response of /tokenize may have tokenBytes for each byte of the request, plus answerBytes.
@@ -54,40 +49,6 @@ func checkFields(f fields) error {
 		}
 	}
 	return nil
-}
-
-// hasMedia reports whether a request is a chat with parts that are not text, such as images. The KV of
-// its prompt depends on them, and /tokenize does not return what their blocks are salted with.
-func hasMedia(out *http.Request, f fields) (bool, error) {
-	raw := f.get("messages")
-	if !isChat(out) || raw == nil {
-		return false, nil
-	}
-	var messages []struct {
-		Content json.RawMessage `json:"content"`
-	}
-	if err := json.Unmarshal(raw, &messages); err != nil {
-		return false, invalid("messages", "want a list of messages")
-	}
-	for i, m := range messages {
-		if !bytes.HasPrefix(m.Content, []byte("[")) {
-			continue
-		}
-		var parts []json.RawMessage
-		if err := json.Unmarshal(m.Content, &parts); err != nil {
-			return false, invalid(fmt.Sprintf("messages[%d].content", i), err.Error())
-		}
-		for _, part := range parts {
-			var p struct {
-				Type string `json:"type"`
-			}
-			text := part[0] == '"' || json.Unmarshal(part, &p) == nil && slices.Contains(textParts, p.Type)
-			if !text {
-				return true, nil
-			}
-		}
-	}
-	return false, nil
 }
 
 // onePrompt returns the only prompt of a completion request: a text, or a list of token ids.
@@ -164,11 +125,7 @@ func (r *planned) tokenize(out *http.Request, ask payload) ([]kv.Token, *http.Re
 		return nil, nil, busy(rejectMemory, noMemory)
 	}
 	defer f.bodies.Release(maxBytes)
-	req := out.Clone(out.Context())
-	req.URL.Path, req.URL.RawPath, req.URL.RawQuery = "/tokenize", "", ""
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Del("Accept-Encoding") // the gateway decodes the response
-	resp, err := f.pooled.route(req, &request{body: ask})
+	resp, err := f.ask(out, http.MethodPost, "/tokenize", ask)
 	if err != nil {
 		if out.Context().Err() == nil {
 			f.metrics.tokenizeErrors.Inc()

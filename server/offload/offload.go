@@ -150,6 +150,9 @@ func (f *Offload) Serve(ctx context.Context, r gateway.Request) iter.Seq2[gatewa
 	}
 }
 
+// BlockTokens returns the number of tokens in a block of the namespace.
+func (f *Offload) BlockTokens() int { return f.opts.Gateway.BlockTokens() }
+
 // The outcomes of requests, for metrics.
 const (
 	outcomeLocal   = "local"   // prefilled locally, because of the threshold

@@ -57,10 +57,18 @@ def _llama_config(*, hidden: int, layers: int, positions: int, **config: Any) ->
     return LlamaConfig(**{**settings, **config})
 
 
+_CHAT = (
+    "{% for message in messages %}{% for part in message['content'] %}"
+    "{{ '<image>' if part['type'] == 'image' else part['text'] }}"
+    "{% endfor %}{% endfor %}"
+)
+
+
 def make_llava(directory: Path) -> Path:
     """Write a LLaVA model in float32 with its tokenizer and image processor to the directory, and return the directory.
 
-    In a prompt, IMAGE stands for an image, which takes IMAGE_TOKENS tokens.
+    In a prompt, IMAGE stands for an image, which takes IMAGE_TOKENS tokens. The chat template is the texts and images of all messages, one
+    after the other.
     """
     import torch
     from safetensors.torch import load_file, save_file
@@ -89,6 +97,7 @@ def make_llava(directory: Path) -> Path:
         vision_feature_select_strategy="default",
         image_token="<image>",
         num_additional_image_tokens=1,
+        chat_template=_CHAT,
     ).save_pretrained(directory)
     return directory
 
