@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/penstock-kv/penstock/blockstore/crypt"
 	"github.com/penstock-kv/penstock/blockstore/health"
@@ -35,6 +36,17 @@ type epochTable struct {
 type erasure struct {
 	upTo    kv.Epoch
 	volumes volumeSet
+	// since is the time at which the first of the epochs ended.
+	since time.Time
+}
+
+// of returns the erasure of another ended epoch too, which ended at the time now.
+func (e erasure) of(ended kv.Epoch, now time.Time) erasure {
+	e.upTo = max(e.upTo, ended)
+	if e.since.IsZero() || now.Before(e.since) {
+		e.since = now
+	}
+	return e
 }
 
 func newEpochTable() *epochTable {
@@ -56,12 +68,13 @@ func (t *epochTable) records() (secrets []ondisk.EpochSecret, erasures []ondisk.
 	}
 	for _, ns := range slices.Sorted(maps.Keys(t.erasures)) {
 		e := t.erasures[ns]
-		erasures = append(erasures, ondisk.Erasure{Namespace: ns, Epoch: e.upTo, Volumes: e.volumes})
+		erasures = append(erasures, ondisk.Erasure{Namespace: ns, Epoch: e.upTo, Volumes: e.volumes, Since: e.since})
 	}
 	return secrets, erasures
 }
 
-// sizeBytes returns the room that the table takes in a catalogue.
+// sizeBytes returns the room that the table takes in a catalogue at most. A secret counts as the erasure, which
+// is larger, that replaces it when its epoch ends: an erasure must not fail because a catalogue is full.
 func (t *epochTable) sizeBytes() int64 {
 	if t.empty() {
 		return 0
@@ -70,7 +83,7 @@ func (t *epochTable) sizeBytes() int64 {
 	for _, s := range t.secrets {
 		n += len(s)
 	}
-	return ondisk.EpochsBytes(n, len(t.erasures))
+	return ondisk.EpochsBytes(0, n+len(t.erasures))
 }
 
 // clone returns a table that may be changed until others use it.
@@ -90,8 +103,7 @@ func (t *epochTable) merge(secrets []ondisk.EpochSecret, erasures []ondisk.Erasu
 		t.secrets[id] = append(others, s)
 	}
 	for _, o := range erasures {
-		e := t.erasures[o.Namespace]
-		e.upTo = max(e.upTo, o.Epoch)
+		e := t.erasures[o.Namespace].of(o.Epoch, o.Since)
 		for i := range e.volumes {
 			e.volumes[i] |= o.Volumes[i]
 		}
@@ -99,9 +111,9 @@ func (t *epochTable) merge(secrets []ondisk.EpochSecret, erasures []ondisk.Erasu
 	}
 }
 
-// without returns a table that has the secrets of the live epochs only, and an erasure of the others on the
-// volumes. It returns t if there is nothing to remove.
-func (t *epochTable) without(live map[EpochID]bool, volumes []*volume) *epochTable {
+// without returns a table that has the secrets of the live epochs only, and an erasure of the others, which end
+// at the time now, on the volumes. It returns t if there is nothing to remove.
+func (t *epochTable) without(live map[EpochID]bool, volumes []*volume, now time.Time) *epochTable {
 	next := t
 	for id := range t.secrets {
 		if live[id] {
@@ -112,8 +124,7 @@ func (t *epochTable) without(live map[EpochID]bool, volumes []*volume) *epochTab
 			next.wipe++
 		}
 		delete(next.secrets, id)
-		e := next.erasures[id.Namespace]
-		e.upTo = max(e.upTo, id.Epoch)
+		e := next.erasures[id.Namespace].of(id.Epoch, now)
 		for _, v := range volumes {
 			e.volumes.add(int(v.index))
 		}
@@ -219,7 +230,7 @@ func (s *Store) EraseEpochs(ctx context.Context, live ...EpochID) error {
 		keep[id] = true
 	}
 	t := s.epochs.Load()
-	next := t.without(keep, s.volumes)
+	next := t.without(keep, s.volumes, time.Now())
 	if next == t && !slices.ContainsFunc(s.syncing(), func(v *volume) bool { return !v.wiped(t.wipe) }) {
 		s.erasing.Store(nil)
 		return nil
@@ -255,6 +266,9 @@ type Erasure struct {
 	UpTo      kv.Epoch
 	// Volumes are the paths of the volumes.
 	Volumes []string
+	// Since is the time at which the first of the epochs ended. An erasure of a namespace that was still
+	// pending when another epoch ended keeps its time.
+	Since time.Time
 }
 
 // EpochKeys states which slots depend on the secrets of epochs.
@@ -264,13 +278,13 @@ type EpochKeys struct {
 	// Without and WithoutBytes count the slots in use that do not, and their bytes. They can be decrypted
 	// with their key after their epoch has ended.
 	Without, WithoutBytes int64
-	// Erasures are the erasures that are not complete, sorted by namespace.
+	// Erasures has the result of Store.Erasures.
 	Erasures []Erasure
 }
 
 // EpochKeys returns the state of the secrets of epochs, the zero value for a store without them.
 func (s *Store) EpochKeys() EpochKeys {
-	k := EpochKeys{On: s.usesEpochs()}
+	k := EpochKeys{On: s.usesEpochs(), Erasures: s.Erasures()}
 	if k.On {
 		for _, v := range s.present() {
 			p := v.keyPeriods()
@@ -283,20 +297,25 @@ func (s *Store) EpochKeys() EpochKeys {
 			}
 		}
 	}
+	return k
+}
+
+// Erasures returns the erasures that are not complete, sorted by namespace.
+func (s *Store) Erasures() (all []Erasure) {
 	t := s.epochs.Load()
 	if next := s.erasing.Load(); next != nil {
 		t = next
 	}
 	t = t.settled(s.volumes)
 	for _, ns := range slices.Sorted(maps.Keys(t.erasures)) {
-		e := Erasure{Namespace: ns, UpTo: t.erasures[ns].upTo}
+		e := Erasure{Namespace: ns, UpTo: t.erasures[ns].upTo, Since: t.erasures[ns].since}
 		set := t.erasures[ns].volumes
 		for _, v := range s.volumes {
 			if set.has(int(v.index)) {
 				e.Volumes = append(e.Volumes, v.dev.Info().Path)
 			}
 		}
-		k.Erasures = append(k.Erasures, e)
+		all = append(all, e)
 	}
-	return k
+	return all
 }

@@ -401,10 +401,19 @@ func TestErasureOfAMissingVolume(t *testing.T) {
 	closeStore(t, s)
 	degraded := withEpochs(ring, true)
 	degraded.Degraded = true
+	began, since, upTo := time.Now(), time.Time{}, kv.Epoch(1)
 	pending := func(when string, want int) {
 		t.Helper()
 		e := s.EpochKeys().Erasures
-		if len(e) != want || want > 0 && (e[0].Namespace != 1 || e[0].UpTo != 1 || !slices.Equal(e[0].Volumes, []string{"volume-2"}) && !slices.Equal(e[0].Volumes, []string{"c"})) {
+		if want > 0 && len(e) > 0 {
+			if since.IsZero() {
+				since = e[0].Since
+			}
+			if !e[0].Since.Truncate(time.Millisecond).Equal(since.Truncate(time.Millisecond)) || since.Before(began) || since.After(time.Now()) {
+				t.Errorf("%s: pending since %v; want the end of the first epoch, %v", when, e[0].Since, since)
+			}
+		}
+		if len(e) != want || want > 0 && (e[0].Namespace != 1 || e[0].UpTo != upTo || !slices.Equal(e[0].Volumes, []string{"volume-2"}) && !slices.Equal(e[0].Volumes, []string{"c"})) {
 			t.Errorf("%s: pending erasures %+v; want %d", when, e, want)
 		}
 	}
@@ -422,6 +431,12 @@ func TestErasureOfAMissingVolume(t *testing.T) {
 		t.Fatal(err)
 	}
 	pending("after another change", 1)
+	third := epoch(1, 3)
+	if err := errors.Join(s.SetCatalogue(t.Context(), []byte("three"), third), s.EraseEpochs(t.Context(), third)); err != nil {
+		t.Fatal(err)
+	}
+	upTo = 2
+	pending("after the end of another epoch", 1)
 	closeStore(t, s)
 
 	copy(all, present)
@@ -429,7 +444,7 @@ func TestErasureOfAMissingVolume(t *testing.T) {
 		t.Fatal("the missing volume has no secret of the ended epoch")
 	}
 	s = reopenAll(t, withEpochs(ring, true), all, old...)
-	if err := errors.Join(s.SetCatalogue(t.Context(), []byte("four"), second), s.EraseEpochs(t.Context(), second)); err != nil {
+	if err := errors.Join(s.SetCatalogue(t.Context(), []byte("four"), third), s.EraseEpochs(t.Context(), third)); err != nil {
 		t.Fatal(err)
 	}
 	pending("when the volume is back", 0)
@@ -445,6 +460,30 @@ func TestErasureOfAMissingVolume(t *testing.T) {
 	s = reopenAll(t, withEpochs(ring, true), all)
 	pending("after the last restart", 0)
 	closeStore(t, s)
+}
+
+// TestErasureInAFullCatalogue: an erasure needs no room that SetCatalogue has not counted.
+func TestErasureInAFullCatalogue(t *testing.T) {
+	ring := keyring(t, "k")
+	all := []*memio.Device{memio.New(memio.Options{Path: "a"})}
+	s := reopenAll(t, withEpochs(ring, true), all)
+	defer closeStore(t, s)
+	var live []EpochID
+	for ns := range kv.NamespaceID(20) {
+		live = append(live, epoch(ns+1, 1))
+	}
+	blob := make([]byte, 8192)
+	for err := ErrTooLarge; err != nil; blob = blob[1:] {
+		if err = s.SetCatalogue(t.Context(), blob, live...); err != nil && !errors.Is(err, ErrTooLarge) {
+			t.Fatal(err)
+		}
+	}
+	if err := s.EraseEpochs(t.Context(), live[0]); err != nil {
+		t.Errorf("the end of epochs beside a catalogue of %d bytes: %v", len(blob)+1, err)
+	}
+	if e := s.Erasures(); len(e) != 0 {
+		t.Errorf("pending: %v", e)
+	}
 }
 
 // TestSecretsOfApartVolumes: if two volumes get different secrets of one epoch, because each was missing while the

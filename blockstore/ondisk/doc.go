@@ -80,8 +80,9 @@
 //	4     4  erasures    number E
 //	8  44×S  secrets     each: 4 namespace, 8 epoch, 32 secret. Of several secrets of one epoch the
 //	                     last one is that of new slots
-//	   44×E  erasures    each: 4 namespace, 8 epoch, 32 a bit for each volume whose catalogue may still
-//	                     have secrets of the namespace's ended epochs, up to that epoch
+//	   52×E  erasures    each: 4 namespace, 8 epoch, 32 a bit for each volume whose catalogue may still
+//	                     have secrets of the namespace's ended epochs, up to that epoch, 8 time at which
+//	                     the first of them ended, in ms since 1970
 //
 // # Segment header (4096 B)
 //

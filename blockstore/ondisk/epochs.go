@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/penstock-kv/penstock/kv"
 )
@@ -22,21 +23,24 @@ func (s EpochSecret) Format(f fmt.State, _ rune) {
 }
 
 // Erasure states that the secrets of a namespace's ended epochs, up to Epoch, may still be in the
-// catalogues of some volumes. Volumes has one bit for each volume of the node.
+// catalogues of some volumes. Volumes has one bit for each volume of the node. Since is the time at which the
+// first of these epochs ended, stored in milliseconds.
 type Erasure struct {
 	Namespace kv.NamespaceID
 	Epoch     kv.Epoch
 	Volumes   [VolumeSetBytes]byte
+	Since     time.Time
 }
 
 const (
-	epochsHeadBytes   = 8
-	epochsRecordBytes = 4 + 8 + 32
+	epochsHeadBytes  = 8
+	epochSecretBytes = 4 + 8 + 32
+	erasureBytes     = 4 + 8 + VolumeSetBytes + 8
 )
 
 // EpochsBytes returns the number of bytes that AppendEpochs adds.
 func EpochsBytes(secrets, erasures int) int64 {
-	return epochsHeadBytes + epochsRecordBytes*int64(secrets+erasures)
+	return epochsHeadBytes + epochSecretBytes*int64(secrets) + erasureBytes*int64(erasures)
 }
 
 // AppendEpochs appends secrets and erasures to b, as a catalogue stores them in front of its blob.
@@ -53,6 +57,7 @@ func AppendEpochs(b []byte, secrets []EpochSecret, erasures []Erasure) []byte {
 		b = le.AppendUint32(b, uint32(e.Namespace))
 		b = le.AppendUint64(b, uint64(e.Epoch))
 		b = append(b, e.Volumes[:]...)
+		b = le.AppendUint64(b, uint64(e.Since.UnixMilli()))
 	}
 	return b
 }
@@ -65,17 +70,19 @@ func DecodeEpochs(b []byte) (secrets []EpochSecret, erasures []Erasure, rest []b
 		return nil, nil, nil, fmt.Errorf("ondisk: secrets of epochs in %d bytes; want at least %d: %w", len(b), epochsHeadBytes, ErrDamaged)
 	}
 	n, m := int64(le.Uint32(b)), int64(le.Uint32(b[4:]))
-	if need := epochsHeadBytes + epochsRecordBytes*(n+m); need > int64(len(b)) {
+	if need := epochsHeadBytes + epochSecretBytes*n + erasureBytes*m; need > int64(len(b)) {
 		return nil, nil, nil, fmt.Errorf("ondisk: %d secrets of epochs and %d erasures in %d bytes; want at least %d: %w", n, m, len(b), need, ErrDamaged)
 	}
 	b = b[epochsHeadBytes:]
 	for range n {
 		secrets = append(secrets, EpochSecret{Namespace: kv.NamespaceID(le.Uint32(b)), Epoch: kv.Epoch(le.Uint64(b[4:])), Secret: [32]byte(b[12:])})
-		b = b[epochsRecordBytes:]
+		b = b[epochSecretBytes:]
 	}
 	for range m {
-		erasures = append(erasures, Erasure{Namespace: kv.NamespaceID(le.Uint32(b)), Epoch: kv.Epoch(le.Uint64(b[4:])), Volumes: [VolumeSetBytes]byte(b[12:])})
-		b = b[epochsRecordBytes:]
+		e := Erasure{Namespace: kv.NamespaceID(le.Uint32(b)), Epoch: kv.Epoch(le.Uint64(b[4:])), Volumes: [VolumeSetBytes]byte(b[12:])}
+		e.Since = time.UnixMilli(int64(le.Uint64(b[12+VolumeSetBytes:])))
+		erasures = append(erasures, e)
+		b = b[erasureBytes:]
 	}
 	return secrets, erasures, b, nil
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/datadriven"
 	"github.com/penstock-kv/penstock/kv"
@@ -253,7 +254,7 @@ func TestOtherVersion(t *testing.T) {
 // them are refused, and no format prints a secret.
 func TestEpochs(t *testing.T) {
 	secrets := []EpochSecret{{Namespace: 1, Epoch: 2, Secret: [32]byte{0xab, 31: 0xab}}, {Namespace: 1, Epoch: 2, Secret: [32]byte{0xcd}}, {Namespace: 7, Epoch: kv.MaxEpoch}}
-	erasures := []Erasure{{Namespace: 3, Epoch: 4, Volumes: [VolumeSetBytes]byte{0x81, 31: 0x80}}}
+	erasures := []Erasure{{Namespace: 3, Epoch: 4, Volumes: [VolumeSetBytes]byte{0x81, 31: 0x80}, Since: time.UnixMilli(1764200000123)}}
 	blob := []byte("namespaces")
 	b := append(AppendEpochs([]byte("front"), secrets, erasures), blob...)[len("front"):]
 	if n := int64(len(b) - len(blob)); n != EpochsBytes(3, 1) {

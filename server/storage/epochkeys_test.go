@@ -310,17 +310,24 @@ func TestEpochErasureDegraded(t *testing.T) {
 		r.mustPut(ns, chains[i])
 		r.mustPut(gone, chain(gone, 1, i))
 	}
-	taken := r.restartWithout(3)
+	taken, began := r.restartWithout(3), time.Now().Truncate(time.Millisecond)
 	r.bump("m", 1)
 	if _, err := r.node.DeleteNamespace(t.Context(), "gone", false); err != nil {
 		t.Fatal(err)
 	}
 	check := func(when string, pending bool) {
 		t.Helper()
-		text := fmt.Sprintf("%+v", r.node.EpochKeys().Erasures)
+		erasures := slices.Clone(r.node.EpochKeys().Erasures)
+		for i := range erasures {
+			if age := time.Since(erasures[i].Since); age < 0 || age > time.Since(began) {
+				t.Errorf("%s: pending for %v", when, age)
+			}
+			erasures[i].Since = time.Time{}
+		}
+		text := fmt.Sprint(erasures)
 		want := "[]"
 		if pending {
-			want = fmt.Sprintf("[{Namespace:%d UpTo:1 Volumes:[gone]} {Namespace:%d UpTo:1 Volumes:[gone]}]", ns.ID, gone.ID)
+			want = fmt.Sprint([]blockstore.Erasure{{Namespace: ns.ID, UpTo: 1, Volumes: []string{"gone"}}, {Namespace: gone.ID, UpTo: 1, Volumes: []string{"gone"}}})
 		}
 		if text != want {
 			t.Errorf("%s: pending %s; want %s", when, text, want)
