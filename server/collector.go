@@ -145,6 +145,27 @@ func tenantFigures() []tenantFigure {
 	}
 }
 
+// erasureFigure is one metric of the erasures of epoch secrets that are not complete on a volume.
+type erasureFigure struct {
+	desc  *prometheus.Desc
+	value func(e volumeErasures, now time.Time) float64
+}
+
+func erasureFigures() []erasureFigure {
+	of := func(name, help string, value func(volumeErasures, time.Time) float64) erasureFigure {
+		return erasureFigure{prometheus.NewDesc("penstock_volume_"+name, help, []string{"volume"}, nil), value}
+	}
+	return []erasureFigure{
+		of("pending_erasures", "Namespaces with ended epochs whose secrets may still be on the volume (encryption.epoch_keys). The volumes of adopted nodes have series too.", func(e volumeErasures, _ time.Time) float64 { return float64(e.namespaces) }),
+		of("pending_erasure_seconds", "Time since the first of these epochs ended; 0 if every erasure is complete.", func(e volumeErasures, now time.Time) float64 {
+			if e.namespaces == 0 {
+				return 0
+			}
+			return now.Sub(e.since).Seconds()
+		}),
+	}
+}
+
 func counter(name, help string, value func(*scrape) float64) figure {
 	return figure{prometheus.NewDesc("penstock_"+name, help, nil, nil), prometheus.CounterValue, value}
 }
@@ -314,6 +335,9 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, f := range moveFigures() {
 		ch <- f.desc
 	}
+	for _, f := range erasureFigures() {
+		ch <- f.desc
+	}
 	for _, f := range nicFigures() {
 		ch <- f.desc
 	}
@@ -372,6 +396,12 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 				is = 1
 			}
 			ch <- prometheus.MustNewConstMetric(volumeState(), prometheus.GaugeValue, is, v.Path, state.String())
+		}
+	}
+	now := c.server.opts.Now()
+	for path, e := range c.server.erasuresByVolume() {
+		for _, f := range erasureFigures() {
+			ch <- prometheus.MustNewConstMetric(f.desc, prometheus.GaugeValue, f.value(e, now), path)
 		}
 	}
 	for _, ns := range s.node.Index.Namespaces {

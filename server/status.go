@@ -2,8 +2,10 @@ package server
 
 import (
 	"context"
+	"time"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/blockstore"
 	"github.com/penstock-kv/penstock/internal/sys"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/server/access"
@@ -84,17 +86,67 @@ func (s *Server) epochKeys() *pb.EpochKeysStatus {
 	if !k.On && len(k.Erasures) == 0 {
 		return nil
 	}
-	m := &pb.EpochKeysStatus{On: k.On, BlocksWithout: k.Without, BytesWithout: k.WithoutBytes}
+	return &pb.EpochKeysStatus{On: k.On, BlocksWithout: k.Without, BytesWithout: k.WithoutBytes, Pending: s.pendingErasures(k.Erasures)}
+}
+
+// PendingErasures returns the erasures of the secrets of epochs that are not complete on the volumes of this
+// node, sorted by namespace id.
+func (s *Server) PendingErasures() []*pb.PendingErasure {
+	return s.pendingErasures(s.node.Erasures())
+}
+
+func (s *Server) pendingErasures(erasures []blockstore.Erasure) (all []*pb.PendingErasure) {
+	if len(erasures) == 0 {
+		return nil
+	}
 	names := make(map[kv.NamespaceID]string)
-	if len(k.Erasures) > 0 {
-		for _, ns := range s.node.Namespaces() {
-			names[ns.ID] = ns.Name
+	for _, ns := range s.node.Namespaces() {
+		names[ns.ID] = ns.Name
+	}
+	for _, e := range erasures {
+		all = append(all, &pb.PendingErasure{
+			NamespaceId: uint32(e.Namespace), Namespace: names[e.Namespace], Epoch: uint64(e.UpTo), Volumes: e.Volumes, SinceUnixMs: e.Since.UnixMilli(),
+		})
+	}
+	return all
+}
+
+// volumeErasures are the erasures that are not complete on one volume: the number of namespaces, and the
+// time at which the first of their epochs ended.
+type volumeErasures struct {
+	namespaces int
+	since      time.Time
+}
+
+// erasuresByVolume returns the erasures that are not complete, by the path of the volume. The map has all volumes
+// of the node and of the nodes that it has adopted.
+func (s *Server) erasuresByVolume() map[string]volumeErasures {
+	all := make(map[string]volumeErasures)
+	for _, v := range s.node.Volumes() {
+		all[v.Path] = volumeErasures{}
+	}
+	pending := s.PendingErasures()
+	if s.opts.Adopter != nil {
+		for _, a := range s.opts.Adopter.Adopted() {
+			for _, path := range a.GetPaths() {
+				if _, ok := all[path]; !ok {
+					all[path] = volumeErasures{}
+				}
+			}
+			pending = append(pending, a.GetPending()...)
 		}
 	}
-	for _, e := range k.Erasures {
-		m.Pending = append(m.Pending, &pb.PendingErasure{NamespaceId: uint32(e.Namespace), Namespace: names[e.Namespace], Epoch: uint64(e.UpTo), Volumes: e.Volumes})
+	for _, e := range pending {
+		since := time.UnixMilli(e.GetSinceUnixMs())
+		for _, path := range e.GetVolumes() {
+			v := all[path]
+			if v.namespaces++; v.namespaces == 1 || since.Before(v.since) {
+				v.since = since
+			}
+			all[path] = v
+		}
 	}
-	return m
+	return all
 }
 
 // ListTenants returns the tenants of which the caller may see all namespaces.

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -66,6 +67,12 @@ func (s *consoleSource) Overview(ctx context.Context) console.Overview {
 			volume.Since = time.UnixMilli(ms)
 		}
 		o.Volumes = append(o.Volumes, volume)
+	}
+	erasures := s.erasuresByVolume()
+	for _, path := range slices.Sorted(maps.Keys(erasures)) {
+		if e := erasures[path]; e.namespaces > 0 {
+			o.Erasures = append(o.Erasures, console.Erasure{Volume: path, Namespaces: e.namespaces, Since: e.since})
+		}
 	}
 	if s.opts.Cluster != nil {
 		o.Cluster = s.cluster(ctx)

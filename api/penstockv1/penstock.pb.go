@@ -5499,9 +5499,10 @@ func (x *EpochKeysStatus) GetPending() []*PendingErasure {
 type PendingErasure struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NamespaceId   uint32                 `protobuf:"varint,1,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
-	Namespace     string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"` // empty: the namespace was deleted
-	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`        // the last ended epoch; earlier ones may be affected too
-	Volumes       []string               `protobuf:"bytes,4,rep,name=volumes,proto3" json:"volumes,omitempty"`     // paths of the volumes that are missing or have failed
+	Namespace     string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`                           // empty: the namespace was deleted
+	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`                                  // the last ended epoch; earlier ones may be affected too
+	Volumes       []string               `protobuf:"bytes,4,rep,name=volumes,proto3" json:"volumes,omitempty"`                               // paths of the volumes that are missing or have failed
+	SinceUnixMs   int64                  `protobuf:"varint,5,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"` // time at which the first of the epochs ended; 0: a node of an older version
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5562,6 +5563,13 @@ func (x *PendingErasure) GetVolumes() []string {
 		return x.Volumes
 	}
 	return nil
+}
+
+func (x *PendingErasure) GetSinceUnixMs() int64 {
+	if x != nil {
+		return x.SinceUnixMs
+	}
+	return 0
 }
 
 // TenantStatus is a tenant with a quota: the namespaces whose names begin with a prefix.
@@ -6486,16 +6494,19 @@ func (x *ListVolumesResponse) GetAdopted() []*AdoptedNode {
 
 // AdoptedNode is a node whose shared volumes this node's process serves.
 type AdoptedNode struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`   // its name in the list of members
-	Store         string                 `protobuf:"bytes,2,opt,name=store,proto3" json:"store,omitempty"` // identity of its volumes
-	Addr          string                 `protobuf:"bytes,3,opt,name=addr,proto3" json:"addr,omitempty"`   // of the control plane at which it is served
-	Paths         []string               `protobuf:"bytes,4,rep,name=paths,proto3" json:"paths,omitempty"`
-	Fence         uint32                 `protobuf:"varint,5,opt,name=fence,proto3" json:"fence,omitempty"` // fencing number
-	Blocks        int64                  `protobuf:"varint,6,opt,name=blocks,proto3" json:"blocks,omitempty"`
-	UsedBytes     int64                  `protobuf:"varint,7,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`
-	SinceUnixMs   int64                  `protobuf:"varint,8,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"`
-	TookMs        int64                  `protobuf:"varint,9,opt,name=took_ms,json=tookMs,proto3" json:"took_ms,omitempty"` // duration of the adoption
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Node        string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`   // its name in the list of members
+	Store       string                 `protobuf:"bytes,2,opt,name=store,proto3" json:"store,omitempty"` // identity of its volumes
+	Addr        string                 `protobuf:"bytes,3,opt,name=addr,proto3" json:"addr,omitempty"`   // of the control plane at which it is served
+	Paths       []string               `protobuf:"bytes,4,rep,name=paths,proto3" json:"paths,omitempty"`
+	Fence       uint32                 `protobuf:"varint,5,opt,name=fence,proto3" json:"fence,omitempty"` // fencing number
+	Blocks      int64                  `protobuf:"varint,6,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	UsedBytes   int64                  `protobuf:"varint,7,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`
+	SinceUnixMs int64                  `protobuf:"varint,8,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"`
+	TookMs      int64                  `protobuf:"varint,9,opt,name=took_ms,json=tookMs,proto3" json:"took_ms,omitempty"` // duration of the adoption
+	// pending are the erasures of epoch secrets that are not complete on its volumes, sorted by namespace id. A
+	// node of an older version does not set them.
+	Pending       []*PendingErasure `protobuf:"bytes,10,rep,name=pending,proto3" json:"pending,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6591,6 +6602,13 @@ func (x *AdoptedNode) GetTookMs() int64 {
 		return x.TookMs
 	}
 	return 0
+}
+
+func (x *AdoptedNode) GetPending() []*PendingErasure {
+	if x != nil {
+		return x.Pending
+	}
+	return nil
 }
 
 type AdoptVolumeRequest struct {
@@ -9030,12 +9048,13 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x02on\x18\x01 \x01(\bR\x02on\x12%\n" +
 	"\x0eblocks_without\x18\x02 \x01(\x03R\rblocksWithout\x12#\n" +
 	"\rbytes_without\x18\x03 \x01(\x03R\fbytesWithout\x125\n" +
-	"\apending\x18\x04 \x03(\v2\x1b.penstock.v1.PendingErasureR\apending\"\x81\x01\n" +
+	"\apending\x18\x04 \x03(\v2\x1b.penstock.v1.PendingErasureR\apending\"\xa5\x01\n" +
 	"\x0ePendingErasure\x12!\n" +
 	"\fnamespace_id\x18\x01 \x01(\rR\vnamespaceId\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x18\n" +
-	"\avolumes\x18\x04 \x03(\tR\avolumes\"\x8a\x02\n" +
+	"\avolumes\x18\x04 \x03(\tR\avolumes\x12\"\n" +
+	"\rsince_unix_ms\x18\x05 \x01(\x03R\vsinceUnixMs\"\x8a\x02\n" +
 	"\fTenantStatus\x12\x1e\n" +
 	"\n" +
 	"namespaces\x18\x01 \x01(\tR\n" +
@@ -9109,7 +9128,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x12ListVolumesRequest\"~\n" +
 	"\x13ListVolumesResponse\x123\n" +
 	"\avolumes\x18\x01 \x03(\v2\x19.penstock.v1.VolumeStatusR\avolumes\x122\n" +
-	"\aadopted\x18\x02 \x03(\v2\x18.penstock.v1.AdoptedNodeR\aadopted\"\xeb\x01\n" +
+	"\aadopted\x18\x02 \x03(\v2\x18.penstock.v1.AdoptedNodeR\aadopted\"\xa2\x02\n" +
 	"\vAdoptedNode\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
 	"\x05store\x18\x02 \x01(\tR\x05store\x12\x12\n" +
@@ -9120,7 +9139,9 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\n" +
 	"used_bytes\x18\a \x01(\x03R\tusedBytes\x12\"\n" +
 	"\rsince_unix_ms\x18\b \x01(\x03R\vsinceUnixMs\x12\x17\n" +
-	"\atook_ms\x18\t \x01(\x03R\x06tookMs\"A\n" +
+	"\atook_ms\x18\t \x01(\x03R\x06tookMs\x125\n" +
+	"\apending\x18\n" +
+	" \x03(\v2\x1b.penstock.v1.PendingErasureR\apending\"A\n" +
 	"\x12AdoptVolumeRequest\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x17\n" +
 	"\adry_run\x18\x02 \x01(\bR\x06dryRun\"\xc1\x02\n" +
@@ -9526,109 +9547,110 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	27,  // 44: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
 	71,  // 45: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
 	90,  // 46: penstock.v1.ListVolumesResponse.adopted:type_name -> penstock.v1.AdoptedNode
-	90,  // 47: penstock.v1.AdoptVolumeResponse.adopted:type_name -> penstock.v1.AdoptedNode
-	99,  // 48: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	99,  // 49: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	107, // 50: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
-	105, // 51: penstock.v1.Member.nics:type_name -> penstock.v1.MemberNIC
-	106, // 52: penstock.v1.Member.volumes:type_name -> penstock.v1.MemberVolume
-	104, // 53: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
-	114, // 54: penstock.v1.ListMembersResponse.last_fill:type_name -> penstock.v1.FillEnd
-	104, // 55: penstock.v1.ListMembersResponse.down:type_name -> penstock.v1.Member
-	115, // 56: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
-	12,  // 57: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	14,  // 58: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	20,  // 59: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	22,  // 60: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	26,  // 61: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	29,  // 62: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	31,  // 63: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	34,  // 64: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	38,  // 65: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	16,  // 66: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
-	40,  // 67: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	42,  // 68: penstock.v1.Cache.Demote:input_type -> penstock.v1.DemoteRequest
-	44,  // 69: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
-	46,  // 70: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
-	48,  // 71: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	51,  // 72: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	52,  // 73: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	53,  // 74: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	55,  // 75: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	57,  // 76: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	59,  // 77: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
-	61,  // 78: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	62,  // 79: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
-	63,  // 80: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	65,  // 81: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	70,  // 82: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	82,  // 83: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	84,  // 84: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	86,  // 85: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	76,  // 86: penstock.v1.Admin.ListTenants:input_type -> penstock.v1.ListTenantsRequest
-	67,  // 87: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	97,  // 88: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	88,  // 89: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
-	93,  // 90: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
-	95,  // 91: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
-	91,  // 92: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
-	100, // 93: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
-	102, // 94: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
-	110, // 95: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
-	108, // 96: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
-	112, // 97: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
-	116, // 98: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
-	118, // 99: penstock.v1.Admin.GetRoles:input_type -> penstock.v1.GetRolesRequest
-	120, // 100: penstock.v1.Admin.SetRoles:input_type -> penstock.v1.SetRolesRequest
-	13,  // 101: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	18,  // 102: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	21,  // 103: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	23,  // 104: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	28,  // 105: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	30,  // 106: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	32,  // 107: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	35,  // 108: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	39,  // 109: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	17,  // 110: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
-	41,  // 111: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	43,  // 112: penstock.v1.Cache.Demote:output_type -> penstock.v1.DemoteResponse
-	45,  // 113: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
-	47,  // 114: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
-	50,  // 115: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	9,   // 116: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	9,   // 117: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	54,  // 118: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	56,  // 119: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	58,  // 120: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	60,  // 121: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
-	9,   // 122: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	9,   // 123: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
-	64,  // 124: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	66,  // 125: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	72,  // 126: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	83,  // 127: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	85,  // 128: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	87,  // 129: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	77,  // 130: penstock.v1.Admin.ListTenants:output_type -> penstock.v1.ListTenantsResponse
-	68,  // 131: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	98,  // 132: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	89,  // 133: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
-	94,  // 134: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
-	96,  // 135: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
-	92,  // 136: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
-	101, // 137: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
-	103, // 138: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
-	111, // 139: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
-	109, // 140: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
-	113, // 141: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
-	117, // 142: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
-	119, // 143: penstock.v1.Admin.GetRoles:output_type -> penstock.v1.GetRolesResponse
-	121, // 144: penstock.v1.Admin.SetRoles:output_type -> penstock.v1.SetRolesResponse
-	101, // [101:145] is the sub-list for method output_type
-	57,  // [57:101] is the sub-list for method input_type
-	57,  // [57:57] is the sub-list for extension type_name
-	57,  // [57:57] is the sub-list for extension extendee
-	0,   // [0:57] is the sub-list for field type_name
+	74,  // 47: penstock.v1.AdoptedNode.pending:type_name -> penstock.v1.PendingErasure
+	90,  // 48: penstock.v1.AdoptVolumeResponse.adopted:type_name -> penstock.v1.AdoptedNode
+	99,  // 49: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	99,  // 50: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	107, // 51: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
+	105, // 52: penstock.v1.Member.nics:type_name -> penstock.v1.MemberNIC
+	106, // 53: penstock.v1.Member.volumes:type_name -> penstock.v1.MemberVolume
+	104, // 54: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
+	114, // 55: penstock.v1.ListMembersResponse.last_fill:type_name -> penstock.v1.FillEnd
+	104, // 56: penstock.v1.ListMembersResponse.down:type_name -> penstock.v1.Member
+	115, // 57: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
+	12,  // 58: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	14,  // 59: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	20,  // 60: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	22,  // 61: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	26,  // 62: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	29,  // 63: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	31,  // 64: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	34,  // 65: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	38,  // 66: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	16,  // 67: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
+	40,  // 68: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	42,  // 69: penstock.v1.Cache.Demote:input_type -> penstock.v1.DemoteRequest
+	44,  // 70: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
+	46,  // 71: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
+	48,  // 72: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	51,  // 73: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	52,  // 74: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	53,  // 75: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	55,  // 76: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	57,  // 77: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	59,  // 78: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
+	61,  // 79: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	62,  // 80: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
+	63,  // 81: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	65,  // 82: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	70,  // 83: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	82,  // 84: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	84,  // 85: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	86,  // 86: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	76,  // 87: penstock.v1.Admin.ListTenants:input_type -> penstock.v1.ListTenantsRequest
+	67,  // 88: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	97,  // 89: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	88,  // 90: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
+	93,  // 91: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
+	95,  // 92: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
+	91,  // 93: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
+	100, // 94: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
+	102, // 95: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
+	110, // 96: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
+	108, // 97: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
+	112, // 98: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
+	116, // 99: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
+	118, // 100: penstock.v1.Admin.GetRoles:input_type -> penstock.v1.GetRolesRequest
+	120, // 101: penstock.v1.Admin.SetRoles:input_type -> penstock.v1.SetRolesRequest
+	13,  // 102: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	18,  // 103: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	21,  // 104: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	23,  // 105: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	28,  // 106: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	30,  // 107: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	32,  // 108: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	35,  // 109: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	39,  // 110: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	17,  // 111: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
+	41,  // 112: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	43,  // 113: penstock.v1.Cache.Demote:output_type -> penstock.v1.DemoteResponse
+	45,  // 114: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
+	47,  // 115: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
+	50,  // 116: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	9,   // 117: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	9,   // 118: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	54,  // 119: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	56,  // 120: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	58,  // 121: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	60,  // 122: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
+	9,   // 123: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	9,   // 124: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
+	64,  // 125: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	66,  // 126: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	72,  // 127: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	83,  // 128: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	85,  // 129: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	87,  // 130: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	77,  // 131: penstock.v1.Admin.ListTenants:output_type -> penstock.v1.ListTenantsResponse
+	68,  // 132: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	98,  // 133: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	89,  // 134: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
+	94,  // 135: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
+	96,  // 136: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
+	92,  // 137: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
+	101, // 138: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
+	103, // 139: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
+	111, // 140: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
+	109, // 141: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
+	113, // 142: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
+	117, // 143: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
+	119, // 144: penstock.v1.Admin.GetRoles:output_type -> penstock.v1.GetRolesResponse
+	121, // 145: penstock.v1.Admin.SetRoles:output_type -> penstock.v1.SetRolesResponse
+	102, // [102:146] is the sub-list for method output_type
+	58,  // [58:102] is the sub-list for method input_type
+	58,  // [58:58] is the sub-list for extension type_name
+	58,  // [58:58] is the sub-list for extension extendee
+	0,   // [0:58] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }

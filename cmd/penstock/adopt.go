@@ -417,5 +417,6 @@ func (g *guest) describe(id string) *pb.AdoptedNode {
 	return &pb.AdoptedNode{
 		Node: g.node.cfg.Node, Store: id, Addr: g.node.control.Addr().String(), Paths: g.node.cfg.SharedData, Fence: g.node.fence,
 		Blocks: st.Store.Slots.Live, UsedBytes: st.Store.Slots.UsedBytes(), SinceUnixMs: g.since.UnixMilli(), TookMs: g.took.Milliseconds(),
+		Pending: g.node.server.PendingErasures(),
 	}
 }

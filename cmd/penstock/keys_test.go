@@ -243,6 +243,84 @@ func TestEpochKeysOfANode(t *testing.T) {
 	}
 }
 
+// TestPendingErasures: an administrator who does not read the status finds the erasures that wait for a missing volume in the
+// metrics and in the console, with the time at which the epoch ended, also after a restart, until the volume is back.
+func TestPendingErasures(t *testing.T) {
+	dir := t.TempDir()
+	keys := writeFile(t, dir, "keys", keysText("k1"))
+	config := writeFile(t, dir, "penstock.yaml", fmt.Appendf(nil, "data: [%s/a, %s/b]\ndegraded: true\nencryption: {keys_file: %s, epoch_keys: true}\n", dir, dir, keys))
+	s := startServed(t, "", "--config", config)
+	tokensFile, dataFile := prompt(t, s, dir, 20)
+	s.run("block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile).must(t)
+	web := gatewayClient(t, nil)
+	open := func(path string) string {
+		t.Helper()
+		_, body := call(t, web, "GET", "http://"+s.ready.HTTP+path, "")
+		return body
+	}
+	// check compares the metrics of the volumes and the faults of the console with the number of namespaces whose
+	// erasure waits for the volume b. It returns the time that the status has.
+	check := func(want int) (since time.Time) {
+		t.Helper()
+		metrics := open("/metrics")
+		for volume, n := range map[string]int{"a": 0, "b": want} {
+			count := regexp.MustCompile(fmt.Sprintf(`(?m)^penstock_volume_pending_erasures\{volume="%s/%s"\} %d$`, dir, volume, n))
+			age := regexp.MustCompile(fmt.Sprintf(`(?m)^penstock_volume_pending_erasure_seconds\{volume="%s/%s"\} (.+)$`, dir, volume)).FindStringSubmatch(metrics)
+			if !count.MatchString(metrics) || age == nil || (age[1] == "0") != (n == 0) {
+				t.Errorf("volume %s without %d pending erasures: seconds %q in\n%s", volume, n, age, metrics)
+			}
+		}
+		pending := decode[struct {
+			EpochKeys *pb.EpochKeysStatus `json:"epoch_keys"`
+		}](t, s.run("status", "--format", "json")).EpochKeys.GetPending()
+		fault := fmt.Sprintf("it may have the secrets of ended epochs of %d namespace", want)
+		if len(pending) != want {
+			t.Errorf("status %v; want %d pending", pending, want)
+		}
+		awaitTrue(t, fmt.Sprintf("the console shows %d erasures", want), func() bool { // its pages show a state of up to a second ago
+			page := open("/")
+			if strings.Contains(page, "volume "+dir+"/a") {
+				t.Errorf("a fault of the other volume:\n%s", page)
+			}
+			return strings.Contains(page, fault) == (want > 0) && strings.Contains(page, "erasure pending") == (want > 0)
+		})
+		for _, e := range pending {
+			since = time.UnixMilli(e.GetSinceUnixMs())
+			if stamp := since.UTC().Format(time.RFC3339); !strings.Contains(s.run("status").must(t), "pending since "+stamp+": "+dir+"/b") {
+				t.Errorf("the status has no line of the volume since %s", stamp)
+			}
+		}
+		return since
+	}
+	restart := func(change func() error) {
+		t.Helper()
+		s.stop()
+		if err := change(); err != nil {
+			t.Fatal(err)
+		}
+		s = startServed(t, "", "--config", config)
+	}
+	check(0)
+	restart(func() error { return os.Rename(dir+"/b", dir+"/away") })
+	check(0)
+	began := time.Now().Truncate(time.Millisecond)
+	s.run("ns", "bump-epoch", "m").must(t)
+	since := check(1)
+	if since.Before(began) || since.After(time.Now()) {
+		t.Errorf("the epoch ended at %v, after %v", since, began)
+	}
+	restart(func() error { return nil })
+	if again := check(1); !again.Equal(since) {
+		t.Errorf("pending since %v after a restart; want %v", again, since)
+	}
+	s.run("ns", "bump-epoch", "m").must(t)
+	if again := check(1); !again.Equal(since) {
+		t.Errorf("pending since %v after another bump; want the first one, %v", again, since)
+	}
+	restart(func() error { return os.Rename(dir+"/away", dir+"/b") })
+	check(0)
+}
+
 // TestKeysCommand: the error of a command has its standard error and not its output.
 func TestKeysCommand(t *testing.T) {
 	secret := string(keysText("k1"))

@@ -82,8 +82,9 @@ type host struct {
 	args           []string
 	tokenFile      string
 	toReal, toPage *strings.Replacer
-	// mounted is the root of a new file system, which belongs to root, or "".
-	mounted string
+	// mounted is the root of a new file system, which belongs to root, or "". unplugged is the directory that
+	// has the file system of a disk which is not mounted, or "".
+	mounted, unplugged string
 }
 
 // operator runs the commands of a section.
@@ -270,11 +271,19 @@ func (o *operator) do(name, command string) (out string, code int) {
 		unused(o.t, h.toReal.Replace(words[1]+"/"))
 		return "", 0
 	case "mkfs.ext4":
-		return "", 0 // mount makes the file system
+		h.unplugged = "" // mount makes the file system
+		return "", 0
 	case "mount":
 		dir := h.toReal.Replace(words[1] + "/")
 		if err := os.RemoveAll(dir); err != nil {
 			o.t.Fatal(err)
+		}
+		if h.unplugged != "" {
+			if err := os.Rename(h.unplugged, dir); err != nil {
+				o.t.Fatal(err)
+			}
+			h.unplugged = ""
+			return "", 0
 		}
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			o.t.Fatal(err)
@@ -503,6 +512,47 @@ func TestRunbooks(t *testing.T) {
 			if hits == 0 || hits == len(l.stored) {
 				t.Errorf("%d of %d prompts are hits without one of two disks", hits, len(l.stored))
 			}
+		},
+		"A disk may have secrets of ended epochs": func(t *testing.T, steps []step) {
+			o := newOperator(t, [][2]string{{"  keys_file", "/etc/penstock/keys"}, {"  epoch_keys", "true"}})
+			h := o.hosts["n1"]
+			writeFile(t, h.dir+"/etc/penstock", "keys", keysText("2026-11"))
+			h.systemctl(t, "start")
+			must := func(out string, code int) {
+				t.Helper()
+				if code != 0 {
+					t.Fatal(out)
+				}
+			}
+			must(o.do("n1", "penstock status --wait && "+makeNamespace))
+			// unplugged starts the node without a disk, and ends the epoch of the namespace.
+			unplugged := func() {
+				t.Helper()
+				h.systemctl(t, "stop")
+				h.unplugged = t.TempDir() + "/disk"
+				if err := os.Rename(h.dir+"/mnt/nvme1", h.unplugged); err != nil {
+					t.Fatal(err)
+				}
+				h.systemctl(t, "start")
+				must(o.do("n1", "penstock status --wait && penstock ns bump-epoch m"))
+			}
+			startLoad(t, h).stop()
+			unplugged()
+			remove := slices.IndexFunc(steps, func(s step) bool { return strings.Contains(s.command, "volume remove") })
+			o.run(steps[:remove])
+			l := startLoad(t, h)
+			l.stop()
+			unplugged()
+			rewritten := slices.IndexFunc(steps[remove:], func(s step) bool { return s.command == "penstock status" }) + remove
+			o.run(steps[remove:rewritten])
+			awaitTrue(t, "no block needs the old key", func() bool {
+				out, _ := o.do("n1", "penstock status")
+				if strings.Contains(out, "pending") {
+					t.Errorf("the removed volume is waited for:\n%s", out)
+				}
+				return strings.Contains(out, "can be removed")
+			})
+			o.run(steps[rewritten:])
 		},
 		"Lose a node": func(t *testing.T, steps []step) {
 			o := started(t, steps, memberOfCluster, testetcd.Start(t, 1))

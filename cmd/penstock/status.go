@@ -192,7 +192,11 @@ func printEpochKeys(t *table, k *pb.EpochKeysStatus) {
 		if name == "" {
 			name = fmt.Sprintf("namespace %d, deleted", e.GetNamespaceId())
 		}
-		t.row(name, fmt.Sprint("up to ", e.GetEpoch()), "pending: "+strings.Join(e.GetVolumes(), ", "))
+		since := ""
+		if ms := e.GetSinceUnixMs(); ms != 0 {
+			since = " since " + utc(ms)
+		}
+		t.row(name, fmt.Sprint("up to ", e.GetEpoch()), "pending"+since+": "+strings.Join(e.GetVolumes(), ", "))
 	}
 }
 

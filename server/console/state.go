@@ -42,8 +42,19 @@ type Overview struct {
 	CorruptBlocks              uint64
 	Durability, EvictionPolicy string
 	RSSBytes, MemoryBudget     int64
+	// Erasures has the volumes, also of adopted nodes, that may still have secrets of ended epochs, sorted
+	// by path.
+	Erasures []Erasure
 	// Cluster is nil if the node stands alone.
 	Cluster *Cluster
+}
+
+// Erasure is a volume that may still have the secrets of ended epochs of some namespaces. Since is the
+// time at which the first of these epochs ended.
+type Erasure struct {
+	Volume     string
+	Namespaces int
+	Since      time.Time
 }
 
 // Volume is the state of one volume.
@@ -332,6 +343,10 @@ func (o Overview) Faults() []Fault {
 		if v.MoveStalled != "" {
 			faults = append(faults, Fault{Subject: "volume " + v.Path, State: "drain stalled", Reason: v.MoveStalled})
 		}
+	}
+	for _, e := range o.Erasures {
+		faults = append(faults, Fault{Subject: "volume " + e.Volume, State: "erasure pending", Since: e.Since, Reason: fmt.Sprintf(
+			"it may have the secrets of ended epochs of %s: bring it back, or remove it and erase its disk", plural(int64(e.Namespaces), "namespace"))})
 	}
 	if o.CorruptBlocks > 0 {
 		faults = append(faults, Fault{Subject: "blocks", State: "corrupt", Reason: fmt.Sprintf("%s failed a checksum since the start of the node", plural(int64(o.CorruptBlocks), "block"))})

@@ -165,6 +165,13 @@ func Alerts() []Alert {
 			Summary:     "Blocks of volume " + volume + ", which is draining, cannot be moved.",
 			Description: "The other volumes have no room, or reads of this volume fail. `penstock volume list` has the reason. Add a volume, or evict blocks with `penstock evict`. If the disk cannot be read, run `penstock volume remove --force`: the blocks that are left are misses.",
 		},
+		{
+			Group: "volumes", Name: "PenstockErasurePending", For: "10m", Severity: Warning,
+			Meaning:     "A volume may still have the secrets of ended epochs.",
+			Expr:        "penstock_volume_pending_erasure_seconds > 0",
+			Summary:     "Volume " + volume + " may have the secrets of epochs that ended up to " + seconds + " ago.",
+			Description: "Whoever has the volume and its key can decrypt blocks of these epochs. The volume was missing or had failed when the epochs ended (`encryption.epoch_keys`), and `penstock status` names the namespaces. Bring the volume back: the secrets are erased before it is used. If it is lost, run `penstock volume remove --force`, erase or destroy its disk, and replace the key.",
+		},
 
 		{
 			Group: "capacity", Name: "PenstockEvictsRecentBlocks", For: "30m", Severity: Warning,

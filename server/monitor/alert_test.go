@@ -234,6 +234,11 @@ func cases() map[string]alertCases {
 			situation{[]series{{"penstock_volume_move_failures_total{" + node + `,volume="/d1"}`, "0+1x90"}}, "31m", onNode + " volume=/d1", "Blocks of volume /d1 of n1, which is draining, cannot be moved."},
 			append(quietAt("40m", "penstock_volume_move_failures_total{"+node+`,volume="/d1"}`, "0 1x90"), quietAt("25m", "penstock_volume_move_failures_total{"+node+`,volume="/d1"}`, "0+1x90")...),
 		},
+		"PenstockErasurePending": {
+			situation{[]series{{"penstock_volume_pending_erasure_seconds{" + node + `,volume="/d1"}`, "0x10 3600+60x30"}}, "21m", onNode + " volume=/d1", "Volume /d1 of n1 may have the secrets of epochs that ended up to 1h 10m 0s ago."},
+			append(quietAt("40m", "penstock_volume_pending_erasure_seconds{"+node+`,volume="/d1"}`, "0x60"), // all erasures are complete
+				quietAt("20m", "penstock_volume_pending_erasure_seconds{"+node+`,volume="/d1"}`, "0x10 60+60x5 0x30")...), // the volume was back soon
+		},
 
 		"PenstockEvictsRecentBlocks": {
 			situation{evictions("950", "19"), "1h25m", onNode, "Storage node n1 is full and keeps an unused block for only 50m 0s."},

@@ -131,6 +131,8 @@ func Rows() []Row {
 			noted("1 for the state of the volume.", graph("States other than ok", Count, Query{`penstock_volume_state{state!="ok"}`, volume + " {{state}}"})),
 			graph("Bytes stored", Bytes, Query{"penstock_volume_used_bytes", volume}),
 			graph("Moved by drains", ByteRate, rate("penstock_volume_moved_bytes_total", volume, "instance, volume")),
+			noted("Not 0: a volume that was missing or had failed when an epoch ended may still have the epoch's secret.",
+				graph("Namespaces with pending erasures", Count, Query{"penstock_volume_pending_erasures", volume})),
 			graph("Moves that failed", CallRate, rate("penstock_volume_move_failures_total", volume, "instance, volume")),
 		}},
 		{"Namespaces", []Panel{

@@ -335,5 +335,8 @@ func (n *Node) CheckKeys(keys *crypt.Keyring) error { return n.store.CheckKeys(k
 // complete.
 func (n *Node) EpochKeys() blockstore.EpochKeys { return n.store.EpochKeys() }
 
+// Erasures returns the erasures of the secrets of epochs that are not complete, sorted by namespace.
+func (n *Node) Erasures() []blockstore.Erasure { return n.store.Erasures() }
+
 // KeyUse returns the keys of encrypted volumes with the blocks of each.
 func (n *Node) KeyUse() []blockstore.KeyUse { return n.store.KeyUse() }
