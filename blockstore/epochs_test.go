@@ -18,6 +18,7 @@ import (
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/io/blockio"
 	"github.com/penstock-kv/penstock/io/faultio"
 	"github.com/penstock-kv/penstock/io/memio"
 	"github.com/penstock-kv/penstock/kv"
@@ -70,11 +71,17 @@ func secretsOn(t *testing.T, ring *crypt.Keyring, d *memio.Device) (areas [2][]o
 	t.Helper()
 	d = d.Reopen()
 	defer d.Close()
+	return secretsIn(t, ring, d, ondisk.CatalogueName)
+}
+
+// secretsIn is secretsOn for one of the catalogues of a device.
+func secretsIn(t *testing.T, ring *crypt.Keyring, d blockio.Device, name string) (areas [2][]ondisk.EpochSecret) {
+	t.Helper()
 	c, err := probe(t.Context(), d)
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, err := d.Open(ondisk.CatalogueName)
+	f, err := d.Open(name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -911,6 +918,57 @@ func TestTooManyEpochs(t *testing.T) {
 	b := blockOf(epoch(1, 1), "b")
 	if err := errors.Join(put(t, s, nil, b), get(t, s, b, 0, 0)); err != nil || string(s.Catalogue()) != "c" {
 		t.Errorf("catalogue %q, %v", s.Catalogue(), err)
+	}
+}
+
+// TestEpochKeysOfAVolumeThatBecomesShared: the secrets that a local volume had when it became shared are erased when their
+// epochs end.
+func TestEpochKeysOfAVolumeThatBecomesShared(t *testing.T) {
+	dir, ring, on := t.TempDir(), keyring(t, "k"), true
+	first, second := epoch(1, 1), epoch(1, 2)
+	use := func(owner Owner, live EpochID) {
+		t.Helper()
+		s, err := Open(t.Context(), Options{Devices: []blockio.Device{sharedDevice(t, dir)}, CapacityBytes: 1 << 20, Owner: owner, Keys: ring, EpochKeys: &on})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Ready(); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // both areas
+			if err := errors.Join(s.SetCatalogue(t.Context(), []byte("c"), live), s.EraseEpochs(t.Context(), live)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if e := s.Erasures(); len(e) != 0 {
+			t.Errorf("pending: %+v", e)
+		}
+		closeStore(t, s)
+	}
+	use(nil, first)
+	use(&claim{ledger: newLedger()}, second)
+	d := sharedDevice(t, dir)
+	defer d.Close()
+	names, err := d.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, name := range names {
+		if !strings.HasPrefix(name, ondisk.CatalogueName) {
+			continue
+		}
+		for area, secrets := range secretsIn(t, ring, d, name) {
+			found += len(secrets)
+			for _, s := range secrets {
+				if (EpochID{s.Namespace, s.Epoch}) != second {
+					t.Errorf("area %d of %s has the secret of %d", area, name, s.Epoch)
+				}
+			}
+		}
+	}
+	if found == 0 {
+		t.Errorf("no catalogue of %q has a secret", names)
 	}
 }
 

@@ -192,7 +192,8 @@ func (v *volume) share(ctx context.Context) error {
 	return nil
 }
 
-// removeOutlived removes the superblocks and catalogues of earlier owners. A file that cannot be
+// removeOutlived removes the superblocks and catalogues of earlier owners, and the catalogue that the volume had
+// before it was shared. A file that cannot be
 // removed is never read, because the files of this owner have a higher fencing number, but it may have
 // secrets of epochs that are erased later.
 func (s *Store) removeOutlived() {
@@ -204,7 +205,7 @@ func (s *Store) removeOutlived() {
 			continue
 		}
 		for _, name := range v.names {
-			if _, fence, ok := ondisk.ParseSharedName(name); !ok || fence >= s.fence {
+			if _, fence, ok := ondisk.ParseSharedName(name); name != ondisk.CatalogueName && (!ok || fence >= s.fence) {
 				continue
 			}
 			if err := v.dev.Remove(name); err != nil && !errors.Is(err, blockio.ErrNotExist) {
