@@ -972,6 +972,53 @@ func TestEpochKeysOfAVolumeThatBecomesShared(t *testing.T) {
 	}
 }
 
+// TestErasureOfAFailedSharedVolume: the catalogue of the earlier owner of a volume that fails while the new owner opens it has
+// the secrets of epochs that end meanwhile. The erasure is pending until that catalogue is removed too.
+func TestErasureOfAFailedSharedVolume(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ring, l := keyring(t, "k"), newLedger()
+		dirs := []string{t.TempDir(), t.TempDir()}
+		first, second := epoch(1, 1), epoch(1, 2)
+		own := func(faults string) (*Store, *claim, *faultio.Device) {
+			t.Helper()
+			opts, c := withEpochs(ring, true), &claim{ledger: l}
+			opts.Owner = c
+			bad := faultio.Wrap(sharedDevice(t, dirs[0]), rules(t, faults))
+			return mustOpenBroken(t, opts, bad, sharedDevice(t, dirs[1])), c, bad
+		}
+		s, c, _ := own("")
+		if err := s.SetCatalogue(t.Context(), []byte("one"), first); err != nil {
+			t.Fatal(err)
+		}
+		closeStore(t, s)
+		c.end()
+		s, c, bad := own(`(Err EIO Writes)`)
+		if err := errors.Join(s.SetCatalogue(t.Context(), []byte("two"), second), s.EraseEpochs(t.Context(), second)); err != nil {
+			t.Fatal(err)
+		}
+		if e := s.Erasures(); len(e) != 1 || !slices.Equal(e[0].Volumes, dirs[:1]) {
+			t.Errorf("pending while the volume is failed: %+v", e)
+		}
+		bad.SetRules(rules(t, ""))
+		awaitState(t, s, 0, health.Suspect, 10*time.Minute)
+		if e := s.Erasures(); len(e) != 0 {
+			t.Errorf("pending after the volume has recovered: %+v", e)
+		}
+		closeStore(t, s)
+		c.end()
+		d := sharedDevice(t, dirs[0])
+		defer d.Close()
+		names, err := d.List()
+		if err != nil {
+			t.Fatal(err)
+		}
+		names = slices.DeleteFunc(names, func(name string) bool { return !strings.HasPrefix(name, ondisk.CatalogueName) })
+		if want := []string{ondisk.SharedName(ondisk.CatalogueName, 2)}; !slices.Equal(names, want) {
+			t.Errorf("catalogues %q; want %q", names, want)
+		}
+	})
+}
+
 // TestEpochKeysOfAdoptedStore: a process that adopts a shared store keeps the secrets, and erases those of epochs that end
 // there. The next owner has the rest.
 func TestEpochKeysOfAdoptedStore(t *testing.T) {

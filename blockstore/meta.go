@@ -306,10 +306,14 @@ func (v *volume) probe() {
 }
 
 // refresh writes the current superblock and catalogue, and reads the catalogue back. If the volume may have
-// erased secrets of epochs, both areas of the catalogue are written. It calls step after each write.
+// erased secrets of epochs, files of earlier owners are removed, and both areas of the catalogue are written. It
+// calls step after each write.
 func (v *volume) refresh(ctx context.Context, step func()) error {
 	if err := v.writeSuperblock(ctx); err != nil {
 		return fmt.Errorf("superblock: %w", err)
+	}
+	if v.outlived.Load() {
+		v.removeOutlived(true)
 	}
 	step()
 	header, wipe, err := v.refreshCatalogue(ctx)

@@ -720,7 +720,9 @@ func (s *Store) beginBoot(ctx context.Context) error {
 		return err
 	}
 	s.generations.start(s.boot)
-	s.removeOutlived()
+	for _, v := range s.present() {
+		v.removeOutlived(v.dev.health().Syncs())
+	}
 	if changed {
 		s.log.Info("new blocks are encrypted with another key than at the last start", "key", key.ID(), "keys", periodNames(s.present()))
 	}

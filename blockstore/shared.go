@@ -192,28 +192,31 @@ func (v *volume) share(ctx context.Context) error {
 	return nil
 }
 
-// removeOutlived removes the superblocks and catalogues of earlier owners, and the catalogue that the volume had
-// before it was shared. A file that cannot be
-// removed is never read, because the files of this owner have a higher fencing number, but it may have
-// secrets of epochs that are erased later.
-func (s *Store) removeOutlived() {
-	if s.fence == 0 {
+// removeOutlived removes the superblocks and catalogues that the files of this owner replace: those of earlier
+// owners, and the catalogue that the volume had before it was shared. A file that cannot be removed is
+// never read, because the files of this owner have a higher fencing number, but it may have secrets of epochs
+// that are erased later: then v.outlived is set. written reports whether the volume has the files of this owner;
+// without them the older files stay until a probe has written them. The caller holds Store.meta, or the store
+// is not in use yet.
+func (v *volume) removeOutlived(written bool) {
+	fence, left := v.store.fence, false
+	if fence == 0 || v.local {
 		return
 	}
-	for _, v := range s.syncing() {
-		if v.superName != ondisk.SharedName(ondisk.SuperblockName, s.fence) {
+	for _, name := range v.names {
+		if _, of, ok := ondisk.ParseSharedName(name); name != ondisk.CatalogueName && (!ok || of >= fence) {
 			continue
 		}
-		for _, name := range v.names {
-			if _, fence, ok := ondisk.ParseSharedName(name); name != ondisk.CatalogueName && (!ok || fence >= s.fence) {
-				continue
-			}
-			if err := v.dev.Remove(name); err != nil && !errors.Is(err, blockio.ErrNotExist) {
-				v.log.Warn("could not remove a file of the volume's previous owner", "file", name, "err", err)
-				v.outlived.Store(true)
-			}
+		if !written {
+			left = true
+			continue
+		}
+		if err := v.dev.Remove(name); err != nil && !errors.Is(err, blockio.ErrNotExist) {
+			v.log.Warn("could not remove a file of the volume's previous owner", "file", name, "err", err)
+			left = true
 		}
 	}
+	v.outlived.Store(left)
 }
 
 // Fence returns the fencing number under which this process owns the store, or 0 if the store is not

@@ -65,8 +65,8 @@ type volume struct {
 	periods atomic.Pointer[periods]
 	sealing sealPool
 	// areaWipes has for each catalogue area the number of the table of secrets (epochTable.wipe) in it; 0
-	// for an area that this process has not written. outlived is set if the catalogue of an earlier owner
-	// could not be removed.
+	// for an area that this process has not written. outlived is set while files of an earlier owner
+	// that could not be removed are on the volume.
 	areaWipes [2]atomic.Uint64
 	outlived  atomic.Bool
 	// scrubsHung counts the reads in progress for which Scrub has stopped waiting.
