@@ -321,6 +321,98 @@ func TestPendingErasures(t *testing.T) {
 	check(0)
 }
 
+// TestEpochKeysOfAdoptedVolumes: a node that is killed has shared volumes with the secrets of epochs. The node that adopts them by itself
+// returns its blocks. An epoch that ends after the adoption, or while no node has the volumes, is erased from them: then no
+// answer of the adopted node comes before the erasure.
+func TestEpochKeysOfAdoptedVolumes(t *testing.T) {
+	testkit.VerifyNone(t)
+	for _, held := range []bool{true, false} {
+		t.Run(fmt.Sprintf("held=%v", held), func(t *testing.T) {
+			e, dir := testetcd.Start(t, 1), t.TempDir()
+			volume, keys := dir+"/a", writeFile(t, dir, "keys", keysText("k1"))
+			own := sharedOf(e, "a", volume, "--encryption-keys-file", keys, "--encryption-epoch-keys")
+			a := startProcess(t, "", own...)
+			start := func(adopts bool) *served {
+				b := startServed(t, dir+"/b", slowLease(e, "b", "--encryption-keys-file", keys, fmt.Sprintf("--cluster-adopt=%v", adopts))...)
+				awaitTrue(t, "node b serves", serving(t, b))
+				return b
+			}
+			b := start(held)
+			awaitTrue(t, "node a serves", serving(t, a.client(t)))
+			tokensFile, dataFile := prompt(t, b, dir, 20)
+			eventually(t, a.client(t), "block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile)
+			// readable returns the numbers of slots of an epoch that the keys decrypt with the secrets on the volume, and
+			// that they do not.
+			readable := func(epoch int) (yes, no int) {
+				t.Helper()
+				for slot := range 32 {
+					r := b.run("store", "inspect", "--data", volume, "--encryption-keys-file", keys, "--segment", "0", "--slot", fmt.Sprint(slot))
+					_, verdict, ok := strings.Cut(r.out, "verdict")
+					switch {
+					case !ok || !strings.Contains(r.out, fmt.Sprintf("epoch %d ", epoch)):
+					case strings.Contains(verdict, "every layer has its checksum"):
+						yes++
+					case strings.Contains(verdict, fmt.Sprintf("the catalogue of this volume has no secret of epoch %d ", epoch)):
+						no++
+					default:
+						t.Errorf("slot %d: %s", slot, r.out)
+					}
+				}
+				return yes, no
+			}
+			want := func(when string, epoch, yes, no int) {
+				t.Helper()
+				if y, n := readable(epoch); y != yes || n != no {
+					t.Errorf("%s: %d slots of epoch %d can be read and %d cannot; want %d and %d", when, y, epoch, n, yes, no)
+				}
+			}
+			if err := a.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			if !held {
+				awaitTrue(t, "the lease has ended", func() bool {
+					return strings.Contains(b.run("volume", "adopt", volume, "--dry-run").must(t), "none: the volumes can be adopted")
+				})
+				eventually(t, b, "ns", "bump-epoch", "m")
+				want("no node has the volumes", 1, 20, 0)
+				b.stop()
+				b = start(true)
+			}
+			guest := adoptedClient(t, a, b)
+			if held {
+				fetchEventually(t, guest, dir, tokensFile, dataFile)
+				want("after the adoption", 1, 20, 0)
+				eventually(t, b, "ns", "bump-epoch", "m")
+			}
+			// The bump waits for all members, and an adopted node serves when it has applied the cluster's epochs.
+			want("the adopted node serves the next epoch", 1, 0, 20)
+			if r := guest.run("block", "get", "m", "--tokens-file", tokensFile, "--out", dir+"/old"); r.code == exitOK {
+				t.Errorf("blocks of the ended epoch are returned:\n%s", r.out)
+			}
+			if names, err := filepath.Glob(volume + "/catalogue*"); err != nil || !slices.Equal(names, []string{volume + "/catalogue-00000002"}) {
+				t.Errorf("catalogues %q, %v; want that of the new owner only", names, err)
+			}
+			eventually(t, guest, "block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile)
+			fetchEventually(t, guest, dir, tokensFile, dataFile)
+			status := func(s *served) {
+				t.Helper()
+				if got := s.run("status").must(t); !regexp.MustCompile(`\non +0 +0 B\n`).MatchString(got) || strings.Contains(got, "pending") {
+					t.Errorf("epoch keys are on and no erasure is pending; status:\n%s", got)
+				}
+			}
+			status(guest)
+			back := alone(t, "", own...)
+			awaitTrue(t, "the node has its volumes back", func() bool { return states(t, b) == "a:serving b:serving" && serving(t, back)() })
+			fetchEventually(t, back, dir, tokensFile, dataFile)
+			status(back)
+			if yes, _ := readable(1); yes > 0 {
+				t.Errorf("%d slots of the ended epoch can be read", yes)
+			}
+			b.stop()
+		})
+	}
+}
+
 // TestKeysCommand: the error of a command has its standard error and not its output.
 func TestKeysCommand(t *testing.T) {
 	secret := string(keysText("k1"))
