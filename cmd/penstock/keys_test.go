@@ -693,6 +693,65 @@ func TestGuestWithoutNewKeys(t *testing.T) {
 	}
 }
 
+// TestPendingErasuresOfAdoptedVolumes: an adopted node has no HTTP, so the metrics and the console of its adopter show the erasures
+// that wait for one of its volumes, until the volumes are opened again.
+func TestPendingErasuresOfAdoptedVolumes(t *testing.T) {
+	testkit.VerifyNone(t)
+	e, dir := testetcd.Start(t, 1), t.TempDir()
+	keys := writeFile(t, dir, "keys", keysText("k1"))
+	own := memberConfig(e, "a", "")
+	own.Data, own.SharedData, own.Encryption.KeysFile, own.Encryption.EpochKeys = nil, []string{dir + "/bad", dir + "/good"}, keys, true
+	t.Run("node a", func(t *testing.T) {
+		a := openMember(t, own)
+		if _, err := a.storage.CreateNamespace(t.Context(), kv.Namespace{Name: "m", Geometry: kv.SingleGroup(1, 256, 16), Index: kv.IndexTrie}); err != nil {
+			t.Fatal(err)
+		}
+	})
+	cfg := memberConfig(e, "b", dir+"/b")
+	cfg.HTTP, cfg.Encryption.KeysFile = "127.0.0.1:0", keys
+	b := openMember(t, cfg)
+	go func() { _ = b.server.Serve(b.control, b.web) }() // until openMember closes the node
+	web := gatewayClient(t, nil)
+	open := func(path string) string {
+		_, body := call(t, web, "GET", "http://"+b.web.Addr().String()+path, "")
+		return body
+	}
+	adopt := func() *node {
+		t.Helper()
+		awaitTrue(t, "the volumes are adopted", func() bool {
+			_, err := b.adopter.Adopt(t.Context(), dir+"/good", false)
+			return err == nil
+		})
+		n := b.adopter.serving()[0].node
+		<-n.cluster.Joined()
+		return n
+	}
+	check := func(when string, bad int) {
+		t.Helper()
+		metrics := open("/metrics")
+		for volume, n := range map[string]int{"b": 0, "good": 0, "bad": bad} {
+			if line := fmt.Sprintf("penstock_volume_pending_erasures{volume=\"%s/%s\"} %d\n", dir, volume, n); !strings.Contains(metrics, line) {
+				t.Errorf("%s: no %q in\n%s", when, line, metrics)
+			}
+		}
+		fault := "volume " + dir + "/bad</th><td><span class=\"state\" data-state=\"erasure pending\">"
+		awaitTrue(t, when+": the console", func() bool { return strings.Contains(open("/"), fault) == (bad > 0) })
+	}
+	guest := adopt()
+	check("after the adoption", 0)
+	if err := guest.volumes[0].Device.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.cluster.BumpEpoch(t.Context(), "m", 0, 1); err != nil {
+		t.Fatal(err)
+	}
+	check("after the bump", 1)
+	b.adopter.serving()[0].giveUp()
+	awaitTrue(t, "the adopted node is given up", func() bool { return len(guests(b)) == 0 })
+	adopt()
+	check("after the next adoption", 0)
+}
+
 // TestKeysCommandHangsAtReload: while the command of a reload hangs, the node answers config diff and status. When
 // the caller of the reload leaves, the command is ended, nothing changes, and the next reload is applied.
 func TestKeysCommandHangsAtReload(t *testing.T) {
