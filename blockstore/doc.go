@@ -153,8 +153,8 @@
 //     began, and each has another secret of it, the slots of both can be read.
 //   - Open keeps the secrets of ended epochs that it finds, also in the catalogue of a volume that was missing.
 //     The engine's first EraseEpochs writes both areas of each volume, unless the store has no secrets.
-//   - The catalogue names the volumes that may still have erased secrets (Erasures), until both of their
-//     areas were written. A probe writes both areas.
+//   - The catalogue names the volumes that may still have erased secrets (Erasures), and since when, until both of
+//     their areas were written and the catalogues of earlier owners were removed. A probe does both.
 //
 // # Shared volumes
 //

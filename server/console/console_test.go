@@ -245,11 +245,13 @@ func TestOverview(t *testing.T) {
 		s.overview.Cluster.LeaseFailure = "the lease ended"
 		s.overview.Cluster.Failure = "etcd does not answer"
 		s.overview.Cluster.RefusedNamespaces = 2
+		s.overview.Erasures = []console.Erasure{{Volume: "/v2", Namespaces: 2, Since: start.Add(-time.Hour)}}
 		s.overview.Node.State, s.overview.Node.Reason = "read_only", "the index failed"
 	})
 	_, url = serve(t, console.Options{Source: src, Node: "n1"})
 	_, page = get(t, url+"/")
-	wants(t, text(page), "Node n1 is read_only. 9 faults.", "node n1 read_only the index failed", "lease in etcd not valid the lease ended",
+	wants(t, text(page), "Node n1 is read_only. 10 faults.", "volume /v2 erasure pending it may have the secrets of ended epochs of 2 namespaces: bring it back, or remove it and erase its disk 2026-11-26 19:00:00 UTC",
+		"node n1 read_only the index failed", "lease in etcd not valid the lease ended",
 		"list of members not read etcd does not answer", "namespaces refused the node could not apply the last change of 2 namespaces",
 		"The list of members was not read: etcd does not answer")
 }
