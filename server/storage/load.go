@@ -197,14 +197,9 @@ func (n *Node) load(ctx context.Context, ns kv.Namespace, req LoadRequest, deliv
 	if err := n.checkLoad(ns, req); err != nil {
 		return LoadResult{}, err
 	}
-	wait, cancel := context.WithTimeout(ctx, n.limits.Load().QueueWait)
 	by := fair.Caller{Share: req.Share, Tenant: ns.Tenant}
-	p, err := n.reads.enter(wait, by, 1, req.bytes(ns.Geometry))
-	cancel()
+	p, err := n.enterReads(ctx, by, req.bytes(ns.Geometry))
 	if err != nil {
-		if ctx.Err() == nil {
-			err = fmt.Errorf("%w: %d loads are running and as many wait", ErrBusy, n.reads.limit())
-		}
 		return LoadResult{}, err
 	}
 	l := &load{node: n, ns: ns, place: p, req: req, deliver: deliver, open: 1, ended: make(chan struct{}), lanes: newLaneUse(by, n.lanes)}
@@ -220,6 +215,22 @@ func (n *Node) load(ctx context.Context, ns kv.Namespace, req LoadRequest, deliv
 		return LoadResult{}, err
 	}
 	return l.result(match), nil
+}
+
+// enterReads waits up to QueueWait until a Load of the given number of bytes may run. If the Load may
+// run at once, enterReads does not use ctx.Done and starts no timer, because either would wake a
+// thread. Errors: ErrBusy, ctx's.
+func (n *Node) enterReads(ctx context.Context, by fair.Caller, bytes int64) (place, error) {
+	if p, ok := n.reads.try(by, 1, bytes); ok {
+		return p, nil
+	}
+	wait, cancel := context.WithTimeout(ctx, n.limits.Load().QueueWait)
+	defer cancel()
+	p, err := n.reads.enter(wait, by, 1, bytes)
+	if err != nil && ctx.Err() == nil {
+		err = fmt.Errorf("%w: %d loads are running and as many wait", ErrBusy, n.reads.limit())
+	}
+	return p, err
 }
 
 // perform runs the load. It returns when the load has ended or, with ctx's error, when ctx ends.
