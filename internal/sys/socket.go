@@ -115,6 +115,31 @@ func closeAll(files []*os.File) error {
 	return errors.Join(errs...)
 }
 
+// WriteNow writes the part of p for which the socket has room, and returns the number of bytes
+// written, which may be 0. It does not wait.
+func WriteNow(conn *net.UnixConn, p []byte) (n int, err error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0, fmt.Errorf("sys: write to a unix socket: %w", err)
+	}
+	if cerr := raw.Write(func(fd uintptr) bool {
+		for {
+			if n, err = unix.SendmsgN(int(fd), p, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); !errors.Is(err, unix.EINTR) {
+				return true
+			}
+		}
+	}); cerr != nil {
+		err = cerr
+	}
+	switch {
+	case errors.Is(err, unix.EAGAIN):
+		return 0, nil
+	case err != nil:
+		return 0, fmt.Errorf("sys: write to a unix socket: %w", err)
+	}
+	return n, nil
+}
+
 // PeerUID returns the user id of the process at the other end of a unix socket: the process that
 // connected or that listens.
 func PeerUID(conn *net.UnixConn) (uint32, error) {

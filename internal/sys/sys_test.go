@@ -1,6 +1,7 @@
 package sys
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -310,6 +311,54 @@ func TestBlockingSocket(t *testing.T) {
 	}
 	if err := EndReads(file); err == nil {
 		t.Error("the reads of a closed socket were ended")
+	}
+}
+
+// TestWriteNow: WriteNow writes as much as the socket has room for and does not wait for the reader.
+// The bytes arrive in order. It fails if the reader has gone.
+func TestWriteNow(t *testing.T) {
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	conn, err := net.DialUnix("unix", nil, listener.Addr().(*net.UnixAddr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	peer, err := listener.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer peer.Close()
+	msg := make([]byte, 64<<20)
+	for i := range msg {
+		msg[i] = byte(i>>12 + i)
+	}
+	sent := 0
+	for {
+		n, err := WriteNow(conn, msg[sent:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sent += n; n == 0 {
+			break
+		}
+	}
+	if sent == 0 || sent == len(msg) {
+		t.Fatalf("%d of %d bytes were sent to a peer that does not read", sent, len(msg))
+	}
+	got := make([]byte, sent)
+	if _, err := io.ReadFull(peer, got); err != nil || !bytes.Equal(got, msg[:sent]) {
+		t.Errorf("the peer got other bytes, %v", err)
+	}
+	if n, err := WriteNow(conn, msg[:5]); err != nil || n != 5 {
+		t.Errorf("after the peer has read: %d bytes, %v", n, err)
+	}
+	peer.Close()
+	if _, err := WriteNow(conn, msg[:5]); !errors.Is(err, syscall.EPIPE) {
+		t.Errorf("to a closed socket: %v; want EPIPE", err)
 	}
 }
 

@@ -401,11 +401,27 @@ const keptReplyBytes = 64 << 10
 // reply sends a frame. It returns false if the engine has disconnected or does not read.
 func reply(conn *net.UnixConn, frame []byte) bool {
 	api.PutLocalFrame(frame)
-	if err := conn.SetWriteDeadline(time.Now().Add(replyWithin)); err != nil {
-		return false // closed concurrently
+	// A deadline is a timer, for which the runtime wakes a thread. So reply sets none while the
+	// socket has room.
+	n, err := sys.WriteNow(conn, frame)
+	if err == nil && n < len(frame) {
+		err = inTime(conn, func() error {
+			_, err := conn.Write(frame[n:])
+			return err
+		})
 	}
-	_, err := conn.Write(frame)
 	return err == nil
+}
+
+// inTime calls write, which fails if it does not end within replyWithin.
+func inTime(conn *net.UnixConn, write func() error) error {
+	if err := conn.SetWriteDeadline(time.Now().Add(replyWithin)); err != nil {
+		return err // closed concurrently
+	}
+	if err := write(); err != nil {
+		return err
+	}
+	return conn.SetWriteDeadline(time.Time{})
 }
 
 // stage makes staging memory for a session and sends its descriptor to the engine. If the session
@@ -418,14 +434,13 @@ func (l *Listener) stage(conn *net.UnixConn, s *Session) error {
 	}
 	frame := append(answer.Append(make([]byte, api.LocalFrameHeaderBytes)), text...)
 	api.PutLocalFrame(frame)
-	if err := conn.SetWriteDeadline(time.Now().Add(replyWithin)); err != nil {
-		return err
-	}
-	if refused != nil {
-		_, err := conn.Write(frame)
-		return err
-	}
-	return s.staging.Send(conn, frame)
+	return inTime(conn, func() error {
+		if refused != nil {
+			_, err := conn.Write(frame)
+			return err
+		}
+		return s.staging.Send(conn, frame)
+	})
 }
 
 // newStaging makes the staging memory of a session, within StagingBytesMax.

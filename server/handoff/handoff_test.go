@@ -195,7 +195,7 @@ func TestCalls(t *testing.T) {
 	n := newNode(t, nil)
 	e := n.connect()
 	in := bufio.NewReader(e.conn)
-	for _, request := range []string{"", "one", strings.Repeat("x", 3<<20)} {
+	for _, request := range []string{"", "one", strings.Repeat("x", 3<<20), "two"} {
 		if _, err := e.conn.Write(frame(api.KindCall, request)); err != nil {
 			t.Fatal(err)
 		}
@@ -252,6 +252,36 @@ func TestDeathEndsItsCall(t *testing.T) {
 		t.Errorf("the other engine: session %v, %d calls ended", err, len(ended))
 	}
 	// Close ends the call of the other engine.
+}
+
+// TestDeathEndsItsReply: an engine that ends without reading a reply, which is longer than the socket has
+// room for, ends its session and no other, and Close does not wait for such a reply.
+func TestDeathEndsItsReply(t *testing.T) {
+	answered := make(chan struct{}, 2)
+	n := newNodeServing(t, nil, func(_ context.Context, _ api.LocalID, _, dst []byte) []byte {
+		answered <- struct{}{}
+		return append(dst, make([]byte, 8<<20)...)
+	})
+	dying, living := n.connect(), n.connect()
+	for _, e := range []*engine{dying, living} {
+		if _, err := e.conn.Write(frame(api.KindCall, "")); err != nil {
+			t.Fatal(err)
+		}
+		<-answered
+		// The first byte of the reply has come, and the node waits until the engine reads the rest.
+		if _, err := e.conn.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dying.hangUp()
+	until(t, "the end of one session", func() bool { return n.Stats().Sessions == 1 })
+	if _, err := n.Session(living.hello.Session[:]); err != nil {
+		t.Errorf("the other session: %v", err)
+	}
+	living.hangUp()
+	if err := n.Close(); err != nil {
+		t.Error(err)
+	}
 }
 
 // TestDeathReturnsLoans: the end of a connection returns all loans of its session and no others.
