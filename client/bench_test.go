@@ -85,6 +85,40 @@ func BenchmarkWrite(b *testing.B) {
 	}
 }
 
+// BenchmarkCopy reads one block at a time over the unix socket of a node on this host.
+func BenchmarkCopy(b *testing.B) {
+	for _, size := range []int{64 << 10, 1 << 20, 4 << 20} {
+		b.Run(fmt.Sprintf("block=%dKiB", size>>10), func(b *testing.B) {
+			const blocks = 16
+			h, _ := newLocalHost(b, int64(2*blocks*size), func(so *storage.Options, o *server.Options) {
+				so.LoadBytesMax, so.WriteBytesMax, so.HotBytes = 4<<20, 4<<20, 0
+				o.Limits.ReadBytes, o.Limits.WriteBytes = 4<<20, 4<<20
+			})
+			r := newRig(b, nil, h)
+			ns := r.namespace("m", kv.SingleGroup(16, 16, size/16/16), kv.IndexFlat)
+			mem := r.memory(int64(blocks * size))
+			ids := chain(ns, blocks, 1)
+			if w, err := r.store.Write(b.Context(), client.WriteRequest{Namespace: ns, IDs: ids, From: mem}); err != nil || w.Stored != blocks {
+				b.Fatalf("write: %v: %s, %v", w.Outcome, w.Detail, err)
+			}
+			next := 0
+			read := func() {
+				next = (next + 1) % blocks
+				got, err := r.store.Read(b.Context(), client.ReadRequest{Namespace: ns, IDs: ids[next : next+1], Into: mem, Base: int64(next * size)})
+				if err != nil || got.Blocks != 1 {
+					b.Fatalf("read: %v: %s, %v", got.Outcome, got.Cut, err)
+				}
+			}
+			eventually(b, "a read over the unix socket", func() bool { read(); return r.store.Stats().LocalReads > 0 })
+			b.SetBytes(int64(size))
+			b.ReportAllocs()
+			for b.Loop() {
+				read()
+			}
+		})
+	}
+}
+
 // BenchmarkMatch matches a chain of 512 blocks, over gRPC.
 func BenchmarkMatch(b *testing.B) {
 	r, ns, ids, _ := benchRig(b, kv.SingleGroup(1, 4, 1024), 512, nil)
