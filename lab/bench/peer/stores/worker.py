@@ -39,7 +39,8 @@ class Area:
 
     def __init__(self, length: int) -> None:
         self.length = length
-        self.map = mmap.mmap(-1, length)
+        # Python's default is shared memory, which gets huge pages only if the administrator allows them for shmem.
+        self.map = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.map.madvise(mmap.MADV_HUGEPAGE)
         self.view = memoryview(self.map)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
