@@ -764,6 +764,40 @@ func TestAuth(t *testing.T) {
 	}
 }
 
+// TestTokenIsReplaced: a client whose token is replaced goes on when the node accepts the old one no more, over gRPC
+// and over the data plane, whose session ends with the old token.
+func TestTokenIsReplaced(t *testing.T) {
+	const first, second = "the first bearer token", "the second bearer token"
+	var accepted atomic.Pointer[[]string]
+	accepted.Store(&[]string{first, second})
+	h := newHost(t, func(_ *storage.Options, o *server.Options) { o.Tokens = func() []string { return *accepted.Load() } })
+	var token atomic.Pointer[string]
+	use := func(s string) { token.Store(&s) }
+	use(first)
+	r := newRig(t, func(o *client.Options) {
+		o.TokenSource, o.DeadFor, o.NoLocal = func() string { return *token.Load() }, time.Millisecond, true
+	}, h)
+	ns, err := r.store.EnsureNamespace(t.Context(), kv.Namespace{Name: "m", Geometry: geometry, Index: kv.IndexTrie})
+	h.must(err)
+	ids := chain(ns, 4, 1)
+	r.mustPut(ns, ids)
+	use(second)
+	if got := r.get(ns, ids); got.Blocks != 4 {
+		t.Errorf("read with the second token, while both are accepted: %+v", got)
+	}
+	accepted.Store(&[]string{second})
+	h.server.EndRemovedSessions()
+	for got := r.get(ns, ids); got.Blocks != 4; got = r.get(ns, ids) { // the first call may find that the session has ended
+		if t.Context().Err() != nil {
+			t.Fatalf("read after the first token was removed: %+v", got)
+		}
+	}
+	use("another one")
+	if _, err := r.store.Namespace(t.Context(), "m"); !errors.Is(err, client.ErrAuth) {
+		t.Errorf("a call with a token that is not accepted: %v", err)
+	}
+}
+
 // TestRoles: the calls that the client's principal may make work over gRPC and the data plane. The
 // errors of the others match ErrAuth, and name the principal, the role and the namespace.
 func TestRoles(t *testing.T) {
