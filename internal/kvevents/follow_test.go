@@ -2,7 +2,9 @@ package kvevents
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -182,6 +184,52 @@ func TestLateSubscriber(t *testing.T) {
 	late := s.subscribe("kv@test/")
 	late.until(topic, h, "m")
 	s.view.until(topic, h, "m")
+}
+
+// TestAnnouncementOutlivesStream: all blocks are announced to a subscriber that joined shortly before the stream of events
+// broke.
+func TestAnnouncementOutlivesStream(t *testing.T) {
+	testkit.VerifyNone(t)
+	h := newHost(t, testnode.Options{})
+	announced := make(chan Report, 1)
+	f, err := NewFollower(Options{
+		Nodes: []Node{dial(t, h.wire.addr())}, Topic: DefaultTopic, Publisher: NewPublisher(PublisherOptions{}), Resync: time.Hour,
+		Report: func(r Report) { announced <- r },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := f.sources[0]
+	s.announced = time.Now()
+	f.Missed(nil, 0)
+	broken := errors.New("the stream broke")
+	events, ended := make(chan *pb.Event), make(chan error, 1)
+	returned := make(chan error, 1)
+	go func() { returned <- s.pump(t.Context(), events, ended) }()
+	for len(s.wake) > 0 && t.Context().Err() == nil {
+		runtime.Gosched()
+	}
+	ended <- broken
+	close(events)
+	if err := <-returned; !errors.Is(err, broken) {
+		t.Fatal(err)
+	}
+	s.opts.Resync = 1
+	events = make(chan *pb.Event)
+	go func() { returned <- s.pump(t.Context(), events, ended) }()
+	select {
+	case r := <-announced:
+		if r.What != "announced" {
+			t.Errorf("%+v", r)
+		}
+	case <-time.After(hangs):
+		t.Error("no announcement after the stream broke")
+	}
+	ended <- broken
+	close(events)
+	if err := <-returned; !errors.Is(err, broken) {
+		t.Error(err)
+	}
 }
 
 // TestTwoNodesOfOneName: Run returns an error, because the nodes' topics would be equal.
