@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"sync"
@@ -781,6 +782,18 @@ func TestTokenIsReplaced(t *testing.T) {
 	h.must(err)
 	ids := chain(ns, 4, 1)
 	r.mustPut(ns, ids)
+	events, ended := make(chan client.Event, 10), make(chan error)
+	go func() {
+		// A number that the node never assigned: the stream begins with a gap.
+		ended <- r.store.Events(t.Context(), client.EventsRequest{After: map[string]uint64{h.control: 1 << 60}}, func(e client.Event) error {
+			events <- e
+			if e.Kind == client.AllBlocksCleared {
+				return io.EOF
+			}
+			return nil
+		})
+	}()
+	<-events
 	use(second)
 	if got := r.get(ns, ids); got.Blocks != 4 {
 		t.Errorf("read with the second token, while both are accepted: %+v", got)
@@ -791,6 +804,13 @@ func TestTokenIsReplaced(t *testing.T) {
 		if t.Context().Err() != nil {
 			t.Fatalf("read after the first token was removed: %+v", got)
 		}
+	}
+	// The stream of events, which the first token has opened, is opened again.
+	if _, err := r.store.BumpEpoch(t.Context(), "m", 0, 1); err != nil {
+		t.Error(err)
+	}
+	if err := <-ended; !errors.Is(err, io.EOF) {
+		t.Errorf("the events end with %v", err)
 	}
 	use("another one")
 	if _, err := r.store.Namespace(t.Context(), "m"); !errors.Is(err, client.ErrAuth) {

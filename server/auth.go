@@ -33,6 +33,11 @@ type authenticator struct {
 	audit  audit
 }
 
+// withBearer returns a context that carries the credential of the caller's bearer token.
+func withBearer(ctx context.Context, c access.Credential) context.Context {
+	return context.WithValue(ctx, bearerKey{}, c)
+}
+
 // bearerKey is the key of the access.Credential of the bearer token in the context of a call that the
 // token file has admitted.
 type bearerKey struct{}
@@ -52,7 +57,7 @@ func (a authenticator) check(ctx context.Context, md metadata.MD) (context.Conte
 		return ctx, nil
 	}
 	if i := bearer.Index(tokens, md.Get("authorization")...); i >= 0 {
-		return context.WithValue(ctx, bearerKey{}, access.TokenCredential(tokens[i])), nil
+		return withBearer(ctx, access.TokenCredential(tokens[i])), nil
 	}
 	if len(md.Get("authorization")) > 0 {
 		return ctx, status.Error(codes.Unauthenticated, "the bearer token is not this node's; compare the client's token file (--token-file) with auth.token_file of the node")

@@ -242,20 +242,13 @@ func (c *calls) expel(from rdma.EngineID, why error) {
 	c.service.data.Disconnect(from)
 }
 
-// errTokenRemoved is the error of a call by message of a client whose bearer token was removed.
-var errTokenRemoved = status.Error(codes.Unauthenticated, "the bearer token of the session's client is not in auth.token_file of the node any more")
-
 // perform performs a call and sends its reply. If the client of the session is not admitted any more,
 // perform ends the session.
 func (c *calls) perform(a *answer, req proto.Message) {
 	by := caller{transport: transportMessage, peer: a.to}
 	ctx := c.service.sessions.caller(c.ctx, a.to)
 	method := "/" + pb.Cache_ServiceDesc.ServiceName + "/" + a.call.Method.String()
-	err := c.service.guard.check(ctx, method, req)
-	if err == nil && !c.service.sessions.admitted(a.to) {
-		err = errTokenRemoved
-	}
-	if err != nil {
+	if err := c.service.guard.check(ctx, method, req); err != nil {
 		c.service.audit.refusal(ctx, a.call.Method.String(), by.address(ctx), req, err)
 		if status.Code(err) == codes.Unauthenticated {
 			// There is no reply, because the reply could wait for a client that does not read.

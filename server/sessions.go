@@ -269,10 +269,16 @@ func (s *Sessions) identity(policy *access.Policy, engine rdma.EngineID) (id acc
 	return policy.ByCredential(o.credential)
 }
 
-// caller returns a context with the identity of an engine's client, for a call of that engine.
+// caller returns a context with the identity of an engine's client or, without roles, with the credential of its bearer
+// token, for a call of that engine.
 func (s *Sessions) caller(ctx context.Context, engine rdma.EngineID) context.Context {
 	policy := s.roles.current()
 	if policy == nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if o := s.engines[engine]; o != nil && o.credential != (access.Credential{}) {
+			return withBearer(ctx, o.credential)
+		}
 		return ctx
 	}
 	if id, ok := s.identity(policy, engine); ok {
@@ -316,28 +322,22 @@ func (s *Sessions) ownAll(ctx context.Context, peers func() []rdma.Peer) (engine
 	return engines, false
 }
 
-// removed returns the engines among peers whose clients have no credential that is accepted at present.
+// removed returns the engines among peers whose clients have no credential that is accepted at present. It returns none if
+// none is required.
 func (s *Sessions) removed(peers []rdma.Peer) (engines []rdma.EngineID) {
-	for _, p := range peers {
-		if !s.admitted(p.ID) {
-			engines = append(engines, p.ID)
-		}
-	}
-	return engines
-}
-
-// admitted reports whether the client of an engine has a credential that is accepted at present, or none is
-// required.
-func (s *Sessions) admitted(engine rdma.EngineID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.refreshLocked()
 	if s.valid == nil {
-		return true
+		return nil
 	}
-	o := s.engines[engine]
-	// A session that is older than the policy has no principal.
-	return o != nil && s.valid[o.credential] && (s.policy == nil || o.name != "")
+	for _, p := range peers {
+		// A session that is older than the policy has no principal.
+		if o := s.engines[p.ID]; o == nil || !s.valid[o.credential] || s.policy != nil && o.name == "" {
+			engines = append(engines, p.ID)
+		}
+	}
+	return engines
 }
 
 // openingMax is a time within which every handshake of a provider ends: at most 10 s for one connection

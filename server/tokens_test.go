@@ -3,11 +3,13 @@ package server_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
@@ -144,5 +146,98 @@ func TestTokenBecomesPrincipal(t *testing.T) {
 	h.policy.policy.Store(nil)
 	if err := h.reconnect(a, d); err != nil {
 		t.Errorf("without roles again: %v", err)
+	}
+}
+
+// TestRemovedTokenEndsStreams: a stream whose bearer token was removed ends with the next event, and so does one
+// of a client without a token when tokens are required. The streams of other tokens go on.
+func TestRemovedTokenEndsStreams(t *testing.T) {
+	h := newTokenHost(t)
+	h.namespace()
+	open := func(ctx context.Context) pb.Cache_EventsClient {
+		t.Helper()
+		s, err := h.cache.Events(ctx, &pb.EventsRequest{After: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	bump := func(principal string) {
+		t.Helper()
+		if _, err := h.admin.BumpEpoch(as(t.Context(), principal), &pb.BumpEpochRequest{Name: "m"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// end reads a stream to its end, or until it has had an event of the epoch.
+	end := func(s pb.Cache_EventsClient, epoch uint64) codes.Code {
+		for {
+			e, err := s.Recv()
+			if err != nil || e.GetEpoch() == epoch {
+				return status.Code(err)
+			}
+		}
+	}
+	bump("")
+	bump("")
+	none := open(t.Context())
+	if _, err := none.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	h.set("stays", "goes")
+	goes, stays := open(as(t.Context(), "goes")), open(as(t.Context(), "stays"))
+	for _, s := range []pb.Cache_EventsClient{goes, stays} {
+		if _, err := s.Recv(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bump("stays")
+	if code := end(none, 0); code != codes.Unauthenticated {
+		t.Errorf("a stream without a token ends with %v", code)
+	}
+	h.set("stays")
+	bump("stays")
+	bump("stays")
+	if code := end(goes, 0); code != codes.Unauthenticated {
+		t.Errorf("a stream of a removed token ends with %v", code)
+	}
+	if code := end(stays, 5); code != codes.OK {
+		t.Errorf("a stream of the token that stays ends with %v", code)
+	}
+}
+
+// TestRemovedTokenEndsLead: the session of an engine group with a planner ends with its next message when its token was
+// removed, so that the planner takes no reports of it and gives it no further requests.
+func TestRemovedTokenEndsLead(t *testing.T) {
+	var tokens atomic.Pointer[[]string]
+	tokens.Store(&[]string{tokenOf("stays"), tokenOf("goes")})
+	conn, _ := plannerHost(t, func() []string { return *tokens.Load() }, nil, slog.New(slog.DiscardHandler))
+	lead := func(principal string) pb.Planner_LeadClient {
+		t.Helper()
+		s, err := pb.NewPlannerClient(conn).Lead(as(t.Context(), principal))
+		if err != nil {
+			t.Fatal(err)
+		}
+		engine := &pb.EngineSpec{Engine: "engine of " + principal, Node: principal, HbmTokens: 1 << 20}
+		if err := s.Send(&pb.LeaderMessage{Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: principal, Role: pb.Side_SIDE_DECODE, Engines: []*pb.EngineSpec{engine}}}}); err != nil {
+			t.Fatal(err)
+		}
+		if a, err := s.Recv(); err != nil || a.GetKind() != pb.LeaderAction_KIND_REGISTERED {
+			t.Fatalf("%v, %v", a, err)
+		}
+		return s
+	}
+	fetch := func(s pb.Planner_LeadClient) error {
+		return s.Send(&pb.LeaderMessage{Message: &pb.LeaderMessage_Fetch{Fetch: &pb.FetchWork{}}})
+	}
+	goes, stays := lead("goes"), lead("stays")
+	tokens.Store(&[]string{tokenOf("stays")})
+	if err := errors.Join(fetch(goes), fetch(stays)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := goes.Recv(); status.Code(err) != codes.Unauthenticated {
+		t.Errorf("the session of a removed token ends with %v", err)
+	}
+	if err := fetch(stays); err != nil {
+		t.Errorf("the session of the token that stays: %v", err)
 	}
 }

@@ -263,7 +263,12 @@ func (s *source) follow(ctx context.Context) error {
 		s.down = ""
 		s.report(Report{What: "back"})
 	}
-	return s.pump(ctx, events, ended)
+	err = s.pump(ctx, events, ended)
+	if status.Code(err) == codes.Unauthenticated {
+		// The token that opened the stream was removed. The next attempt has the present one.
+		return fmt.Errorf("the node ended the stream of events: %s", status.Convert(err).Message())
+	}
+	return err
 }
 
 // receive sends the events of a stream to events, and closes events at the end.
