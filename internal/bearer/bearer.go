@@ -1,5 +1,5 @@
-// Package bearer reads files of bearer tokens and compares tokens. It is not a store of secrets: it
-// keeps nothing.
+// Package bearer reads files of bearer tokens and compares tokens. Of a file it keeps only the token that a client
+// sends (File).
 //
 //	new-token        one token per line: a client sends the first,
 //	old-token        and a server accepts all of them
