@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"sync"
@@ -761,6 +762,59 @@ func TestAuth(t *testing.T) {
 		if s, err := client.Open(t.Context(), client.Options{Servers: []string{h.control}, Engine: engine, BearerToken: wrong}); !errors.Is(err, client.ErrAuth) {
 			t.Errorf("open with token %q: %v, %v", wrong, s, err)
 		}
+	}
+}
+
+// TestTokenIsReplaced: a client whose token is replaced goes on when the node accepts the old one no more, over gRPC
+// and over the data plane, whose session ends with the old token.
+func TestTokenIsReplaced(t *testing.T) {
+	const first, second = "the first bearer token", "the second bearer token"
+	var accepted atomic.Pointer[[]string]
+	accepted.Store(&[]string{first, second})
+	h := newHost(t, func(_ *storage.Options, o *server.Options) { o.Tokens = func() []string { return *accepted.Load() } })
+	var token atomic.Pointer[string]
+	use := func(s string) { token.Store(&s) }
+	use(first)
+	r := newRig(t, func(o *client.Options) {
+		o.TokenSource, o.DeadFor, o.NoLocal = func() string { return *token.Load() }, time.Millisecond, true
+	}, h)
+	ns, err := r.store.EnsureNamespace(t.Context(), kv.Namespace{Name: "m", Geometry: geometry, Index: kv.IndexTrie})
+	h.must(err)
+	ids := chain(ns, 4, 1)
+	r.mustPut(ns, ids)
+	events, ended := make(chan client.Event, 10), make(chan error)
+	go func() {
+		// A number that the node never assigned: the stream begins with a gap.
+		ended <- r.store.Events(t.Context(), client.EventsRequest{After: map[string]uint64{h.control: 1 << 60}}, func(e client.Event) error {
+			events <- e
+			if e.Kind == client.AllBlocksCleared {
+				return io.EOF
+			}
+			return nil
+		})
+	}()
+	<-events
+	use(second)
+	if got := r.get(ns, ids); got.Blocks != 4 {
+		t.Errorf("read with the second token, while both are accepted: %+v", got)
+	}
+	accepted.Store(&[]string{second})
+	h.server.EndRemovedSessions()
+	for got := r.get(ns, ids); got.Blocks != 4; got = r.get(ns, ids) { // the first call may find that the session has ended
+		if t.Context().Err() != nil {
+			t.Fatalf("read after the first token was removed: %+v", got)
+		}
+	}
+	// The stream of events, which the first token has opened, is opened again.
+	if _, err := r.store.BumpEpoch(t.Context(), "m", 0, 1); err != nil {
+		t.Error(err)
+	}
+	if err := <-ended; !errors.Is(err, io.EOF) {
+		t.Errorf("the events end with %v", err)
+	}
+	use("another one")
+	if _, err := r.store.Namespace(t.Context(), "m"); !errors.Is(err, client.ErrAuth) {
+		t.Errorf("a call with a token that is not accepted: %v", err)
 	}
 }
 

@@ -25,6 +25,9 @@ type DialOptions struct {
 	// BearerToken is sent with every call. Dial refuses it over plaintext to a host that is not
 	// loopback, unless Insecure is set.
 	BearerToken string
+	// TokenSource, if not nil, is called for every call, and returns the token to send instead of BearerToken. So a token
+	// can be replaced on an open connection. It may be called concurrently, and must not wait.
+	TokenSource func() string
 	// TLS, if set, protects the connection; nil means plaintext.
 	TLS *tls.Config
 	// Insecure allows a bearer token over plaintext.
@@ -53,7 +56,11 @@ func Dial(target string, opts DialOptions) (*grpc.ClientConn, error) {
 		return nil, fmt.Errorf("client: dial: %w", err)
 	}
 	options.SetDefault(&opts.Timeout, 3*time.Second)
-	if opts.BearerToken != "" && opts.TLS == nil && !opts.Insecure && !isLocal(target) {
+	tokens := opts.TokenSource
+	if tokens == nil && opts.BearerToken != "" {
+		tokens = func() string { return opts.BearerToken }
+	}
+	if tokens != nil && opts.TLS == nil && !opts.Insecure && !isLocal(target) {
 		return nil, fmt.Errorf("client: dial %s: a bearer token would go over the network in plaintext; configure TLS, or set Insecure (--insecure) if the network is trusted", target)
 	}
 	creds := insecure.NewCredentials()
@@ -77,8 +84,8 @@ func Dial(target string, opts DialOptions) (*grpc.ClientConn, error) {
 		// also during a call without a deadline. The node accepts one ping in 5 s.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
 	}
-	if opts.BearerToken != "" {
-		dialOptions = append(dialOptions, grpc.WithPerRPCCredentials(bearer(opts.BearerToken)))
+	if tokens != nil {
+		dialOptions = append(dialOptions, grpc.WithPerRPCCredentials(bearer(tokens)))
 	}
 	if !strings.Contains(target, "://") && !strings.HasPrefix(target, "unix:") {
 		// The dialer resolves the name at each attempt. gRPC parses the target as a URL, in which
@@ -92,14 +99,18 @@ func Dial(target string, opts DialOptions) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// bearer is a token that implements gRPC's per-RPC credentials.
-type bearer string
+// bearer returns the token of a call. It implements gRPC's per-RPC credentials.
+type bearer func() string
 
-var _ credentials.PerRPCCredentials = bearer("")
+var _ credentials.PerRPCCredentials = bearer(nil)
 
 // GetRequestMetadata implements credentials.PerRPCCredentials.
 func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
-	return map[string]string{"authorization": "Bearer " + string(b)}, nil
+	token := b()
+	if token == "" {
+		return nil, nil
+	}
+	return map[string]string{"authorization": "Bearer " + token}, nil
 }
 
 // RequireTransportSecurity implements credentials.PerRPCCredentials. It returns false, because Dial

@@ -133,7 +133,7 @@ func (s *Store) askSeeds(ctx context.Context) (*pb.ListMembersResponse, error) {
 // askSeed returns the members as the node at target has them. It opens a connection for this call
 // only, because the node may be a member under another address.
 func (s *Store) askSeed(ctx context.Context, target string) (*pb.ListMembersResponse, error) {
-	conn, err := Dial(target, DialOptions{BearerToken: s.opts.BearerToken, TLS: s.opts.TLS, Insecure: s.opts.Insecure, Timeout: s.opts.DialTimeout})
+	conn, err := Dial(target, s.opts.dial())
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrAuth, err)
 	}

@@ -185,7 +185,12 @@ func (h *host) start() {
 		token[i] = byte(rand.Uint32())
 	}
 	var opts server.Options
-	sessions, err := server.NewSessions(token, func() *access.Policy {
+	sessions, err := server.NewSessions(token, func() []string {
+		if opts.Tokens == nil {
+			return nil
+		}
+		return opts.Tokens()
+	}, func() *access.Policy {
 		if opts.Roles == nil {
 			return nil
 		}

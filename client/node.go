@@ -179,7 +179,7 @@ const apartText = "the storage node has a cluster, and this client has a fixed l
 // open connects over gRPC, calls Describe, and opens the data plane.
 func (n *node) open(ctx context.Context) (*session, error) {
 	o := &n.store.opts
-	conn, err := Dial(n.target, DialOptions{BearerToken: o.BearerToken, TLS: o.TLS, Insecure: o.Insecure, Timeout: o.DialTimeout})
+	conn, err := Dial(n.target, o.dial())
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrAuth, err)
 	}

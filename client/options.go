@@ -57,6 +57,8 @@ type Options struct {
 	// BearerToken is sent with every call. It is refused over plaintext to a
 	// host that is not loopback unless Insecure is set.
 	BearerToken string
+	// TokenSource, if not nil, returns the token of each call instead of BearerToken (DialOptions.TokenSource).
+	TokenSource func() string
 	// TLS, if set, protects gRPC. By default a node with TLS requires TLS on the data plane too:
 	// give the Engine the same configuration (tcp.Options.TLS).
 	TLS *tls.Config
@@ -135,4 +137,9 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("client: ReadTaskBytes %d and WriteChunkBytes %d must be positive", o.ReadTaskBytes, o.WriteChunkBytes)
 	}
 	return nil
+}
+
+// dial returns the options of the connections to nodes.
+func (o *Options) dial() DialOptions {
+	return DialOptions{BearerToken: o.BearerToken, TokenSource: o.TokenSource, TLS: o.TLS, Insecure: o.Insecure, Timeout: o.DialTimeout}
 }

@@ -49,6 +49,14 @@ type NodeView struct {
 // Options.GroupTimeout, is no longer registered.
 func (p *Planner) Has(g GroupID) bool { return p.groups[g] != nil }
 
+// GroupOf returns the registered group of an engine; ok is false if there is none.
+func (p *Planner) GroupOf(e EngineID) (g GroupID, ok bool) {
+	if en := p.engines[e]; en != nil {
+		return en.group.id, true
+	}
+	return 0, false
+}
+
 // View returns all groups, by ID.
 func (p *Planner) View() []GroupView {
 	views := make([]GroupView, 0, len(p.order))

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	"google.golang.org/grpc"
@@ -223,10 +224,12 @@ func ofRoles(holdings, any) (demand, error) {
 	return demand{roles: access.Operate, and: access.Admin, every: true}, nil
 }
 
-// guard allows or refuses calls by the rules. The zero guard allows every call.
+// guard allows or refuses calls by the rules. Without roles it allows every call whose bearer token is accepted. The
+// zero guard allows every call.
 type guard struct {
-	roles Roles
-	held  holdings
+	tokens Tokens
+	roles  Roles
+	held   holdings
 }
 
 // identityKey is the key of the access.Identity in the context of a call.
@@ -374,11 +377,11 @@ func lacks(id access.Identity, roles access.Role, where string) error {
 
 // check returns an error if a request is not allowed. It uses the policy that is in use at the time
 // of the call, so that a removed credential ends the streams of its principal, and a new roles file
-// the streams of callers without an identity.
+// the streams of callers without an identity. Without a policy the bearer tokens in use decide.
 func (g guard) check(ctx context.Context, method string, req any) error {
 	policy := g.roles.current()
 	if policy == nil {
-		return nil
+		return g.checkBearer(ctx)
 	}
 	id, ok := identityOf(ctx)
 	if !ok {
@@ -402,6 +405,23 @@ func (g guard) check(ctx context.Context, method string, req any) error {
 		return err
 	}
 	return d.of(id)
+}
+
+// errTokenRemoved is the error of a request on a stream or a session whose bearer token was removed.
+var errTokenRemoved = status.Error(codes.Unauthenticated, "the caller's bearer token is not in auth.token_file of the node any more")
+
+// checkBearer returns an error if bearer tokens are required, and the caller connected without one that is accepted at
+// present.
+func (g guard) checkBearer(ctx context.Context) error {
+	tokens := g.tokens.current()
+	if len(tokens) == 0 {
+		return nil
+	}
+	c, ok := bearerOf(ctx)
+	if ok && slices.ContainsFunc(tokens, func(t string) bool { return access.TokenCredential(t) == c }) {
+		return nil
+	}
+	return errTokenRemoved
 }
 
 // of returns an error if a caller does not meet the demand.
@@ -477,8 +497,12 @@ func (s *guardedStream) RecvMsg(m any) error {
 	return s.guard.check(s.Context(), s.method, m)
 }
 
-// SendMsg implements grpc.ServerStream.
+// SendMsg implements grpc.ServerStream. Without roles a call that a bearer token has begun gets its answers also when the
+// token was removed meanwhile: a client that has replaced its token does not lose the requests that a planner has taken.
 func (s *guardedStream) SendMsg(m any) error {
+	if s.guard.roles.current() == nil {
+		return s.ServerStream.SendMsg(m)
+	}
 	s.mu.Lock()
 	req := s.request
 	s.mu.Unlock()

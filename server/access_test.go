@@ -254,14 +254,14 @@ func (h *host) rows(t *testing.T, ids []byte, digest []byte) []row {
 	}
 }
 
-// plannerHost is a planner node with roles, for the rows of its service.
-func plannerHost(t *testing.T, policy server.Roles, log *slog.Logger) (conn *grpc.ClientConn, web door) {
+// plannerHost is a planner node with bearer tokens or roles.
+func plannerHost(t *testing.T, tokens server.Tokens, policy server.Roles, log *slog.Logger) (conn *grpc.ClientConn, web door) {
 	t.Helper()
 	service, err := planner.New(planner.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := server.NewPlannerNode(server.PlannerOptions{Service: service, Roles: policy, Registry: prometheus.NewRegistry(), Logger: log})
+	n := server.NewPlannerNode(server.PlannerOptions{Service: service, Tokens: tokens, Roles: policy, Registry: prometheus.NewRegistry(), Logger: log})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -421,7 +421,7 @@ func TestAccessTable(t *testing.T) {
 	if err := h.connectAs(as(t.Context(), "root"), h.engine); err != nil {
 		t.Fatal(err)
 	}
-	planned, plannedWeb := plannerHost(t, policy.current, logger)
+	planned, plannedWeb := plannerHost(t, nil, policy.current, logger)
 	gatewayAPI, gatewayWeb := gatewayHost(t, logger)
 	sections := []struct {
 		title   string
@@ -1071,7 +1071,7 @@ func TestSubjects(t *testing.T) {
 func TestHeadersAreLimited(t *testing.T) {
 	var policy roles
 	h := newHost(t, func(o *server.Options) { o.Roles = policy.current }, nil)
-	planned, _ := plannerHost(t, nil, nil)
+	planned, _ := plannerHost(t, nil, nil, nil)
 	top := func(ctx context.Context) error {
 		_, err := pb.NewPlannerClient(planned).Top(ctx, &pb.TopRequest{})
 		return err

@@ -57,7 +57,7 @@ func TestConsoleHost(t *testing.T) {
 			t.Errorf("%s for %s: %d, want %d", c.path, c.host, code, c.code)
 		}
 	}
-	_, web := plannerHost(t, nil, nil)
+	_, web := plannerHost(t, nil, nil, nil)
 	if code := get(web.base, "/requests", "attacker.example"); code != http.StatusForbidden {
 		t.Errorf("a planner: %d", code)
 	}

@@ -9,12 +9,21 @@ import (
 	"google.golang.org/grpc/tap"
 
 	"github.com/penstock-kv/penstock/internal/bearer"
+	"github.com/penstock-kv/penstock/server/access"
 )
 
 // Tokens returns the bearer tokens that are accepted at present. If it returns none, or if the
 // function is nil, no token is required. config.Validate then requires a loopback listener, client
 // certificates or --insecure.
 type Tokens func() []string
+
+// current returns the tokens that are accepted at present, none if the function is nil.
+func (t Tokens) current() []string {
+	if t == nil {
+		return nil
+	}
+	return t()
+}
 
 // authenticator checks the credentials of every call: against the roles file if there is one,
 // otherwise against the bearer tokens.
@@ -24,14 +33,36 @@ type authenticator struct {
 	audit  audit
 }
 
-func (a authenticator) check(md metadata.MD) error {
-	if a.tokens == nil || bearer.Accepts(a.tokens(), md.Get("authorization")...) {
-		return nil
+// withBearer returns a context that carries the credential of the caller's bearer token.
+func withBearer(ctx context.Context, c access.Credential) context.Context {
+	return context.WithValue(ctx, bearerKey{}, c)
+}
+
+// bearerKey is the key of the access.Credential of the bearer token in the context of a call that the
+// token file has admitted.
+type bearerKey struct{}
+
+// bearerOf returns the credential of the bearer token by which the token file has admitted a call. ok is false if
+// no token was required, or roles have admitted the call.
+func bearerOf(ctx context.Context) (c access.Credential, ok bool) {
+	c, ok = ctx.Value(bearerKey{}).(access.Credential)
+	return c, ok
+}
+
+// check returns an error unless the headers of a call have one of the tokens. The returned context carries the
+// credential of the token.
+func (a authenticator) check(ctx context.Context, md metadata.MD) (context.Context, error) {
+	tokens := a.tokens.current()
+	if len(tokens) == 0 {
+		return ctx, nil
+	}
+	if i := bearer.Index(tokens, md.Get("authorization")...); i >= 0 {
+		return withBearer(ctx, access.TokenCredential(tokens[i])), nil
 	}
 	if len(md.Get("authorization")) > 0 {
-		return status.Error(codes.Unauthenticated, "the bearer token is not this node's; compare the client's token file (--token-file) with auth.token_file of the node")
+		return ctx, status.Error(codes.Unauthenticated, "the bearer token is not this node's; compare the client's token file (--token-file) with auth.token_file of the node")
 	}
-	return status.Error(codes.Unauthenticated, "this node requires a bearer token; give the client the node's token file (--token-file)")
+	return ctx, status.Error(codes.Unauthenticated, "this node requires a bearer token; give the client the node's token file (--token-file)")
 }
 
 // tap refuses a call by its headers, before its message is read, so that the messages of
@@ -42,7 +73,7 @@ func (a authenticator) tap(ctx context.Context, info *tap.Info) (context.Context
 	if policy := a.guard.roles.current(); policy != nil {
 		ctx, err = admit(ctx, policy, info.FullMethodName, info.Header)
 	} else {
-		err = a.check(info.Header)
+		ctx, err = a.check(ctx, info.Header)
 	}
 	if err != nil {
 		a.audit.line(ctx, info.FullMethodName, nil, nil, err)

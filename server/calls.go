@@ -242,7 +242,7 @@ func (c *calls) expel(from rdma.EngineID, why error) {
 	c.service.data.Disconnect(from)
 }
 
-// perform performs a call and sends its reply. If the client of the session is not in the roles file,
+// perform performs a call and sends its reply. If the client of the session is not admitted any more,
 // perform ends the session.
 func (c *calls) perform(a *answer, req proto.Message) {
 	by := caller{transport: transportMessage, peer: a.to}

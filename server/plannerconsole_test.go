@@ -18,7 +18,7 @@ import (
 // TestPlannerConsole: the console of a planner has its groups, its storage NICs, and the decisions
 // about a request.
 func TestPlannerConsole(t *testing.T) {
-	conn, web := plannerHost(t, nil, slog.New(slog.DiscardHandler))
+	conn, web := plannerHost(t, nil, nil, slog.New(slog.DiscardHandler))
 	c := pb.NewPlannerClient(conn)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -94,7 +94,7 @@ func TestPlannerConsoleStops(t *testing.T) {
 		}
 		_ = stream.Body.Close()
 	})
-	_, web := plannerHost(t, nil, slog.New(slog.DiscardHandler))
+	_, web := plannerHost(t, nil, nil, slog.New(slog.DiscardHandler))
 	resp, err := http.Get(web.base + "/live/dualpath")
 	if err != nil {
 		t.Fatal(err)

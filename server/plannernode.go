@@ -61,7 +61,7 @@ const plannerMessageBytes = 288 << 20
 // NewPlannerNode makes the servers. Serve starts them.
 func NewPlannerNode(opts PlannerOptions) *PlannerNode {
 	audit := newAudit(opts.Logger)
-	guard := guard{roles: opts.Roles}
+	guard := guard{tokens: opts.Tokens, roles: opts.Roles}
 	n := &PlannerNode{service: opts.Service, grpc: grpc.NewServer(append(grpcOptions(opts.Tokens, guard, opts.TLS, audit), grpc.MaxRecvMsgSize(plannerMessageBytes))...)}
 	pb.RegisterPlannerServer(n.grpc, opts.Service)
 	n.console = console.New(console.Options{Planner: plannerSource{opts.Service}, Access: consoleAccess{guard}, Node: opts.Name, Interval: opts.ConsoleInterval})

@@ -198,7 +198,7 @@ func TestOutdatedRoles(t *testing.T) {
 	h := newHost(t, func(o *server.Options) { o.Roles, o.Logger = policy.current, logger }, nil)
 	h.namespace()
 	policy.set(t, everyRole...)
-	planned, plannedWeb := plannerHost(t, policy.current, logger)
+	planned, plannedWeb := plannerHost(t, nil, policy.current, logger)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	events, err := h.cache.Events(as(ctx, "root"), &pb.EventsRequest{After: 1})

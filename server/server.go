@@ -176,7 +176,7 @@ func New(opts Options) (*Server, error) {
 		node:     opts.Storage,
 		data:     opts.Data,
 		sessions: opts.Sessions,
-		guard:    guard{roles: opts.Roles, held: opts.Storage},
+		guard:    guard{tokens: opts.Tokens, roles: opts.Roles, held: opts.Storage},
 		audit:    newAudit(opts.Logger),
 		region:   region,
 		started:  opts.Now(),

@@ -101,7 +101,12 @@ func newHost(t testing.TB, edit func(*server.Options), creds credentials.Transpo
 	must(err)
 	token := rdma.Token("sixteen bytes at least")
 	var opts server.Options
-	sessions, err := server.NewSessions(token, func() *access.Policy {
+	sessions, err := server.NewSessions(token, func() []string {
+		if opts.Tokens == nil {
+			return nil
+		}
+		return opts.Tokens()
+	}, func() *access.Policy {
 		if opts.Roles == nil {
 			return nil
 		}

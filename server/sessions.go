@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -22,7 +23,11 @@ import (
 //	client ── handshake: proves that token ────────► Sessions: engine ↦ credential
 //	client ── message from the engine ─────────────► calls: the roles of the credential
 //
-// Without a roles file there is one token, and a session has no credential. The id of an engine is
+// A client has the credential of its principal or, without roles, that of its bearer token in the token file. If
+// there are neither, there is one token, and a session has no credential. When a credential is removed, the
+// token that was derived from it opens no session, and its sessions end (EndRemovedSessions).
+//
+// The id of an engine is
 // the dialer's choice, so an id belongs to the principal that used it first until that principal is
 // removed: no other principal can take over the sessions of that engine or receive its reads. The
 // principal is that of the engine's credential in the policy in use. While there is no roles file, an
@@ -31,22 +36,27 @@ type Sessions struct {
 	// secret is the key of all tokens. It is in no reply: a caller that had it could compute the token
 	// of every credential, because credentials are public.
 	secret rdma.Token
+	bearer Tokens
 	roles  Roles
 
 	mu sync.Mutex
 	// engines has the credential of each engine that had a session.
 	engines map[rdma.EngineID]*owner
-	// policy is the policy from which tokens and owners were derived. tokens has one token for each
-	// credential of the policy, and owners the credential of each token.
-	policy *access.Policy
-	tokens []rdma.Token
-	owners map[string]access.Credential
+	// policy is the policy, and bearers are the bearer tokens if policy is nil, from which tokens and owners
+	// were derived. tokens has one token for each credential, owners the credential of each token, and valid
+	// the credentials. Without credentials there is one token, and owners and valid are nil.
+	policy  *access.Policy
+	bearers []string
+	tokens  []rdma.Token
+	owners  map[string]access.Credential
+	valid   map[access.Credential]bool
 	// peers returns the live sessions; nil before New.
 	peers func() []rdma.Peer
 }
 
 // owner is the client of an engine.
 type owner struct {
+	// credential is the zero Credential if the node had neither roles nor bearer tokens.
 	credential access.Credential
 	// name is the name that the client's principal had when the session was opened, "" if the node
 	// had no roles file.
@@ -80,12 +90,13 @@ const enginesMax = 8192
 const principalEnginesMax = 256
 
 // NewSessions returns Sessions. secret has at least rdma.MinToken bytes. The tokens of the data plane
-// are derived from it: one while roles returns nil, and one for each credential otherwise.
-func NewSessions(secret rdma.Token, roles Roles) (*Sessions, error) {
+// are derived from it: one for each credential of the policy or, while roles returns nil, one for each of the
+// bearer tokens, and one for all clients while there are none. Both functions may be nil.
+func NewSessions(secret rdma.Token, bearer Tokens, roles Roles) (*Sessions, error) {
 	if err := secret.Validate(); err != nil {
 		return nil, err
 	}
-	return &Sessions{secret: secret, roles: roles, engines: make(map[rdma.EngineID]*owner)}, nil
+	return &Sessions{secret: secret, bearer: bearer, roles: roles, engines: make(map[rdma.EngineID]*owner)}, nil
 }
 
 // Admission returns the Admission of the data plane.
@@ -105,10 +116,13 @@ func (s *Sessions) token(ctx context.Context) rdma.Token {
 	if id, ok := identityOf(ctx); ok {
 		return s.derive(credentialLabel, id.Credential[:])
 	}
+	if c, ok := bearerOf(ctx); ok {
+		return s.derive(credentialLabel, c[:])
+	}
 	return s.derive(sharedLabel, nil)
 }
 
-// The labels of derive: for the token of a credential, and for the one token without a roles file.
+// The labels of derive: for the token of a credential, and for the one token without credentials.
 // No label is a prefix of the other.
 const (
 	credentialLabel = "penstock data plane of a credential"
@@ -123,7 +137,7 @@ func (s *Sessions) derive(label string, data []byte) rdma.Token {
 	return m.Sum(nil)
 }
 
-// accepted returns the tokens of the policy in use.
+// accepted returns the tokens of the credentials that are accepted at present.
 func (s *Sessions) accepted() []rdma.Token {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,26 +145,36 @@ func (s *Sessions) accepted() []rdma.Token {
 	return s.tokens
 }
 
-// refreshLocked derives the tokens anew if the policy has changed.
+// refreshLocked derives the tokens anew if the policy or the bearer tokens have changed.
 func (s *Sessions) refreshLocked() {
-	policy := s.roles.current()
-	if s.tokens != nil && s.policy == policy {
-		return
-	}
-	s.policy, s.tokens, s.owners = policy, []rdma.Token{s.derive(sharedLabel, nil)}, nil
+	policy, bearers := s.roles.current(), []string(nil)
 	if policy == nil {
+		bearers = s.bearer.current()
+	}
+	if s.tokens != nil && s.policy == policy && slices.Equal(s.bearers, bearers) {
 		return
 	}
-	s.tokens, s.owners = make([]rdma.Token, 0, access.CredentialsMax), make(map[string]access.Credential)
-	for _, c := range policy.Credentials() {
+	s.policy, s.bearers, s.tokens, s.owners, s.valid = policy, bearers, []rdma.Token{s.derive(sharedLabel, nil)}, nil, nil
+	var credentials []access.Credential
+	if policy != nil {
+		credentials = policy.Credentials()
+	} else if len(bearers) == 0 {
+		return
+	}
+	for _, b := range bearers {
+		credentials = append(credentials, access.TokenCredential(b))
+	}
+	s.tokens, s.owners, s.valid = make([]rdma.Token, 0, len(credentials)), make(map[string]access.Credential), make(map[access.Credential]bool)
+	for _, c := range credentials {
 		token := s.derive(credentialLabel, c[:])
 		s.tokens = append(s.tokens, token)
 		s.owners[string(token)] = c
+		s.valid[c] = true
 	}
 }
 
 var (
-	errRemoved = errors.New("the credential of the token was removed from auth.roles_file or auth.roles_etcd")
+	errRemoved = errors.New("the credential of the token was removed from auth.token_file, auth.roles_file or auth.roles_etcd")
 	errTaken   = errors.New("the engine's id belongs to another principal")
 )
 
@@ -160,10 +184,15 @@ func (s *Sessions) admit(engine rdma.EngineID, proved rdma.Token) error {
 	defer s.mu.Unlock()
 	s.refreshLocked()
 	now := &owner{admitted: time.Now()}
+	if s.owners != nil {
+		var ok bool
+		if now.credential, ok = s.owners[string(proved)]; !ok {
+			return errRemoved
+		}
+	}
 	if s.policy != nil {
-		credential, ok := s.owners[string(proved)]
-		id, known := s.policy.ByCredential(credential)
-		if !ok || !known {
+		id, known := s.policy.ByCredential(now.credential)
+		if !known {
 			return errRemoved
 		}
 		if was := s.engines[engine]; was != nil {
@@ -174,7 +203,7 @@ func (s *Sessions) admit(engine rdma.EngineID, proved rdma.Token) error {
 		if n := s.othersLocked(id.Principal, engine); n >= principalEnginesMax {
 			return fmt.Errorf("principal %q has sessions with %d engines, the maximum of one principal: %w", id.Principal.Name(), n, rdma.ErrBusy)
 		}
-		now.credential, now.name = credential, id.Principal.Name()
+		now.name = id.Principal.Name()
 	}
 	s.engines[engine] = now
 	if len(s.engines) > enginesMax {
@@ -240,10 +269,16 @@ func (s *Sessions) identity(policy *access.Policy, engine rdma.EngineID) (id acc
 	return policy.ByCredential(o.credential)
 }
 
-// caller returns a context with the identity of an engine's client, for a call of that engine.
+// caller returns a context with the identity of an engine's client or, without roles, with the credential of its bearer
+// token, for a call of that engine.
 func (s *Sessions) caller(ctx context.Context, engine rdma.EngineID) context.Context {
 	policy := s.roles.current()
 	if policy == nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if o := s.engines[engine]; o != nil && o.credential != (access.Credential{}) {
+			return withBearer(ctx, o.credential)
+		}
 		return ctx
 	}
 	if id, ok := s.identity(policy, engine); ok {
@@ -287,14 +322,18 @@ func (s *Sessions) ownAll(ctx context.Context, peers func() []rdma.Peer) (engine
 	return engines, false
 }
 
-// removed returns the engines among peers whose clients have no credential of the policy in use.
+// removed returns the engines among peers whose clients have no credential that is accepted at present. It returns none if
+// none is required.
 func (s *Sessions) removed(peers []rdma.Peer) (engines []rdma.EngineID) {
-	policy := s.roles.current()
-	if policy == nil {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.refreshLocked()
+	if s.valid == nil {
 		return nil
 	}
 	for _, p := range peers {
-		if _, ok := s.identity(policy, p.ID); !ok {
+		// A session that is older than the policy has no principal.
+		if o := s.engines[p.ID]; o == nil || !s.valid[o.credential] || s.policy != nil && o.name == "" {
 			engines = append(engines, p.ID)
 		}
 	}
@@ -306,8 +345,8 @@ func (s *Sessions) removed(peers []rdma.Peer) (engines []rdma.EngineID) {
 // and rdma/group).
 const openingMax = 30 * time.Second
 
-// EndRemovedSessions ends the data-plane sessions of clients whose token or certificate is not in the
-// roles file. It is called after the roles file has changed. A handshake that is in progress may
+// EndRemovedSessions ends the data-plane sessions of clients whose token or certificate is in neither the token
+// file nor the roles. It is called after these have changed. A handshake that is in progress may
 // still become a session. The next message of that session ends it, and so does a second pass over the
 // sessions after openingMax.
 func (s *Server) EndRemovedSessions() {
@@ -325,9 +364,9 @@ func (s *Server) endRemoved() {
 	ending.Wait()
 }
 
-// endSession ends the session of an engine whose client is not in the roles file.
+// endSession ends the session of an engine whose client is not admitted any more.
 func (s *Server) endSession(engine rdma.EngineID) {
-	s.opts.Logger.Info("data-plane session ended: its client is not in auth.roles_file or auth.roles_etcd", "peer", engine.String())
+	s.opts.Logger.Info("data-plane session ended: the token or certificate of its client is not in auth.token_file, auth.roles_file or auth.roles_etcd", "peer", engine.String())
 	s.data.Disconnect(engine)
 }
 

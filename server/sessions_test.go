@@ -20,7 +20,7 @@ import (
 func sessionsOf(t *testing.T) (s *Sessions, set func(principals ...string), token func(subject string) rdma.Token) {
 	t.Helper()
 	var policy *access.Policy
-	s, err := NewSessions(rdma.Token("a secret of sixteen bytes or more"), func() *access.Policy { return policy })
+	s, err := NewSessions(rdma.Token("a secret of sixteen bytes or more"), nil, func() *access.Policy { return policy })
 	if err != nil {
 		t.Fatal(err)
 	}

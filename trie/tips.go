@@ -62,7 +62,9 @@ func (t *Trie) isTipLocked(sp *space, nd *node) bool {
 
 // Link is one block of a chain with its stored pieces.
 type Link struct {
-	ID     kv.BlockID
+	ID kv.BlockID
+	// Heat is the highest of the pieces (Tip.Heat).
+	Heat   int
 	Pieces []LinkPiece
 }
 
@@ -105,6 +107,7 @@ func (t *Trie) linkLocked(sp *space, id kv.BlockID) Link {
 		if n == 0 || t.nodes.at(n).has(flagPending) || !t.rootedLocked(n) {
 			continue
 		}
+		link.Heat = max(link.Heat, t.policy.Heat(n))
 		link.Pieces = append(link.Pieces, LinkPiece{Group: g, Node: n, Generation: t.nodes.at(n).gen()})
 	}
 	return link

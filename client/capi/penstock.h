@@ -140,7 +140,7 @@ typedef struct penstock_options {
 	uint64_t size;          /* sizeof(penstock_options) */
 	const char *servers;    /* host:port of each node's gRPC, separated by commas; without discover all clients must spell the addresses alike */
 	const char *token;      /* bearer token; NULL: none */
-	const char *token_file; /* file with the bearer token; only if token is NULL */
+	const char *token_file; /* file with the bearer token, read again when it has changed; only if token is NULL */
 	const char *ca_file;    /* TLS: certificate authority of the nodes (PEM). If ca_file and cert_file are NULL: plaintext */
 	const char *cert_file;  /* TLS: client certificate (PEM) */
 	const char *key_file;   /* TLS: private key of cert_file (PEM) */

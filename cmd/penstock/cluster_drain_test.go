@@ -644,6 +644,63 @@ func TestDrainSecured(t *testing.T) {
 	}
 }
 
+// TestDrainTokenReplaced: a draining node goes on to copy blocks after the bearer token of all nodes was replaced.
+func TestDrainTokenReplaced(t *testing.T) {
+	r := newMovesRig(t)
+	const old, next = "the old token of all nodes", "a new token of all nodes"
+	file := writeFile(t, r.dir, "token", []byte(old))
+	nodes := []*served{r.here("a", "--auth-token-file", file), r.here("b", "--auth-token-file", file)}
+	clientFile := writeFile(t, r.dir, "client", []byte(old))
+	with := func(s *served, args ...string) result { return s.run(append(args, "--token-file", clientFile)...) }
+	put := func(seed int) {
+		t.Helper()
+		tokensFile, dataFile := writeFile(t, r.dir, "tokens", tokens(seed, 12)), writeFile(t, r.dir, "data", bytesOf(1, 3*8192))
+		with(nodes[0], "block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile).must(t)
+	}
+	// drained waits until other nodes have all blocks. A further order to drain would begin the copies anew.
+	drained := func(blocks int64) {
+		t.Helper()
+		awaitTrue(t, fmt.Sprintf("other nodes have %d blocks", blocks), func() bool {
+			list := decode[struct {
+				Members []struct {
+					Name string
+					Move struct {
+						Phase  string
+						Blocks int64
+					}
+				}
+			}](t, with(nodes[0], "cluster", "members", "--format", "json"))
+			for _, m := range list.Members {
+				if m.Name == "a" {
+					return m.Move.Phase == "done" && m.Move.Blocks == blocks
+				}
+			}
+			return false
+		})
+	}
+	// accept replaces the tokens of the nodes, and waits until they take or refuse the token of clients.
+	accept := func(tokens string, client string, taken bool) {
+		t.Helper()
+		for path, content := range map[string]string{file: tokens, clientFile: client} {
+			if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, n := range nodes {
+			awaitTrue(t, "the tokens are replaced", func() bool { return (with(n, "status").code == 0) == taken })
+		}
+	}
+	with(nodes[0], "ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024").must(t)
+	put(1)
+	with(nodes[0], "cluster", "drain", "a").must(t)
+	drained(3)
+	accept(next+"\n"+old, next, true)
+	accept(next, old, false)
+	accept(next, next, true)
+	put(1000)
+	drained(6)
+}
+
 // TestDrainOrders: orders that cannot be performed are refused, with the reason.
 func TestDrainOrders(t *testing.T) {
 	r := newMovesRig(t)

@@ -26,7 +26,8 @@ penstock ns quota. The quotas of tenants are in the roles.
 
 To replace a bearer token without a failed call: list the new and the old token in the
 token file, one a line, and reload; give the clients the new token (a client sends the
-first one of its file, which it reads when it starts); remove the old token and reload.`,
+first one of its file, which it reads again when it has changed); remove the old token
+and reload.`,
 	}
 	c := addConnectionFlags(cmd, w)
 	return noun(cmd, newConfigDiff(c), newConfigReload(c))

@@ -186,7 +186,7 @@ func (c *connection) dialPlanner(addresses string) (*planners.Conn, error) {
 
 // dialOptions returns the options of a connection to the control plane.
 func (c *connection) dialOptions() (client.DialOptions, error) {
-	token, err := readToken(c.tokenFile)
+	token, err := openToken(c.tokenFile, slog.Default())
 	if err != nil {
 		return client.DialOptions{}, err
 	}
@@ -195,7 +195,7 @@ func (c *connection) dialOptions() (client.DialOptions, error) {
 		return client.DialOptions{}, err
 	}
 	// --timeout also bounds the first connection, because a busy node may take long to accept it.
-	return client.DialOptions{BearerToken: token, TLS: t, Insecure: c.insecure, Timeout: c.timeout}, nil
+	return client.DialOptions{TokenSource: token, TLS: t, Insecure: c.insecure, Timeout: c.timeout}, nil
 }
 
 // admin is a connection to a node's Admin service.
@@ -364,7 +364,7 @@ func (c *connection) store(ctx context.Context, log *slog.Logger, f func(s *clie
 	if err := errors.Join(c.invalidDiscover, c.checkServers()); err != nil {
 		return err
 	}
-	token, err := readToken(c.tokenFile)
+	token, err := openToken(c.tokenFile, log)
 	if err != nil {
 		return err
 	}
@@ -384,7 +384,7 @@ func (c *connection) store(ctx context.Context, log *slog.Logger, f func(s *clie
 	if err := c.awaitListening(ctx); err != nil {
 		return err
 	}
-	o := client.Options{Servers: c.list(), Discover: c.discover, Zone: c.zone, Engine: engine, BearerToken: token, TLS: t, Insecure: c.insecure, Logger: log}
+	o := client.Options{Servers: c.list(), Discover: c.discover, Zone: c.zone, Engine: engine, TokenSource: token, TLS: t, Insecure: c.insecure, Logger: log}
 	if len(o.Servers) == 1 {
 		o.DialTimeout = max(0, c.timeout) // a busy node may take long to accept a connection, and no other node could be used meanwhile
 	}

@@ -138,7 +138,7 @@ func withOffload(ctx context.Context, cfg *config.Gateway, session *gateway.Gate
 	if err != nil {
 		return fmt.Errorf("config: offload.url: %w", err)
 	}
-	token, err := readToken(o.KeyFile)
+	token, err := openToken(o.KeyFile, log)
 	if err != nil {
 		return err
 	}
@@ -152,7 +152,7 @@ func withOffload(ctx context.Context, cfg *config.Gateway, session *gateway.Gate
 		err = errors.Join(err, link.Close(within))
 	}()
 	f, err := offload.New(offload.Options{
-		Gateway: session, Namespace: ns, Shards: shards, Here: store, There: far, Link: link, URL: base, Model: o.Model, BearerToken: token,
+		Gateway: session, Namespace: ns, Shards: shards, Here: store, There: far, Link: link, URL: base, Model: o.Model, TokenSource: token,
 		Router:   prfaas.Router{Threshold: float64(o.Threshold), Abundant: o.Abundant},
 		InFlight: o.InFlight, Timeout: o.Timeout.Std(), BacklogMax: o.Backlog.Std(), Logger: log, Registry: registry,
 	})

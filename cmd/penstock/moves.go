@@ -187,7 +187,7 @@ func (m *moves) open(ctx context.Context) (_ *client.Store, closeStore func() er
 	}
 	store, err := client.Open(ctx, client.Options{
 		Servers: []string{m.addr}, Discover: true, SkipDraining: true, MembersEvery: moveRetry, Engine: engine,
-		BearerToken: token, TLS: secure, Insecure: secure == nil, Logger: n.log,
+		TokenSource: token, TLS: secure, Insecure: secure == nil, Logger: n.log,
 	})
 	if err != nil {
 		return nil, nil, errors.Join(err, engine.Close())
@@ -237,19 +237,20 @@ func (m *moves) chunkBytes() int64 {
 	return min(4<<20, limit)
 }
 
-// token returns the bearer token for the other nodes.
-func (m *moves) token() (string, error) {
+// token returns a function that returns the bearer token for the other nodes, or nil if they require none. Copies may take
+// longer than a token is valid, so each call sends the present one.
+func (m *moves) token() (func() string, error) {
 	if file := m.node.cfg.Cluster.PeerTokenFile; file != "" {
-		token, err := readToken(file)
+		token, err := openToken(file, m.node.log)
 		if err != nil {
-			return "", fmt.Errorf("cluster.peer_token_file: %w", err)
+			return nil, fmt.Errorf("cluster.peer_token_file: %w", err)
 		}
 		return token, nil
 	}
-	if tokens := m.node.live.credentials.Tokens(); len(tokens) > 0 {
-		return tokens[0], nil
+	if m.node.live.credentials.FirstToken() == "" {
+		return nil, nil
 	}
-	return "", nil
+	return m.node.live.credentials.FirstToken, nil
 }
 
 // clientTLS returns the configuration of the connections to the other nodes, nil for plain text.

@@ -88,7 +88,7 @@ func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *me
 	if _, err := rand.Read(secret); err != nil {
 		return err
 	}
-	sessions, err := server.NewSessions(secret, n.live.credentials.Roles)
+	sessions, err := server.NewSessions(secret, n.live.credentials.Tokens, n.live.credentials.Roles)
 	if err != nil {
 		return err
 	}

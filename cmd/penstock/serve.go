@@ -213,7 +213,7 @@ func serve(ctx context.Context, from source[config.Config], level *slog.LevelVar
 	return errors.Join(ended(), err)
 }
 
-// readToken returns the token that a client sends: the first one of a file. Other users should not be
+// readToken returns the first token of a file. Other users should not be
 // able to read the file.
 func readToken(path string) (string, error) {
 	tokens, err := bearer.Read(path)
@@ -221,4 +221,17 @@ func readToken(path string) (string, error) {
 		return "", err
 	}
 	return tokens[0], nil
+}
+
+// openToken returns a function that returns the token that a client sends, the first one of a file, which it reads again
+// when it has changed. The function is nil if path is "".
+func openToken(path string, log *slog.Logger) (func() string, error) {
+	if path == "" {
+		return nil, nil
+	}
+	f, err := bearer.Open(path, log)
+	if err != nil {
+		return nil, err
+	}
+	return f.Token, nil
 }

@@ -1,5 +1,5 @@
-// Package bearer reads files of bearer tokens and compares tokens. It is not a store of secrets: it
-// keeps nothing.
+// Package bearer reads files of bearer tokens and compares tokens. Of a file it keeps only the token that a client
+// sends (File).
 //
 //	new-token        one token per line: a client sends the first,
 //	old-token        and a server accepts all of them
@@ -64,18 +64,22 @@ func Read(path string) ([]string, error) {
 // there are no tokens, every call is accepted. The time that Accepts takes does not depend on the
 // number of characters that match.
 func Accepts(tokens []string, headers ...string) bool {
-	if len(tokens) == 0 {
-		return true
-	}
-	right := 0
+	return len(tokens) == 0 || Index(tokens, headers...) >= 0
+}
+
+// Index returns the index of a token that one of the values of an Authorization header has, or -1 if there
+// is none. The time that Index takes does not depend on the number of characters that match.
+func Index(tokens []string, headers ...string) int {
+	found := -1
 	for _, header := range headers {
 		given, ok := strings.CutPrefix(header, "Bearer ")
 		if !ok {
 			continue
 		}
-		for _, token := range tokens {
-			right |= subtle.ConstantTimeCompare([]byte(given), []byte(token))
+		for i, token := range tokens {
+			same := subtle.ConstantTimeCompare([]byte(given), []byte(token))
+			found = subtle.ConstantTimeSelect(same, i, found)
 		}
 	}
-	return right == 1
+	return found
 }

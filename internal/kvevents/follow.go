@@ -89,10 +89,7 @@ func NewFollower(o Options) (*Follower, error) {
 // does not wait. It has the type of PublisherOptions.Missed.
 func (f *Follower) Missed(net.Addr, uint64) {
 	for _, s := range f.sources {
-		select {
-		case s.wake <- struct{}{}:
-		default: // the announcement is requested already
-		}
+		s.request()
 	}
 }
 
@@ -149,6 +146,14 @@ type space struct {
 	// live are the epochs whose blocks are published. Events contain no epoch: a block is stored as
 	// long as one of these epochs has it.
 	live []kv.Epoch
+}
+
+// request requests an announcement of all blocks. It does not wait.
+func (s *source) request() {
+	select {
+	case s.wake <- struct{}{}:
+	default: // the announcement is requested already
+	}
 }
 
 const (
@@ -258,7 +263,12 @@ func (s *source) follow(ctx context.Context) error {
 		s.down = ""
 		s.report(Report{What: "back"})
 	}
-	return s.pump(ctx, events, ended)
+	err = s.pump(ctx, events, ended)
+	if status.Code(err) == codes.Unauthenticated {
+		// The token that opened the stream was removed. The next attempt has the present one.
+		return fmt.Errorf("the node ended the stream of events: %s", status.Convert(err).Message())
+	}
+	return err
 }
 
 // receive sends the events of a stream to events, and closes events at the end.
@@ -289,6 +299,11 @@ func (s *source) pump(ctx context.Context, events <-chan *pb.Event, ended <-chan
 		beat = t.C
 	}
 	var due <-chan time.Time
+	defer func() {
+		if due != nil { // the next stream makes the announcement
+			s.request()
+		}
+	}()
 	for {
 		select {
 		case e, ok := <-events:

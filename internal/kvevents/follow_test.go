@@ -2,15 +2,25 @@ package kvevents
 
 import (
 	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/lab/testnode"
+	"github.com/penstock-kv/penstock/server/access"
 )
 
 // TestAgainstIndex stores, deletes, evicts and retires blocks in live epochs of namespaces
@@ -182,6 +192,112 @@ func TestLateSubscriber(t *testing.T) {
 	late := s.subscribe("kv@test/")
 	late.until(topic, h, "m")
 	s.view.until(topic, h, "m")
+}
+
+// TestAnnouncementOutlivesStream: all blocks are announced to a subscriber that joined shortly before the stream of events
+// broke.
+func TestAnnouncementOutlivesStream(t *testing.T) {
+	testkit.VerifyNone(t)
+	h := newHost(t, testnode.Options{})
+	announced := make(chan Report, 1)
+	f, err := NewFollower(Options{
+		Nodes: []Node{dial(t, h.wire.addr())}, Topic: DefaultTopic, Publisher: NewPublisher(PublisherOptions{}), Resync: time.Hour,
+		Report: func(r Report) { announced <- r },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := f.sources[0]
+	s.announced = time.Now()
+	f.Missed(nil, 0)
+	broken := errors.New("the stream broke")
+	events, ended := make(chan *pb.Event), make(chan error, 1)
+	returned := make(chan error, 1)
+	go func() { returned <- s.pump(t.Context(), events, ended) }()
+	for len(s.wake) > 0 && t.Context().Err() == nil {
+		runtime.Gosched()
+	}
+	ended <- broken
+	close(events)
+	if err := <-returned; !errors.Is(err, broken) {
+		t.Fatal(err)
+	}
+	s.opts.Resync = 1
+	events = make(chan *pb.Event)
+	go func() { returned <- s.pump(t.Context(), events, ended) }()
+	select {
+	case r := <-announced:
+		if r.What != "announced" {
+			t.Errorf("%+v", r)
+		}
+	case <-time.After(hangs):
+		t.Error("no announcement after the stream broke")
+	}
+	ended <- broken
+	close(events)
+	if err := <-returned; !errors.Is(err, broken) {
+		t.Error(err)
+	}
+}
+
+// TestTokenIsReplaced: a follower whose stream of events the node ends, because the stream's token was removed, goes on with
+// its present token. It ends if the node refuses that token too.
+func TestTokenIsReplaced(t *testing.T) {
+	testkit.VerifyNone(t)
+	var policy atomic.Pointer[access.Policy]
+	var token atomic.Pointer[string]
+	use := func(s string) { token.Store(&s) }
+	accept := func(s string) {
+		t.Helper()
+		text := fmt.Sprintf("principals: [{name: a, tokens: [sha256:%x], grants: [{roles: [read, admin], namespaces: ['*']}, {roles: [operate], namespaces: ['*']}]}]", sha256.Sum256([]byte(s)))
+		p, err := access.Parse("roles.yaml", []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		policy.Store(p)
+	}
+	use("")
+	n := testnode.Start(t, testnode.Options{Roles: policy.Load})
+	conn, err := client.Dial(n.Addr, client.DialOptions{Timeout: time.Minute, TokenSource: func() string { return *token.Load() }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	h := &host{t: t, admin: pb.NewAdminClient(conn)}
+	h.namespace("m", kv.IndexTrie)
+	reports := make(chan Report, 10)
+	node := Node{Server: n.Addr, Cache: pb.NewCacheClient(conn), Admin: h.admin}
+	f, err := NewFollower(Options{Nodes: []Node{node}, Topic: DefaultTopic, Publisher: NewPublisher(PublisherOptions{}), Report: func(r Report) { reports <- r }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- f.Run(t.Context()) }()
+	next := func(want string) {
+		t.Helper()
+		select {
+		case r := <-reports:
+			if r.What != want {
+				t.Fatalf("%+v; want %s", r, want)
+			}
+		case err := <-ended:
+			t.Fatalf("the follower ended with %v; want %s", err, want)
+		}
+	}
+	next("announced")
+	use("a token of the follower")
+	accept("a token of the follower")
+	h.bump("m")
+	next("down")
+	next("back")
+	accept("another token of it")
+	if _, err := n.Storage.BumpEpoch(t.Context(), "m", 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	next("down")
+	if err := <-ended; status.Code(err) != codes.Unauthenticated {
+		t.Errorf("the follower ends with %v", err)
+	}
 }
 
 // TestTwoNodesOfOneName: Run returns an error, because the nodes' topics would be equal.

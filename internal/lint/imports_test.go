@@ -173,7 +173,7 @@ var testEdges = []struct {
 	{"lab/replay", []string{"lab/testnode"}, "the tests replay on a node in their process"},
 	{"lab/emulate", []string{"api/...", "lab/testnode", "lab/testplanner", "server/planner"}, "an emulated cluster is tested against real nodes in one process"},
 	{"internal/zmtp", []string{"internal/zmtp/zmtptest"}, "the tests connect peers"},
-	{"internal/kvevents", []string{"client", "lab/testnode", "internal/zmtp/zmtptest"}, "the tests compare published blocks with the blocks of real nodes"},
+	{"internal/kvevents", []string{"client", "lab/testnode", "server/access", "internal/zmtp/zmtptest"}, "the tests compare published blocks with the blocks of real nodes, and remove a principal of one"},
 	{"lab/scale", []string{"kv", "api/...", "client", "internal/placement", "lab/testetcd", "lab/testnode", "rdma/tcp", "server/membership", "server/storage"}, "its tests run a storage node, a client and a thousand memberships in one process, and etcd beside it"},
 	{"lab/hot", []string{"kv", "api/...", "client", "rdma/tcp", "lab/bench", "lab/content", "lab/netlab"}, "its test compares clusters by turns, in network namespaces, and checks the bytes that clients read"},
 	{"lab/rounds", []string{"kv", "api/...", "client", "client/gateway", "client/leader", "client/planners", "client/traffic", "rdma/tcp", "internal/chart", "lab/content", "lab/testetcd"}, "its tests compare the bytes that clients of whole nodes read, send requests to planners, and draw the hit rates"},

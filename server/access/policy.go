@@ -9,8 +9,11 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Credential identifies one token or one certificate subject of a policy. It is not a secret.
+// Credential identifies one bearer token, or one certificate subject of a policy. It is not a secret.
 type Credential [sha256.Size]byte
+
+// TokenCredential returns the credential of a bearer token, the same with and without a policy.
+func TokenCredential(token string) Credential { return sha256.Sum256([]byte(token)) }
 
 // Principal is a client, or a group of clients with equal rights.
 type Principal struct {
@@ -123,7 +126,7 @@ func (p *Policy) ByHeader(header string) (id Identity, ok bool) {
 	if !is || len(token) < bearer.MinChars {
 		return Identity{}, false
 	}
-	sum := sha256.Sum256([]byte(token))
+	sum := TokenCredential(token)
 	found := -1
 	for i := range p.tokens {
 		same := subtle.ConstantTimeCompare(sum[:], p.tokens[i].Credential[:])

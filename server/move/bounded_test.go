@@ -191,3 +191,44 @@ func TestHalfFull(t *testing.T) {
 		t.Error("no sequence has the member that has joined as its home")
 	}
 }
+
+// TestHotKept: when a node without room for all of the blocks gets them, the ones that were read on the draining node stay, and
+// the ones that were read on the new node. Of the others, which come later, some are evicted.
+func TestHotKept(t *testing.T) {
+	etcd := testetcd.Start(t, 1)
+	start := func(name string, capacity int64) *testnode.Node {
+		return testnode.Start(t, testnode.Options{Name: name, Etcd: etcd.Endpoints, CapacityBytes: capacity})
+	}
+	from, small := start("from", 32<<20), start("small", 8<<20)
+	onFrom, onSmall := see(t, client.Options{Servers: []string{from.Addr}}), see(t, client.Options{Servers: []string{small.Addr}})
+	// Three tenths of a store are kept for blocks that have been read.
+	const hot, cold = 8, 100
+	for i := range cold {
+		onFrom.write(i)
+	}
+	for i := cold; i < cold+hot; i++ {
+		onSmall.write(i)
+	}
+	for range 3 {
+		for i := range hot {
+			onFrom.blocks(i)
+			onSmall.blocks(cold + i)
+		}
+	}
+	run(t, Options{Node: from.Storage, To: onSmall.Store}, done)
+	found := func(from, to int) (n int) {
+		for i := from; i < to; i++ {
+			n += onSmall.blocks(i)
+		}
+		return n
+	}
+	if n := found(0, hot); n != 2*hot {
+		t.Errorf("%d blocks of %d that were read on the draining node are found", n, 2*hot)
+	}
+	if n := found(cold, cold+hot); n != 2*hot {
+		t.Errorf("%d blocks of %d that were read on the new node are found", n, 2*hot)
+	}
+	if n := found(hot, cold); n == 0 || n == 2*(cold-hot) {
+		t.Errorf("%d blocks of %d that were not read are found; want some", n, 2*(cold-hot))
+	}
+}

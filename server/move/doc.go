@@ -21,6 +21,8 @@
 //     an earlier process, has ended.
 //   - In a namespace with replicas a block is copied until as many other nodes have it, if there are as
 //     many.
+//   - A block that was read on this node counts as read on its new node, so that copies of blocks that were never read, which follow,
+//     do not evict it there.
 //   - A sequence whose node refuses it, is down or is full does not stop the others. It is tried
 //     again, and Progress has the reason.
 //   - A block that is deleted on this node during its copy is deleted on the other nodes again, at the latest at the

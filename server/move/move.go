@@ -25,6 +25,7 @@ import (
 type Target interface {
 	relay.Store
 	ExistsGroups(ctx context.Context, r client.KeysRequest) ([][]client.Presence, error)
+	Exists(ctx context.Context, r client.KeysRequest, touch bool) ([]client.Presence, error)
 	Delete(ctx context.Context, r client.KeysRequest) ([]client.Presence, error)
 	Placements() uint64
 }
@@ -367,6 +368,8 @@ type piece struct {
 type sequence struct {
 	ids    []kv.BlockID
 	pieces []piece
+	// hot are the blocks that have been read and, in a chain, the blocks before them.
+	hot []kv.BlockID
 }
 
 // add appends blocks.
@@ -376,6 +379,13 @@ func (s *sequence) add(chain []trie.Link) {
 			s.pieces = append(s.pieces, piece{relay.Piece{Block: len(s.ids), Group: l.Group}, l.Node})
 		}
 		s.ids = append(s.ids, link.ID)
+	}
+	hot := len(chain)
+	for hot > 0 && chain[hot-1].Heat == 0 {
+		hot--
+	}
+	for _, link := range chain[:hot] {
+		s.hot = append(s.hot, link.ID)
 	}
 }
 
@@ -415,6 +425,7 @@ func (p *pass) copy(ctx context.Context, w work) {
 	}
 	p.settle(ctx, w, copied, unknown, nodeDown)
 	left := unknown
+	defer p.keepHot(ctx, w, s.hot, len(send) > 0)
 	for len(send) > 0 && ctx.Err() == nil {
 		got := p.send(ctx, w, s.ids, send)
 		p.settle(ctx, w, send[:got.Pieces], nil, "")
@@ -451,6 +462,16 @@ func (p *pass) copy(ctx context.Context, w work) {
 			p.finish(w, tip, sums[i])
 		}
 	}
+}
+
+// keepHot makes the blocks of a work that have been read on this node count as read on their new nodes, if some of the work were
+// sent. Otherwise the copies of blocks that were never read, which follow, would evict them first. A failure only makes
+// the new nodes evict them as other new blocks.
+func (p *pass) keepHot(ctx context.Context, w work, ids []kv.BlockID, sent bool) {
+	if !sent || len(ids) == 0 || ctx.Err() != nil {
+		return
+	}
+	_, _ = p.opts.To.Exists(ctx, client.KeysRequest{Namespace: w.ns, IDs: ids, Epoch: w.epoch, AllCopies: true}, true)
 }
 
 // yield makes the blocks of a sequence, which their homes have, the first that this node evicts, if the sequence is

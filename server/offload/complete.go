@@ -67,8 +67,8 @@ func (f *Offload) call(ctx context.Context, method, path string, body []byte, ou
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
-	if f.opts.BearerToken != "" {
-		req.Header.Set("Authorization", "Bearer "+f.opts.BearerToken)
+	if f.opts.TokenSource != nil {
+		req.Header.Set("Authorization", "Bearer "+f.opts.TokenSource())
 	}
 	resp, err := f.opts.Client.Do(req)
 	if err != nil {

@@ -47,8 +47,8 @@ type Options struct {
 	// Model is the name of the model in requests to URL. Default: the first model that /v1/models
 	// lists.
 	Model string
-	// BearerToken is sent to URL.
-	BearerToken string
+	// TokenSource, if not nil, returns the bearer token that a request to URL is sent with.
+	TokenSource func() string
 	// Router has the threshold in tokens, and Abundant, which means that the link has spare
 	// bandwidth. With Abundant a prefix that only remote storage has is copied too.
 	Router prfaas.Router

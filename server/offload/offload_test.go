@@ -173,7 +173,7 @@ func newWorldOf(t *testing.T, o Options, budget float64, g kv.Geometry, shards i
 	o.Link, err = relay.New(relay.Options{From: w.there.store, To: w.here.store, BytesPerSecond: budget, ChunkBytes: 32 << 10})
 	w.here.must(err)
 	t.Cleanup(func() { w.here.must(o.Link.Close(context.Background())) })
-	o.Namespace, o.Shards, o.Here, o.There, o.BearerToken = w.here.ns, w.here.shards[1:], w.here.store, w.there.store, "secret"
+	o.Namespace, o.Shards, o.Here, o.There, o.TokenSource = w.here.ns, w.here.shards[1:], w.here.store, w.there.store, func() string { return "secret" }
 	o.URL, err = url.Parse(w.engine.URL + "/there")
 	w.here.must(err)
 	o.Client = w.engine.Client()

@@ -112,6 +112,10 @@ func (s *Service) register(ctx context.Context, r *pb.RegisterGroup) (*leader, e
 		if err != nil {
 			return nil, err
 		}
+		// Two leaders with one engine would take it from each other for ever, and no request of theirs would end.
+		if other, ok := s.planner.GroupOf(dualpath.EngineID(id)); ok && other != up.Group && s.leaders[other] != nil {
+			return nil, status.Errorf(codes.AlreadyExists, "group %q: engine %q is in group %q, whose leader is connected; give each engine a name of its own, or stop that leader first", r.Group, e.Engine, s.groups.of(uint32(other)))
+		}
 		node, err := s.nodes.id(e.Node)
 		if err != nil {
 			return nil, err

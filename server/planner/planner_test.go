@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"math"
 	"net"
@@ -396,6 +397,37 @@ func TestReplaced(t *testing.T) {
 	old := h.lead("P", pb.Side_SIDE_PREFILL)
 	h.lead("P", pb.Side_SIDE_PREFILL)
 	wantCode(t, func() error { _, err := old.stream.Recv(); return err }, codes.Aborted, "another session")
+}
+
+// TestEngineOfAnotherGroup: a registration with an engine of a group whose leader is connected is refused, and that group
+// keeps its requests. When its leader is gone, the engine may be in another group.
+func TestEngineOfAnotherGroup(t *testing.T) {
+	h := newHost(t, Options{})
+	pe, de := h.lead("P", pb.Side_SIDE_PREFILL), h.lead("D", pb.Side_SIDE_DECODE)
+	gw := h.submit("r1")
+	h.startOn(pe, de, gw, "r1")
+
+	stream, err := h.client.Lead(h.ctx)
+	h.must(err)
+	twin := &pb.RegisterGroup{Group: "Q", Role: pb.Side_SIDE_PREFILL, Engines: []*pb.EngineSpec{{Engine: "Q/0", Node: "n"}, {Engine: "P/1", Node: "n"}}}
+	h.must(stream.Send(&pb.LeaderMessage{Message: &pb.LeaderMessage_Register{Register: twin}}))
+	wantCode(t, func() error { _, err := stream.Recv(); return err }, codes.AlreadyExists, `engine "P/1" is in group "P"`)
+	pe.send(finished("r1", pb.Side_SIDE_PREFILL))
+	gw.want(pb.RequestUpdate_KIND_PREFILLED)
+	de.send(finished("r1", pb.Side_SIDE_DECODE))
+	gw.want(pb.RequestUpdate_KIND_FINISHED)
+
+	h.lead("P", pb.Side_SIDE_PREFILL) // an engine of the same group
+	top, err := h.client.Top(h.ctx, &pb.TopRequest{})
+	h.must(err)
+	if len(top.Groups) != 2 {
+		t.Errorf("%d groups; want P and D", len(top.Groups))
+	}
+	de.must(de.stream.CloseSend())
+	if _, err := de.stream.Recv(); !errors.Is(err, io.EOF) {
+		t.Fatal(err)
+	}
+	h.leadEngines(&pb.RegisterGroup{Group: "E", Role: pb.Side_SIDE_DECODE}, "D/0")
 }
 
 // TestClosing: streams end with a code that makes the peer reconnect.

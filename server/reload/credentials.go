@@ -25,8 +25,10 @@ type Credentials struct {
 
 // contents are the parsed files of config.Auth. They do not change.
 type contents struct {
-	auth   config.Auth
+	auth config.Auth
+	// tokens are sorted. first is the first one of the file, "" without auth.TokenFile.
 	tokens []string
+	first  string
 	// roles is nil without auth.RolesFile.
 	roles *access.Policy
 	// tls is nil without auth.TLSCert.
@@ -51,6 +53,10 @@ func OpenCredentials(auth config.Auth) (*Credentials, error) {
 // Tokens returns the bearer tokens, each of which is accepted. If there is none, no token is
 // required.
 func (c *Credentials) Tokens() []string { return c.current.Load().tokens }
+
+// FirstToken returns the first bearer token of auth.TokenFile, which the process sends as a client of processes with the same
+// file. Without auth.TokenFile it returns "".
+func (c *Credentials) FirstToken() string { return c.current.Load().first }
 
 // Roles returns the policy of the roles file or of the roles document in etcd, nil if auth has neither. After
 // RolesState.Until the policy is outdated (access.Policy.Outdated).
@@ -83,7 +89,10 @@ func readContents(auth config.Auth) (*contents, error) {
 	if c.tokens, err = bearer.Read(auth.TokenFile); err != nil {
 		return nil, fmt.Errorf("config: auth.token_file: %w", err)
 	}
-	slices.Sort(c.tokens) // their order has no meaning
+	if len(c.tokens) > 0 {
+		c.first = c.tokens[0]
+	}
+	slices.Sort(c.tokens) // for callers of the process their order has no meaning
 	c.tokens = slices.Compact(c.tokens)
 	if c.roles, err = access.ReadFile(auth.RolesFile); err != nil {
 		return nil, fmt.Errorf("config: auth.roles_file: %w", err)
@@ -126,7 +135,7 @@ func fingerprint(public []byte) []byte {
 // equal reports whether both hold the same tokens, roles and certificates. The private keys are not
 // compared, because a certificate determines its private key.
 func (c *contents) equal(d *contents) bool {
-	return c.leaf == d.leaf && c.ca == d.ca && c.roles.Equal(d.roles) && slices.Equal(c.tokens, d.tokens)
+	return c.leaf == d.leaf && c.ca == d.ca && c.roles.Equal(d.roles) && slices.Equal(c.tokens, d.tokens) && c.first == d.first
 }
 
 // changes returns a Change for each file that has another content in next but the same path.

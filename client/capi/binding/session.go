@@ -27,7 +27,7 @@ type session[E any] struct {
 
 // connect returns a session of a store. It does not wait for the planner.
 func connect[E any](store *Store, o PlannerOptions) (*session[E], error) {
-	token, err := o.token()
+	token, err := o.token(store.logs.logger())
 	if err != nil {
 		return nil, err
 	}
@@ -35,7 +35,7 @@ func connect[E any](store *Store, o PlannerOptions) (*session[E], error) {
 	if err != nil {
 		return nil, err
 	}
-	conn, err := planners.Dial(o.Address, client.DialOptions{BearerToken: token, TLS: t, Insecure: o.Insecure, Timeout: store.opts.DialTimeout})
+	conn, err := planners.Dial(o.Address, client.DialOptions{TokenSource: token, TLS: t, Insecure: o.Insecure, Timeout: store.opts.DialTimeout})
 	if err != nil {
 		return nil, fmt.Errorf("%w: planner: %w", ErrInvalid, err)
 	}

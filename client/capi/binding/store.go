@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -48,7 +47,8 @@ type Options struct {
 
 // Credentials are the secrets and certificates of a caller, and the CA of the nodes or of the planner.
 type Credentials struct {
-	// Token is the bearer token. TokenFile is a file with the token in its first line.
+	// Token is the bearer token. TokenFile is a file with the token in its first line, which is read again when it has
+	// changed.
 	Token, TokenFile string
 	// CAFile, CertFile and KeyFile are PEM files for TLS. If all are empty, connections
 	// are in plaintext.
@@ -94,13 +94,14 @@ func (s *Store) of() *Store { return s }
 func (l *Library) Open(ctx context.Context, o Options) (Handle, error) {
 	o.Timeout = cmp.Or(o.Timeout, 30*time.Second)
 	o.JobsMax, o.JobsParallel = cmp.Or(o.JobsMax, 1024), cmp.Or(o.JobsParallel, 16)
-	token, err := o.token()
-	if err != nil {
-		return 0, err
-	}
 	s := &Store{library: l, opts: o, turns: turns{free: o.JobsParallel}, jobs: make(map[Handle]*job), sessions: make(map[Handle]interface{ end() error })}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.logs = newLogQueue(o.Log, o.LogLevel)
+	token, err := o.token(s.logs.logger())
+	if err != nil {
+		s.logs.close()
+		return 0, err
+	}
 	t, err := o.tls(s.logs.logger())
 	if err != nil {
 		s.logs.close()
@@ -114,7 +115,7 @@ func (l *Library) Open(ctx context.Context, o Options) (Handle, error) {
 		return 0, errors.Join(err, s.free())
 	}
 	s.client, err = client.Open(ctx, client.Options{
-		Servers: splitList(o.Servers), Discover: o.Discover, Zone: o.Zone, Engine: s.engine, BearerToken: token, TLS: t, Insecure: o.Insecure,
+		Servers: splitList(o.Servers), Discover: o.Discover, Zone: o.Zone, Engine: s.engine, TokenSource: token, TLS: t, Insecure: o.Insecure,
 		Logger: s.logs.logger(), DialTimeout: o.DialTimeout, DeadFor: o.DeadFor,
 	})
 	if err != nil {
@@ -131,21 +132,21 @@ func splitList(list string) []string {
 	return slices.DeleteFunc(strings.FieldsFunc(list, func(r rune) bool { return r == ',' }), func(s string) bool { return strings.TrimSpace(s) == "" })
 }
 
-func (o *Credentials) token() (string, error) {
-	if o.TokenFile == "" {
-		return o.Token, nil
+// token returns a function that returns the bearer token of each call, or nil if there is none.
+func (o *Credentials) token(log *slog.Logger) (func() string, error) {
+	switch {
+	case o.Token != "" && o.TokenFile != "":
+		return nil, fmt.Errorf("%w: both a token and a token file are given", ErrInvalid)
+	case o.Token != "":
+		return func() string { return o.Token }, nil
+	case o.TokenFile == "":
+		return nil, nil
 	}
-	if o.Token != "" {
-		return "", fmt.Errorf("%w: both a token and a token file are given", ErrInvalid)
-	}
-	b, err := os.ReadFile(o.TokenFile)
+	f, err := bearer.Open(o.TokenFile, log)
 	if err != nil {
-		return "", fmt.Errorf("%w: token file: %w", ErrInvalid, err)
+		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
-	if tokens := bearer.Parse(b); len(tokens) > 0 {
-		return tokens[0], nil
-	}
-	return "", nil
+	return f.Token, nil
 }
 
 func (o *Credentials) tls(log *slog.Logger) (*tls.Config, error) {
