@@ -35,7 +35,7 @@ func TestFile(t *testing.T) {
 		}
 		want := func(token, logged string) {
 			t.Helper()
-			time.Sleep(time.Second)
+			<-time.After(time.Second) // of the virtual clock: a File looks at its path once a second
 			if got := f.Token(); got != token {
 				t.Errorf("token %q; want %q", got, token)
 			}
