@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from harness.faults import penstock
-from harness.vllm import BLOCK, OUTPUT, Vllm, connector, dual_path
+from harness.vllm import BLOCK, LFM2, OUTPUT, Vllm, connector, dual_path
 from netns import Namespace, Nic, Switch
 
 from penstock import testing
@@ -181,8 +181,9 @@ class Engine:
         self._reader = threading.Thread(target=self._follow, args=(pipe,), daemon=True)
         self._reader.start()
         hybrid = self._connector["kv_connector"] == "PenstockDualPathHybrid"
-        caching = "--enable-prefix-caching" if hybrid else "--no-enable-prefix-caching"
-        words = [*_ENGINE.split(), caching, *_RANKS[self._ranks].split(), "--model", model]
+        kind = [f"--compilation-config={json.dumps(LFM2['compilation_config'])}"] if hybrid else ["--no-enable-prefix-caching"]
+        kind += ["--enable-prefix-caching"] * hybrid
+        words = [*_ENGINE.split(), *kind, *_RANKS[self._ranks].split(), "--model", model]
         words += ["--served-model-name", "tiny", "--max-model-len", str(self._length)]
         words += ["--kv-transfer-config", json.dumps(self._connector), *self._options]
         network = self.host.network.path
@@ -530,7 +531,7 @@ def cluster(
     """Run a cluster until the block ends.
 
     The engines in ``wide`` have two ranks. ``bits`` is the rate of an engine's storage NIC, ``length`` the tokens of the longest request.
-    With ``hybrid`` the model has recurrent state. ``options`` are further ones of vLLM's server.
+    With ``hybrid`` the model is LFM2, which has recurrent state. ``options`` are further ones of vLLM's server.
     """
     with contextlib.ExitStack() as stack:
         yield Cluster(

@@ -19,7 +19,7 @@ from dualpath_cluster import BITS, PATIENCE, TOKEN_BYTES, Answer, Chat, Cluster,
 from harness.faults import damage
 from harness.model import FIRST_TOKEN, IMAGE_TOKENS, VOCABULARY, make_lfm2, make_llava
 from harness.sessions import Session
-from harness.vllm import BLOCK, OUTPUT, Snapshots, Stored, Vllm
+from harness.vllm import BLOCK, LFM2, OUTPUT, Stored, Vllm
 
 CLIENTS = 10
 SLOW = BITS // 40
@@ -31,14 +31,15 @@ LONG = 100
 class Alone:
     """One vLLM without Penstock, for each version of the weights."""
 
-    def __init__(self, vllm: Vllm) -> None:
+    def __init__(self, vllm: Vllm, **options: Any) -> None:
         self._vllm = vllm
+        self._options = options
         self.models: list[str] = []
 
     def tokens(self, prompts: list[list[int]], output: int = OUTPUT, model: str = "") -> list[list[int]]:
         model = model or self._vllm.model
         if model not in self.models:
-            self._vllm.start(f"alone {model}", None, model=Path(model), enable_prefix_caching=False)
+            self._vllm.start(f"alone {model}", None, model=Path(model), enable_prefix_caching=False, **self._options)
             self.models.append(model)
         return [answer["tokens"] for answer in self._vllm.generate(f"alone {model}", prompts, output)]
 
@@ -178,49 +179,31 @@ def test_ranks(vllm: Vllm, alone: Alone, agents: list[Session], tmp_path: Path, 
         assert c.engines["d0"].event("attempts") > 0
 
 
-def test_prefill_engine_with_state_killed(vllm: Vllm, agents: list[Session], tmp_path: Path) -> None:
-    """The prefill engine of a model with recurrent state is killed while storage is read. Its request waits for the engine that is started
-    in its place. A prefix is found up to the last state that was stored. The engines have the names of those of ``faulty``, so this test
-    runs before that cluster starts.
-
-    vLLM's tokens of the model depend on the prompts of a step, so there is one request at a time.
+def test_rank_with_state_killed(vllm: Vllm, agents: list[Session], tmp_path: Path) -> None:
+    """One of two ranks of the prefill engine of a model with recurrent state is killed while storage is read, and vLLM ends the engine. Its
+    requests wait for the engine that is started in its place. A prefix is found up to the last state that was stored. The engines have the
+    names of those of ``faulty``, so this test runs before that cluster starts.
     """
-    model = make_lfm2(tmp_path / "model")
-    first = max((turn.prompt for turn in agents[0].turns), key=len)
-    states = Snapshots()
-
-    def ask(*prompts: list[int]) -> list[list[int]]:
-        return [vllm.generate("state alone", [prompt])[0]["tokens"] for prompt in prompts]
-
-    vllm.start("state alone", None, model=model, prefix_cache_retention_interval=BLOCK)
-    (answer,) = ask(first)
-    states.add(first, answer)
-    second = [*first, *answer, *range(FIRST_TOKEN, FIRST_TOKEN + 2 * BLOCK)]
-    third = [*second[:-1], FIRST_TOKEN]
-    loaded = ask(second, third)
-    assert vllm.call("state alone", "reset")
-    computed = ask(second, third)
-    vllm.stop("state alone")
-    states.add(second, [])
-    assert states.cached(third) > len(first)
+    model = str(make_lfm2(tmp_path / "model"))
+    alone = Alone(vllm, **LFM2)
     (tmp_path / "cluster").mkdir()
-    with cluster(vllm, tmp_path / "cluster", ["p0", "d0"], model=str(model), hybrid=True) as c:
-        assert check(c.serve([first]), [answer]) == {"right": 1}
-        until(lambda: c.metric(c.planner, "penstock_planner_serving_requests") == 0, "end of the first turn")
+    with cluster(vllm, tmp_path / "cluster", ["p0", "d0"], wide=["p0"], model=model, hybrid=True) as c:
+        turns = Turns(c, alone, agents, 0)
+        vllm.stop(f"alone {model}")
         before = replans(c)
-        c.limit(SLOW)
-        batch = c.begin([second])
-        until(c.reading, "read of a prefix")
-        assert not batch.ended()
-        c.engines["p0"].kill()
-        c.limit(BITS)
-        c.start_engines()
-        assert check(batch.answers(), loaded[:1], computed[:1]) == {"right": 1}
+
+        def fault() -> None:
+            c.engines["p0"].kill_rank(1)
+            c.limit(BITS)
+            c.start_engines()
+
+        assert check(in_the_middle(c, turns, fault), turns.tokens) == {"right": CLIENTS}
         assert replans(c) > before
         until(lambda: c.metric(c.planner, "penstock_planner_serving_requests") == 0, "end of the second turn")
         found = c.metric(c.gateway, "penstock_gateway_hit_tokens_total")
-        assert check(c.serve([third]), loaded[1:], computed[1:]) == {"right": 1}
-        assert c.metric(c.gateway, "penstock_gateway_hit_tokens_total") - found == states.cached(third)
+        serves(c, turns)
+        ends = [(len(prompt) - 1) // BLOCK * BLOCK for prompt in turns.prompts]
+        assert c.metric(c.gateway, "penstock_gateway_hit_tokens_total") - found == sum(ends)
 
 
 def test_images(vllm: Vllm, tmp_path: Path) -> None:

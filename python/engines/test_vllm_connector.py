@@ -14,7 +14,7 @@ from harness.faults import damage, namespaces, node_of_another_version, until, w
 from harness.model import FIRST_TOKEN, VOCABULARY, make_deepseek, make_lfm2, make_llama, make_llama4, make_mamba
 from harness.process import EngineError
 from harness.sessions import Session, turn
-from harness.vllm import BLOCK, OUTPUT, RANKS, Answer, Snapshots, Stored, Vllm, connector, tokens_of
+from harness.vllm import BLOCK, LFM2, OUTPUT, RANKS, Snapshots, Stored, Vllm, connector, tokens_of
 
 from penstock import InvalidError, testing
 
@@ -464,7 +464,7 @@ def test_hybrid_models(vllm: Vllm, tmp_path: Path, kind: str) -> None:
         def size(tokens: int) -> int:
             return (tokens + 3 * (tokens % CHUNK)) // BLOCK * page
     else:
-        model, stored, options = make_lfm2(tmp_path), Snapshots(), {"prefix_cache_retention_interval": BLOCK}
+        model, stored, options = make_lfm2(tmp_path), Snapshots(), {"prefix_cache_retention_interval": BLOCK, **LFM2}
 
         def size(tokens: int) -> int:
             return 2 * (tokens // BLOCK * page) + 2 * 2**10  # a layer's state is that of 2 tokens with 128 floats each
@@ -473,13 +473,9 @@ def test_hybrid_models(vllm: Vllm, tmp_path: Path, kind: str) -> None:
     longest = [[random.randrange(FIRST_TOKEN, VOCABULARY) for _ in range(400)] for _ in range(4)]
     firsts = [tokens[:length] for tokens, length in zip(longest, (3 * BLOCK + 1, 6 * BLOCK, 9 * BLOCK - 4, 331), strict=True)]
 
-    def serve(engine: str, prompts: list[list[int]]) -> list[Answer]:
-        """Generate for one prompt at a time: vLLM's tokens of the LFM2 model depend on the prompts that it computes in one step."""
-        return [vllm.generate(engine, [prompt])[0] for prompt in prompts]
-
     with testing.node() as node:
         vllm.start("first", connector(node), model=model, **options)
-        answers = serve("first", firsts)
+        answers = vllm.generate("first", firsts)
         assert [a["cached"] for a in answers] == [0] * len(firsts)
         for prompt, answer in zip(firsts, answers, strict=True):
             stored.add(prompt, answer["tokens"])
@@ -493,9 +489,9 @@ def test_hybrid_models(vllm: Vllm, tmp_path: Path, kind: str) -> None:
         assert {n // BLOCK % 3 for n in hits} == {0, 1, 2}
 
         vllm.start("second", connector(node, load_timeout=60, retry_interval=1), model=model, **options)
-        loaded = serve("second", forks)
+        loaded = vllm.generate("second", forks)
         assert vllm.call("second", "reset")
-        loaded += serve("second", next_turns)
+        loaded += vllm.generate("second", next_turns)
         assert [a["cached"] for a in loaded] == hits
         seen = vllm.call("second", "counters")
         assert seen["load_failures"] == seen["dropped_blocks"] == 0
@@ -504,17 +500,16 @@ def test_hybrid_models(vllm: Vllm, tmp_path: Path, kind: str) -> None:
         # In a new epoch the engine computes all tokens. Its own prefix cache then has the same blocks and states, and the tokens are
         # the same.
         assert vllm.call("second", "reset", connector=True)
-        assert serve("second", firsts) == answers
-        own = serve("second", forks + next_turns)
+        assert vllm.generate("second", firsts) == answers
+        own = vllm.generate("second", forks + next_turns)
         assert [a["cached"] for a in own] == hits
         assert vllm.call("second", "counters")["loads"] == seen["loads"]
         assert tokens_of(loaded) == tokens_of(own)
 
         assert vllm.call("second", "reset", connector=True)
-        computed = serve("second", next_turns)
+        computed = vllm.generate("second", next_turns)
         assert [a["cached"] for a in computed] == [0] * len(computed)
-        if kind == "chunked attention":
-            assert tokens_of(computed) == tokens_of(loaded)[len(forks) :]
+        assert tokens_of(computed) == tokens_of(loaded)[len(forks) :]
 
         # Damaged blocks and states are not loaded. The engine computes the whole prompt.
         node.stop()
@@ -527,7 +522,7 @@ def test_hybrid_models(vllm: Vllm, tmp_path: Path, kind: str) -> None:
             for prompt, answer in zip(next_turns, computed, strict=True):
                 assert vllm.call("second", "reset")
                 before = vllm.call("second", "counters")["load_failures"]
-                (got,) = serve("second", [prompt])
+                (got,) = vllm.generate("second", [prompt])
                 if vllm.call("second", "counters")["load_failures"] > before:
                     assert got["tokens"] == answer["tokens"]
                     failures += 1

@@ -19,7 +19,7 @@ from harness.faults import blocks, damage, namespaces
 from harness.model import FIRST_TOKEN, VOCABULARY, make_deepseek, make_lfm2, make_llama
 from harness.process import EngineError
 from harness.sessions import Session
-from harness.vllm import BLOCK, OUTPUT, RANKS, Snapshots, Stored, Vllm, dual_path
+from harness.vllm import BLOCK, LFM2, OUTPUT, RANKS, Snapshots, Stored, Vllm, connector, dual_path, tokens_of
 
 from penstock import Event, EventKind, Gateway, Group, GroupKind, Request, Store, _adapter, errors, testing
 
@@ -270,7 +270,7 @@ def test_ranks(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]], 
             assert (matched.hit, matched.epoch) == (0, epoch)
 
 
-def tokens_of(vllm: Vllm, model: Path, agents: list[Session]) -> list[list[list[int]]]:
+def turns_of(vllm: Vllm, model: Path, agents: list[Session]) -> list[list[list[int]]]:
     """Return the tokens of an engine without Penstock, for three turns of some sessions."""
     vllm.start("alone", None, model, **ALONE)
     tokens = [[a["tokens"] for a in vllm.generate("alone", [s.turns[k].prompt for s in agents])] for k in range(3)]
@@ -282,7 +282,7 @@ def tokens_of(vllm: Vllm, model: Path, agents: list[Session]) -> list[list[list[
 def latent(vllm: Vllm, agents: list[Session], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[list[int]]]]:
     """A model whose KV is latent, and its tokens."""
     model = make_deepseek(tmp_path_factory.mktemp("latent"))
-    return model, tokens_of(vllm, model, agents[:4])
+    return model, turns_of(vllm, model, agents[:4])
 
 
 @pytest.mark.parametrize("wide", [("p0",), ("d0",)], ids=["2P1D", "1P2D"])
@@ -298,7 +298,7 @@ def test_sliding_windows(vllm: Vllm, agents: list[Session], tmp_path: Path) -> N
     """In three of four layers a token reads the last 64 tokens. Of these layers, storage delivers only the last two blocks of a prefix."""
     windows = ["sliding_attention"] * 3
     model = make_llama(tmp_path / "some", layer_types=[*windows, "full_attention"], sliding_window=64)
-    plain = tokens_of(vllm, model, agents[:4])
+    plain = turns_of(vllm, model, agents[:4])
     stored = Stored()
     # Neither side reads a part of the other side, however busy the machine is.
     with cluster(vllm, ["p0", "d0"], model=model, schedule=("--schedule-patience", "120s")) as c:
@@ -331,15 +331,13 @@ def test_sliding_windows(vllm: Vllm, agents: list[Session], tmp_path: Path) -> N
             vllm.start("caching", dual_path(c.node, c.planner, "caching", prefill=False), model, enable_prefix_caching=True)
 
 
-def test_recurrent_state(vllm: Vllm, agents: list[Session], tmp_path: Path) -> None:
-    """Two of four layers have recurrent state. The engines exchange the state at the last end of a block before the end of a prompt, and
-    a prefix is found up to the last state that was stored.
-
-    vLLM's tokens of the model depend on the prompts and the tokens of each step. So each engine serves one prompt at a time, and the
-    engine alone finds the same prefixes in its own cache.
-    """
-    model = make_lfm2(tmp_path)
-    options = {"prefix_cache_retention_interval": BLOCK, "max_num_batched_tokens": 128}
+@pytest.fixture(scope="module")
+def recurrent(
+    vllm: Vllm, agents: list[Session], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[list[list[int]]], list[list[list[int]]]]:
+    """A model with recurrent state in two of four layers, the prompts of three turns, and their tokens of an engine without Penstock and
+    without a prefix cache."""
+    model = make_lfm2(tmp_path_factory.mktemp("recurrent"))
     random = Random(1)
 
     def some(count: int) -> list[int]:
@@ -347,83 +345,94 @@ def test_recurrent_state(vllm: Vllm, agents: list[Session], tmp_path: Path) -> N
 
     # First turns without a full block, with one, with the end of a block at the end of the prompt, and with several steps.
     turns = [[s.turns[0].prompt for s in agents[:3]] + [some(n) for n in (5, BLOCK, BLOCK + 1, 2 * BLOCK, 4 * BLOCK + 1, 331)]]
-    vllm.start("alone", None, model, **options)
-    cached: list[list[int]] = []
+    vllm.start("alone", None, model, **{**LFM2, **ALONE})
     plain: list[list[list[int]]] = []
-
-    def ask(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
-        answers = [vllm.generate("alone", [prompt])[0] for prompt in prompts]
-        return [a["tokens"] for a in answers], [a["cached"] for a in answers]
-
     for k in range(3):
-        tokens, found = ask(turns[k])
-        plain.append(tokens)
-        cached.append(found)
-        turns.append([[*p, *t, *some(n)] for p, t, n in zip(turns[k], tokens, (40, 1, 100, 24, 19, 90, 20, 1, 50), strict=True)])
-    assert vllm.call("alone", "reset")
-    computed, _ = ask([turns[2][1]])
+        plain.append([a["tokens"] for a in vllm.generate("alone", turns[k])])
+        turns.append([[*p, *t, *some(n)] for p, t, n in zip(turns[k], plain[k], (40, 1, 100, 24, 19, 90, 20, 1, 50), strict=True)])
     vllm.stop("alone")
+    return model, turns[:3], plain
 
+
+@pytest.mark.parametrize("wide", [(), ("p0",), ("d0",)], ids=["1P1D", "2P1D", "1P2D"])
+def test_recurrent_state(vllm: Vllm, recurrent: tuple[Path, list[list[list[int]]], list[list[list[int]]]], wide: tuple[str, ...]) -> None:
+    """The engines of a model with recurrent state, also of two ranks, exchange the state at the last end of a block before the end of a
+    prompt, and a prefix is found up to the last state that was stored. Each rank's shard of the state has half of the channels."""
+    model, turns, plain = recurrent
     states, stored = Snapshots(), Stored()
+    options = {**LFM2, "max_num_batched_tokens": 128}
     # Neither side reads a part of the other side, however busy the machine is.
-    with cluster(vllm, ["p0", "d0"], model=model, hybrid=True, schedule=("--schedule-patience", "120s"), **options) as c:
-        assert [(group.kind, group.layers) for group in c.groups] == [(GroupKind.FULL, 2), (GroupKind.STATE, 2)]
-        block, state = (group.layers * group.token_bytes for group in c.groups)
+    with cluster(vllm, ["p0", "d0"], wide=wide, model=model, hybrid=True, schedule=("--schedule-patience", "120s"), **options) as c:
+        # With two shards, each of the two rows of a layer's state is a layer of the namespace.
+        assert [(group.kind, group.layers) for group in c.groups] == [(GroupKind.FULL, 2), (GroupKind.STATE, 2 * c.shards)]
+        block, state = (group.layers * group.token_bytes * c.shards for group in c.groups)
+        assert state == 2 * 2 * 128 * 4  # layers, rows, channels, bytes of a float
         read = 0
 
-        def serve(prompt: list[int], hit: int) -> list[int]:
-            """Serve a prompt, of which hit tokens are found. Return the tokens."""
-            ((tokens, events),) = c.serve([prompt])
-            assert events[-1].kind == EventKind.DONE
-            assert [e.reason for e in events if e.kind == EventKind.REPLANNED] == []
-            (started,) = [e for e in events if e.kind == EventKind.STARTED]
-            assert started.read_by_prefill + started.read_by_decode == hit
-            return tokens
+        def serve(prompts: list[list[int]], want: list[list[int]], *, replans: bool = False) -> list[Event]:
+            """Serve prompts at once, and check their tokens. Return the start of each, or its last one."""
+            served = c.serve(prompts)
+            assert [tokens for tokens, _ in served] == want
+            for _, events in served:
+                assert events[-1].kind == EventKind.DONE
+                assert replans or [e.reason for e in events if e.kind == EventKind.REPLANNED] == []
+            return [[e for e in events if e.kind == EventKind.STARTED][-1] for _, events in served]
+
+        def add(k: int) -> None:
+            for prompt, tokens in zip(turns[k], plain[k], strict=True):
+                states.add(prompt, tokens)
+                stored.add(prompt, tokens)
+            c.stored(stored)
 
         for k in range(3):
-            for i, prompt in enumerate(turns[k]):
-                hit = states.cached(prompt)
-                assert cached[k][i] == hit
-                read += hit * block + (state if hit else 0)
-                assert serve(prompt, hit) == plain[k][i], (k, i)
-                states.add(prompt, plain[k][i])
-                stored.add(prompt, plain[k][i])
-                c.stored(stored)
-        assert max(cached[1]) > 2 * BLOCK
+            hits = [states.cached(prompt) for prompt in turns[k]]
+            assert [e.read_by_prefill + e.read_by_decode for e in serve(turns[k], plain[k])] == hits
+            read += sum(hit * block + (state if hit else 0) for hit in hits)
+            add(k)
+        assert max(hits) > 2 * BLOCK
         c.check_quiet()
         assert c.read_bytes() == read
 
         # The same prompt again: with all its blocks cached, the prefill engine computes none for the decode engine.
-        again = turns[2][1]
-        assert states.cached(again) == (len(again) - 1) // BLOCK * BLOCK
-        serve(again, states.cached(again))
+        again, want = [turns[2][1]], [plain[2][1]]
+        assert states.cached(again[0]) == (len(again[0]) - 1) // BLOCK * BLOCK
+        serve(again, want)
 
-        # If a cached block is damaged, the model computes the whole prompt.
-        (number,) = namespaces(c.node).values()
+        if "p0" in wide:  # PenstockConnector in an engine of two ranks has the same shards
+            interval = {"prefix_cache_retention_interval": BLOCK}
+            vllm.start("shared", connector(c.node, namespace="dual"), model, **LFM2, **RANKS, **interval)
+            answers = vllm.generate("shared", turns[2])
+            assert tokens_of(answers) == plain[2]
+            assert [a["cached"] for a in answers] == [states.cached(prompt) for prompt in turns[2]]
+            vllm.stop("shared")
+
+        # If a cached block is damaged in one shard, the model computes the whole prompt on all ranks.
+        damaged = next(number for name, number in namespaces(c.node).items() if name.endswith(f"/tp{c.shards}.{c.shards - 1}"))
         c.node.kill()
-        damage(c.node, number, depth=1)
+        damage(c.node, damaged, depth=1)
         c.node.start()
-        ((answer, events),) = c.serve([again])
-        assert (answer, events[-1].kind) == (computed[0], EventKind.DONE)
+        serve(turns[2], plain[2], replans=True)
+        c.stored(stored)
 
         epoch = c.ns.bump()
         for name in c.names:
-            assert vllm.call(name, "new_weights", version=epoch) == [epoch]
-        ((answer, events),) = c.serve([again])
-        assert (answer, events[-1].kind) == (computed[0], EventKind.DONE)
+            assert vllm.call(name, "new_weights", version=epoch) == [epoch] * (2 if name in wide else 1)
+        ((tokens, events),) = c.serve(again)
+        assert (tokens, events[-1].kind) == (want[0], EventKind.DONE)
         assert [(e.hit, e.epoch) for e in events if e.kind == EventKind.MATCHED] == [(0, epoch)]
 
-        with pytest.raises(EngineError, match='in the cache mode "none"'):
-            vllm.start("p1", dual_path(c.node, c.planner, "p1", prefill=True, hybrid=True), model, enable_prefix_caching=False)
-        with pytest.raises(EngineError, match='set kv_connector to "PenstockDualPath"'):
-            vllm.start("p1", dual_path(c.node, c.planner, "p1", prefill=True, hybrid=True), enable_prefix_caching=True)
+        if not wide:
+            with pytest.raises(EngineError, match='in the cache mode "none"'):
+                vllm.start("p1", dual_path(c.node, c.planner, "p1", prefill=True, hybrid=True), model, enable_prefix_caching=False)
+            with pytest.raises(EngineError, match='set kv_connector to "PenstockDualPath"'):
+                vllm.start("p1", dual_path(c.node, c.planner, "p1", prefill=True, hybrid=True), enable_prefix_caching=True)
 
 
 def test_a_window_in_every_layer(vllm: Vllm, agents: list[Session], tmp_path: Path) -> None:
     """A model in which each token reads the last 64 tokens in all layers is stored as full attention: the engines keep all blocks of a
     request. Prompts are computed in several steps, after which the engine would free blocks."""
     model = make_llama(tmp_path / "every", layer_types=["sliding_attention"] * 4, sliding_window=64)
-    plain = tokens_of(vllm, model, agents[:6])
+    plain = turns_of(vllm, model, agents[:6])
     stored = Stored()
     with cluster(vllm, ["p0", "d0"], model=model, caching=("d0",), max_num_batched_tokens=96) as c:
         assert [(group.kind, group.layers) for group in c.groups] == [(GroupKind.FULL, 4)]
@@ -459,20 +468,31 @@ def test_refused_ranks(vllm: Vllm, options: dict[str, Any], extra: dict[str, Any
 
 @pytest.mark.filterwarnings("ignore")  # those of vLLM's imports
 @pytest.mark.parametrize(
-    ("kinds", "why"),
+    ("hybrid", "kinds", "why"),
     [
-        (["FullAttentionSpec", "MambaSpec"], r'recurrent state \(MambaSpec\).* set kv_connector to "PenstockDualPathHybrid"'),
-        (["MambaSpec"], r"recurrent state \(MambaSpec\)"),
-        (["FullAttentionSpec", "SlidingWindowSpec"], "a KV cache group for each kind of layer; .* --no-disable-hybrid-kv-cache-manager"),
+        (False, ["FullAttentionSpec", "MambaSpec"], r'recurrent state \(MambaSpec\).* set kv_connector to "PenstockDualPathHybrid"'),
+        (False, ["MambaSpec"], r"recurrent state \(MambaSpec\)"),
+        (
+            False,
+            ["FullAttentionSpec", "SlidingWindowSpec"],
+            "a KV cache group for each kind of layer; .* --no-disable-hybrid-kv-cache-manager",
+        ),
+        (
+            True,
+            ["FullAttentionSpec", "MambaSpec", "SlidingWindowSpec"],
+            r"recurrent state \(MambaSpec\) and layers of SlidingWindowSpec; .* set kv_connector to \"PenstockConnector\"",
+        ),
+        (True, ["MLAAttentionSpec", "MambaSpec"], r"recurrent state \(MambaSpec\) and layers of MLAAttentionSpec; "),
+        (True, ["MambaSpec"], r'groups of the model are MambaSpec; .* set kv_connector to "PenstockDualPath"'),
     ],
 )
-def test_refused_groups(kinds: list[str], why: str) -> None:
+def test_refused_groups(hybrid: bool, kinds: list[str], why: str) -> None:
     """KV cache groups that the connector does not support are refused, and the error names the kind of the layers or the setting."""
     from penstock.vllm import dualpath
 
     groups = [SimpleNamespace(kv_cache_spec=type(kind, (), {})()) for kind in kinds]
     with pytest.raises(errors.InvalidError, match=why):
-        dualpath._refuse_groups(SimpleNamespace(kv_cache_groups=groups), hybrid=False)
+        dualpath._refuse_groups(SimpleNamespace(kv_cache_groups=groups), hybrid=hybrid)
 
 
 @pytest.mark.filterwarnings("ignore")  # those of vLLM's imports

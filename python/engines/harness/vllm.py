@@ -14,6 +14,9 @@ OUTPUT = 8
 PATIENT = {"connect_timeout": 120, "lookup_timeout": 120, "load_timeout": 120}
 RANKS: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 """Options of an engine of two ranks, each a process."""
+LFM2: dict[str, Any] = {"compilation_config": {"custom_ops": ["-rotary_embedding"]}}
+"""Options of an engine of an LFM2 model. vLLM 0.32's rotary kernel for CPUs rotates wrong elements of queries that have a dimension for
+heads, as LFM2's do; PyTorch rotates the right ones."""
 
 Answer = dict[str, Any]
 
@@ -157,7 +160,7 @@ class Stored:
 
 
 class Snapshots(Stored):
-    """The same for a model with recurrent state, whose requests were served one at a time, with a retention interval of one block.
+    """The same for a model with recurrent state, with a retention interval of one block.
 
     The engine has a snapshot at the last end of a block before the end of a prompt, and at each end of a block from there on.
     """

@@ -26,7 +26,19 @@ from penstock._memory import Pointers, copy_device
 from penstock.errors import InvalidError
 from penstock.vllm._plan import NULL, Blocks
 
-__all__ = ["APART", "LATENT", "Definition", "Layer", "LayerGroup", "Layout", "Part", "read_layout", "split", "wait_for_engine"]
+__all__ = [
+    "APART",
+    "LATENT",
+    "Definition",
+    "Layer",
+    "LayerGroup",
+    "Layout",
+    "Part",
+    "read_layout",
+    "rows_apart",
+    "split",
+    "wait_for_engine",
+]
 
 LATENT = "MLAAttentionSpec"
 """The specification of layers whose KV is latent: the same in all ranks, without heads."""
@@ -73,6 +85,8 @@ class LayerGroup:
     """Whether the layers have recurrent state. The block of a prefix's end then holds the state after all tokens of the prefix."""
     fragments: int = 1
     """Fragments of each layer."""
+    rows: int = 0
+    """The rows of the state, one after the other, each with all channels of the rank. 0: the state is no matrix of channels."""
 
     @property
     def pools(self) -> list[int]:
@@ -155,19 +169,51 @@ class Layout:
         return pieces, Pointers(addresses, lengths, fragments=counts, cuda=self.cuda)
 
 
-def split(layout: Layout, shards: int, heads: int) -> list[Layout]:
-    """Return the layout of each shard of a KV cache whose pages are cut by KV heads, ``heads`` on this rank.
+def rows_apart(layout: Layout) -> Layout:
+    """Return the layout with each row of recurrent state as a fragment, for a KV cache in several shards.
 
-    A shard's facts are those of a rank that has only its heads. Raises InvalidError for pages that are not heads one after the other,
-    in one piece or each a fragment.
+    A shard has some channels of each row. On a rank with several shards these lie apart, so they do on each rank.
+    """
+    facts = {fact[0]: fact for fact in layout.facts["layers"]}
+
+    def apart(group: LayerGroup) -> LayerGroup:
+        if not group.rows:
+            return group
+        row = group.layers[0].page // group.rows
+        for layer in group.layers:
+            name, reads, _, _, dtype = facts[layer.name]
+            facts[name] = [name, reads, [group.rows, row], [APART, 1], dtype]
+        rows = [replace(one, address=one.address + i * row, page=row, fragment=i) for one in group.layers for i in range(group.rows)]
+        return replace(group, layers=rows, fragments=group.rows)
+
+    groups = [apart(group) for group in layout.groups]
+    return replace(layout, groups=groups, facts={**layout.facts, "layers": list(facts.values())})
+
+
+def split(layout: Layout, shards: int, heads: int) -> list[Layout]:
+    """Return the layout of each shard of a KV cache whose pages are cut by KV heads, ``heads`` on this rank, and whose states are cut by
+    channels, after ``rows_apart``.
+
+    A shard's facts are those of a rank that has only its heads and channels. Raises InvalidError for pages that are not heads one after
+    the other, in one piece or each a fragment, and for a state that is no matrix of channels.
     """
     if shards == 1:
         return [layout]
+    rows = {layer.name: group.rows for group in layout.groups if group.state for layer in group.layers}
     facts: list[list[Any]] = []
     for name, window, shape, strides, dtype in layout.facts["layers"]:
+        if name in rows:
+            if not rows[name] or shape[1] % shards:
+                raise InvalidError(
+                    f"layer {name}: its recurrent state ({window}, shape {shape}) cannot be cut into {shards} shards; want that of a short"
+                    " convolution, whose channels are a multiple of the shards, with VLLM_SSM_CONV_STATE_LAYOUT=SD: start all engines with"
+                    " the same --tensor-parallel-size"
+                )
+            facts.append([name, window, [shape[0], shape[1] // shards], strides, dtype])
+            continue
         by_head = len(shape) == 3 and shape[:2] == [heads, layout.block_tokens]
         by_head = by_head and strides in ([shape[1] * shape[2], shape[2], 1], [APART, shape[2], 1])
-        if not by_head or heads % shards or layout.facts["specs"] != ["FullAttentionSpec"]:
+        if not by_head or heads % shards or set(layout.facts["specs"]) - {"MambaSpec"} != {"FullAttentionSpec"}:
             raise InvalidError(
                 f"layer {name}: pages of shape {shape}, strides {strides}, with {heads} KV heads in blocks of {layout.block_tokens} tokens"
                 f" ({', '.join(layout.facts['specs'])}) cannot be cut into {shards} shards; want [heads, tokens, bytes] of full attention,"
@@ -178,14 +224,14 @@ def split(layout: Layout, shards: int, heads: int) -> list[Layout]:
 
     def cut(shard: int) -> Layout:
         def layers(group: LayerGroup) -> list[Layer]:
-            if group.fragments == 1:
+            if group.fragments == 1 or group.state:
                 page = group.layers[0].page // shards
                 return [replace(layer, address=layer.address + shard * page, page=page) for layer in group.layers]
             count = group.fragments // shards
             mine = range(shard * count, (shard + 1) * count)
             return [replace(layer, fragment=layer.fragment - mine.start) for layer in group.layers if layer.fragment in mine]
 
-        groups = [replace(g, layers=layers(g), fragments=max(1, g.fragments // shards)) for g in layout.groups]
+        groups = [replace(g, layers=layers(g), fragments=g.fragments if g.state else max(1, g.fragments // shards)) for g in layout.groups]
         return replace(layout, groups=groups, facts={**layout.facts, "layers": facts})
 
     return [cut(shard) for shard in range(shards)]
@@ -232,7 +278,7 @@ def read_layout(tensors: Mapping[str, Any], config: Any, windows: Mapping[str, i
         storage = tensor.untyped_storage()
         memory.setdefault(storage.data_ptr(), (storage.data_ptr(), storage.nbytes(), tensor))
         facts.append([name, reads.fact, *pages.facts(tensor), str(tensor.dtype)])
-        group = groups.setdefault((reads, layer.page, fragments), LayerGroup(reads.window, [], bool(reads.state), fragments))
+        group = groups.setdefault((reads, layer.page, fragments), LayerGroup(reads.window, [], bool(reads.state), fragments, reads.rows))
         group.layers += layers
         stored.add(layer.address)
     devices = {tensor.device for tensor in tensors.values()}
@@ -269,11 +315,14 @@ class _Reads(NamedTuple):
     """The tokens before the next one that a layer reads, for a next token at the beginning of a block: all of them by default."""
 
     state: str = ""
-    """Of recurrent state: the shapes and dtypes of its tensors. Such a layer reads its state after the last token."""
+    """Of recurrent state: the shapes and dtypes of its tensors, without the number of channels of ``rows``. Such a layer reads its state
+    after the last token."""
     window: int = 0
     """At most this number of tokens. 0: all."""
     chunk: int = 0
     """The tokens of the next token's chunk, if chunks have this number of tokens. 0: there are no chunks, and ``window`` holds."""
+    rows: int = 0
+    """As in LayerGroup."""
 
     @property
     def fact(self) -> int | str:
@@ -299,7 +348,11 @@ def _reads(name: str, spec: Any) -> _Reads:
         what = f"attention to an encoder ({kind})"
     if kind == "MambaSpec":
         if not (why := _no_snapshots(spec)):
-            return _Reads(state=f"{spec.mamba_type.name} {spec.shapes} {spec.dtypes}")
+            kind = spec.mamba_type.name
+            # vLLM's layout SD of a convolution; in its layout DS the few elements of a channel are together.
+            if kind == "SHORT_CONV" and (rows := spec.shapes[0][0]) < spec.shapes[0][1]:
+                return _Reads(state=f"{kind} {rows} rows {spec.dtypes}", rows=rows)
+            return _Reads(state=f"{kind} {spec.shapes} {spec.dtypes}")
         what, remedy = f"recurrent state ({kind}) {why[0]}", why[1]
     raise InvalidError(
         f"layer {name} has {what}; PenstockConnector stores full attention, MLA, sliding windows, chunked attention and snapshots of"

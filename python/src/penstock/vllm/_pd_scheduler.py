@@ -103,6 +103,7 @@ class _Turn:
     recomputed: int | None = None  # prefill: the first block that the planner has the engine compute
     scheduled: bool = False  # prefill: the engine has begun to compute
     served: bool = False  # decode: the engine has completed the output
+    over: bool = False  # the planner has ended the attempt, so transfers that this cancels have not failed
     until: float | None = None  # the attempt fails then, unless its request has arrived; None: it has
 
 
@@ -276,6 +277,7 @@ class Scheduler:
         elif turn is None:
             return  # the attempt has already ended here
         elif action.kind == ActionKind.END:
+            turn.over = True
             if turn.job:
                 self._cancels.append(attempt.name)
             else:
@@ -299,7 +301,7 @@ class Scheduler:
         """End an attempt. The lock is held."""
         self._turns.pop(turn.attempt.name, None)
         turn.attempt.done(failure or None, intact=intact)
-        if failure:
+        if failure and not turn.over:
             self._counters.add("attempts_failed")
             self._counters.warn(f"attempt {self._role}", f"an attempt has failed, and the planner plans its request again: {failure}")
 
@@ -677,7 +679,10 @@ class Scheduler:
         turn = self._turns.get(name)
         failures = [e for e in running.ended.values() if e.failure]
         if failures:
-            self._counters.add("load_failures")
+            if turn is not None and any(not e.cancelled for e in failures):
+                turn.over = False
+            if turn is None or not turn.over:
+                self._counters.add("load_failures")
             if request in self._requests:
                 self._requests[request].alone = True
             if turn is not None:

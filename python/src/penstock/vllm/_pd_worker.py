@@ -31,7 +31,7 @@ from penstock._memory import Pointers
 from penstock._store import Namespace, Store
 from penstock._traffic import DecodeJob, PrefillJob, Traffic, TransferEvent, TransferKind
 from penstock.vllm import _layout
-from penstock.vllm._layout import LATENT, Layer, Layout, read_layout, split
+from penstock.vllm._layout import LATENT, Layer, Layout, read_layout, rows_apart, split
 from penstock.vllm._pd_plan import Append, Definition, Ended, Fetch, Job, Options, Order, Plan, Progress, Release, Report, Step, Stopped
 from penstock.vllm._worker import define, open_namespace
 
@@ -141,7 +141,7 @@ class Worker:
         Raises InvalidError for a KV cache that a traffic manager cannot carry.
         """
         layout = read_layout(tensors, config, windows)
-        heads = getattr(config.kv_cache_groups[0].kv_cache_spec, "num_kv_heads", 0)
+        heads = max(getattr(group.kv_cache_spec, "num_kv_heads", 0) for group in config.kv_cache_groups)
         self.open(layout, facts, rank, ranks, heads=heads)
 
     def open(self, layout: Layout, facts: Mapping[str, Any], rank: int, ranks: int, *, heads: int = 0) -> None:
@@ -168,6 +168,8 @@ class Worker:
         self._on_device = layout.cuda is not None
         address, length, keep = layout.memory[0]
         shards = o.shards or ranks
+        if shards > 1:
+            layout = rows_apart(layout)
         mine = shards // ranks
         layouts = split(layout, mine, heads)
         order, stride = self._take(layouts[0])  # each shard has fragments of its own, and all have the same number

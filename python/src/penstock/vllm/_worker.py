@@ -12,7 +12,7 @@ from penstock import _adapter, errors
 from penstock._core import Group, GroupKind, Job, KeyResult
 from penstock._keys import Keys
 from penstock._store import Namespace, Store
-from penstock.vllm._layout import Definition, Layout, Part, read_layout
+from penstock.vllm._layout import Definition, Layout, Part, read_layout, rows_apart
 from penstock.vllm._plan import NULL, Load, Options, Plan, Report, Save
 
 __all__ = ["Worker", "define", "open_namespace"]
@@ -102,7 +102,10 @@ class Worker:
 
         Raises InvalidError for a KV cache that the connector cannot store.
         """
-        layout = self._layout = read_layout(tensors, config)
+        layout = read_layout(tensors, config)
+        if ranks > 1:
+            layout = rows_apart(layout)
+        self._layout = layout
         if self._options.load == "layers":
             self._parts = layout.parts(self._options.layers_per_read)
             self._part_of = {layer.name: part for part in self._parts for layer in part.layers}

@@ -278,11 +278,6 @@ def _refuse(config: Any, kv_cache_config: Any, options: Options, role: Role, *, 
             f"option 'shards' of PenstockDualPath is {options.shards}; want a multiple of tensor_parallel_size, which is {ranks}"
         )
     _refuse_groups(kv_cache_config, hybrid=hybrid)
-    if hybrid and ranks > 1:
-        raise errors.InvalidError(
-            f"tensor_parallel_size is {ranks}: PenstockDualPathHybrid has run with one rank only. Start the engine with"
-            " --tensor-parallel-size 1"
-        )
     if config.cache_config.enable_prefix_caching and role == Role.PREFILL and not hybrid:
         raise errors.InvalidError(
             "the engine has a prefix cache, whose blocks other requests read while PenstockDualPath writes them: start a prefill engine"
@@ -303,6 +298,12 @@ def _refuse(config: Any, kv_cache_config: Any, options: Options, role: Role, *, 
 def _refuse_groups(kv_cache_config: Any, *, hybrid: bool) -> None:
     """Raise InvalidError for KV cache groups that the connector does not support."""
     kinds = {type(group.kv_cache_spec).__name__ for group in kv_cache_config.kv_cache_groups}
+    others = kinds - {_STATE, "FullAttentionSpec"}
+    if hybrid and _STATE in kinds and others:
+        raise errors.InvalidError(
+            f"the model has recurrent state ({_STATE}) and layers of {', '.join(sorted(others))}; PenstockDualPathHybrid serves recurrent"
+            ' state beside full attention alone, because no engine with such layers was tested: set kv_connector to "PenstockConnector"'
+        )
     if hybrid and kinds != {_STATE, "FullAttentionSpec"}:
         raise errors.InvalidError(
             f"the KV cache groups of the model are {', '.join(sorted(kinds))}; PenstockDualPathHybrid serves recurrent state"
