@@ -316,6 +316,75 @@ func TestBringAlong(t *testing.T) {
 	}
 }
 
+// TestDeletedAlone: names that a node has deleted before it was a member are known to the cluster: a new namespace of such a
+// name begins above the last epoch, on whichever node it is created. After the node has left the cluster, the same holds for
+// the names that the cluster deleted.
+func TestDeletedAlone(t *testing.T) {
+	r := newRig(t, 1)
+	def := func(name string, epoch kv.Epoch) kv.Namespace {
+		return kv.Namespace{Name: name, Geometry: geo, Index: kv.IndexTrie, Epoch: epoch}
+	}
+	first := r.store()
+	for _, name := range []string{"m", "n"} {
+		_, err := first.CreateNamespace(r.ctx, def(name, 5))
+		r.must(err)
+		_, err = first.DeleteNamespace(r.ctx, name, false)
+		r.must(err)
+	}
+	_, err := first.CreateNamespace(r.ctx, def("k", 3))
+	r.must(err)
+	a := r.begin("a", "a.example:7420", first)
+	r.joined(a)
+	b := r.join("b")
+	for name, n := range map[string]*node{"m": b, "n": a} {
+		ns, err := n.CreateNamespace(r.ctx, def(name, 0))
+		r.must(err)
+		if ns.Epoch != 6 || a.epoch(name) != 6 || b.epoch(name) != 6 {
+			t.Errorf("%s begins at epoch %d, and the nodes have %d and %d; want 6", name, ns.Epoch, a.epoch(name), b.epoch(name))
+		}
+	}
+	_, err = b.DeleteNamespace(r.ctx, "k", false)
+	r.must(err)
+	a.leave()
+	ns, err := first.CreateNamespace(r.ctx, def("k", 0)) // as a node that stands alone
+	r.must(err)
+	if ns.Epoch != 4 {
+		t.Errorf("alone again, k begins at epoch %d; want 4", ns.Epoch)
+	}
+}
+
+// TestReborn: a namespace is deleted and created again while a node is cut off from etcd. The node serves the old namespace
+// to nobody after the deletion has returned, and has the new one, without the old blocks, when it serves again.
+func TestReborn(t *testing.T) {
+	r := newRig(t, 3)
+	a, b := r.join("a"), r.join("b")
+	def := kv.Namespace{Name: "m", Geometry: geo, Index: kv.IndexTrie}
+	old, err := a.CreateNamespace(r.ctx, def)
+	r.must(err)
+	r.await("the node serves", func() bool { return b.Admit("m") == nil })
+	b.cut()
+	_, err = a.DeleteNamespace(r.ctx, "m", false)
+	if b.Admit("m") == nil {
+		t.Error("the deletion has returned, and a node that is cut off serves the namespace")
+	}
+	r.must(err)
+	again, err := a.CreateNamespace(r.ctx, def)
+	r.must(err)
+	if again.Epoch <= old.Epoch {
+		t.Errorf("epoch %d after %d", again.Epoch, old.Epoch)
+	}
+	if b.epoch("m") != old.Epoch || b.Admit("m") == nil {
+		t.Errorf("the node that is cut off has epoch %d, and Admit returns %v", b.epoch("m"), b.Admit("m"))
+	}
+	b.mend()
+	r.await("the node serves again", func() bool { return b.Admit("m") == nil })
+	now, err := b.store.Namespace("m")
+	r.must(err)
+	if now.Epoch != again.Epoch || now.IsLive(old.Epoch) {
+		t.Errorf("the node serves %+v; want the epoch %d only", now, again.Epoch)
+	}
+}
+
 // TestCutOff: a bump waits for a node that etcd cannot reach until the node's lease has ended, and
 // the node has stopped to serve before. When the node is back, it has the new epoch.
 func TestCutOff(t *testing.T) {

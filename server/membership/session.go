@@ -14,6 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/trie"
 )
 
@@ -398,27 +399,36 @@ func (s *session) refresh(ctx context.Context, after int64) (int64, error) {
 	}
 }
 
-// bringAlong adds to etcd the namespaces of the node of which the session has read no record. It reports
-// whether there was one.
+// bringAlong adds to etcd the namespaces of the node, and the last epochs of namespaces that the node has deleted, of which
+// the session has read no record. It reports whether there was one.
 func (s *session) bringAlong(ctx context.Context) (bool, error) {
-	any := false
-	for _, ns := range s.node.Namespaces() {
-		key := s.namespacesPrefix() + ns.Name
-		if s.followed.has(ns.Name) {
-			continue
+	records := make(map[string]record)
+	ended, _ := s.node.Ended()
+	for name, last := range ended {
+		if !s.followed.has(name) {
+			records[name] = record{Version: recordVersion, Namespace: kv.Namespace{Name: name, Epoch: last}, Deleted: true}
 		}
-		any = true
-		value, err := json.Marshal(imported(ns))
+	}
+	for _, ns := range s.node.Namespaces() {
+		if !s.followed.has(ns.Name) {
+			records[ns.Name] = imported(ns)
+		}
+	}
+	for name, r := range records {
+		key := s.namespacesPrefix() + name
+		value, err := json.Marshal(r)
 		if err != nil {
 			return false, fmt.Errorf("membership: %w", err)
 		}
 		_, err = s.etcd.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).Then(clientv3.OpPut(key, string(value))).Commit()
 		if err != nil {
-			return false, fmt.Errorf("add namespace %q: %w", ns.Name, err)
+			return false, fmt.Errorf("add namespace %q: %w", name, err)
 		}
-		s.log.Info("this node's namespace is a namespace of the cluster", "namespace", ns.Name, "epoch", ns.Epoch)
+		if !r.Deleted {
+			s.log.Info("this node's namespace is a namespace of the cluster", "namespace", name, "epoch", r.Namespace.Epoch)
+		}
 	}
-	return any, nil
+	return len(records) > 0, nil
 }
 
 // watch applies the changes of namespaces after the revision rev, until the watch ends.
