@@ -226,7 +226,10 @@ func (c *Cluster) block(name string, err error) {
 }
 
 func (c *Cluster) membersPrefix() string    { return c.opts.Prefix + "/members/" }
-func (c *Cluster) namespacesPrefix() string { return c.opts.Prefix + "/namespaces/" }
+func (c *Cluster) namespacesPrefix() string { return namespacesPrefix(c.opts.Prefix) }
+
+// namespacesPrefix begins the keys of the namespaces of a cluster.
+func namespacesPrefix(prefix string) string { return prefix + "/namespaces/" }
 
 // run runs one session (the time of one lease in etcd) after the other until ctx ends.
 func (c *Cluster) run(ctx context.Context) {

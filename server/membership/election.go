@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -363,6 +364,37 @@ func (t *Term) Kept(ctx context.Context) ([]byte, error) {
 		return nil, nil
 	}
 	return resp.Kvs[0].Value, nil
+}
+
+// deletedPerRead is the number of records that one transaction of Deleted reads; etcd permits 128 by default.
+const deletedPerRead = 100
+
+// Deleted returns those of the names whose namespaces were deleted from the cluster with the election's etcd and prefix.
+// A name without a record in etcd is not among them: the planner's nodes need not be members.
+func (t *Term) Deleted(ctx context.Context, names []string) (deleted []string, err error) {
+	prefix := namespacesPrefix(t.election.opts.Prefix)
+	for some := range slices.Chunk(names, deletedPerRead) {
+		reads := make([]clientv3.Op, len(some))
+		for i, name := range some {
+			reads[i] = clientv3.OpGet(prefix + name)
+		}
+		resp, err := t.etcd.Txn(ctx).Then(reads...).Commit()
+		if err != nil {
+			return nil, fmt.Errorf("read the namespaces: %w", err)
+		}
+		for i, name := range some {
+			for _, kv := range resp.Responses[i].GetResponseRange().Kvs {
+				r, err := decodeRecord(kv.Key, kv.Value)
+				if err != nil {
+					return nil, err
+				}
+				if r.Deleted {
+					deleted = append(deleted, name)
+				}
+			}
+		}
+	}
+	return deleted, nil
 }
 
 // Resign ends the term and revokes its lease, so that another candidate is elected at once. If etcd
