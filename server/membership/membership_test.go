@@ -3,6 +3,7 @@ package membership_test
 import (
 	"bufio"
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -201,7 +202,7 @@ func TestNamespaces(t *testing.T) {
 			}
 		}
 	}
-	ns, err := a.CreateNamespace(r.ctx, kv.Namespace{Name: "m", Geometry: geo, Index: kv.IndexTrie, Tenant: "t", Salt: []byte("s")})
+	ns, err := a.CreateNamespace(r.ctx, kv.Namespace{Name: "m", Geometry: geo, Index: kv.IndexTrie, Tenant: "t", Salt: []byte("a secret salt")})
 	r.must(err)
 	each("created", func(got kv.Namespace, err error) bool {
 		return err == nil && got.Epoch == 1 && storage.SameDefinition(got, ns)
@@ -241,6 +242,11 @@ func TestNamespaces(t *testing.T) {
 	each("quota", func(got kv.Namespace, err error) bool { return got.QuotaBytes == 8<<20 })
 	_, err = b.DeleteNamespace(r.ctx, "m", false)
 	r.must(err)
+	stored, err := r.client().Get(r.ctx, "/penstock/namespaces/m")
+	r.must(err)
+	if value := string(stored.Kvs[0].Value); strings.Contains(value, base64.StdEncoding.EncodeToString([]byte("a secret salt"))) || len(value) > 200 {
+		t.Errorf("the record of the deleted namespace is %s; want one of its name and its last epoch, without the salt", value)
+	}
 	each("deleted", func(_ kv.Namespace, err error) bool { return errors.Is(err, trie.ErrNamespaceUnknown) })
 	if _, err := a.BumpEpoch(r.ctx, "m", 0, 1); !errors.Is(err, trie.ErrNamespaceUnknown) {
 		t.Errorf("bump of a deleted namespace: %v", err)

@@ -15,7 +15,6 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/trie"
 )
 
@@ -410,7 +409,7 @@ func (s *session) bringAlong(ctx context.Context) (bool, error) {
 	ended, _ := s.node.Ended()
 	for name, last := range ended {
 		if !s.followed.has(name) {
-			records[name] = record{Version: recordVersion, Namespace: kv.Namespace{Name: name, Epoch: last}, Deleted: true}
+			records[name] = record{Version: recordVersion, Namespace: endedNamespace(name, last), Deleted: true}
 		}
 	}
 	for _, ns := range s.node.Namespaces() {
