@@ -63,7 +63,7 @@
 // the name.
 //
 // A namespace that a joining node has and etcd does not have is added to etcd. So the first node of
-// a cluster brings its namespaces along.
+// a cluster brings its namespaces along, and each node the last epochs of the namespaces that it has deleted.
 //
 // # Shared volumes
 //
