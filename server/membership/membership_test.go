@@ -480,7 +480,7 @@ func TestBumpsRandom(t *testing.T) {
 		})
 	}
 	bumps := testkit.Rounds(12, 4)
-	for range bumps {
+	for round := 0; round < bumps || served.Load() == 0; round++ { // on a busy machine no node may have joined before the last bump
 		b, err := admin.BumpEpoch(r.ctx, "m", 0, 1)
 		if status.Code(err) == codes.DeadlineExceeded || status.Code(err) == codes.Unavailable {
 			continue // made or not; in any case not promised
@@ -490,9 +490,6 @@ func TestBumpsRandom(t *testing.T) {
 	}
 	close(stop)
 	wg.Wait()
-	if served.Load() == 0 {
-		t.Error("no node has served at all")
-	}
 	t.Logf("%d bumps; nodes were found serving %d times", bumped.Load(), served.Load())
 }
 
