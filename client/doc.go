@@ -88,6 +88,9 @@
 //     MatchRequest.Oldest accepts older epochs; the result names the one epoch of all its
 //     blocks. With MatchRequest.Mix the blocks may be of several epochs, the result names
 //     the epoch of each block, and ReadRequest.Epochs loads each block from its own epoch.
+//   - A namespace that is deleted and made again under its name begins above the last epoch of
+//     the deleted one. So with a Namespace value of the deleted namespace, Match and Read are misses, and
+//     Write stores nothing; while there is no namespace of the name, calls return ErrNotFound.
 //
 // # Several nodes
 //

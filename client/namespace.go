@@ -63,25 +63,41 @@ func (s *Store) EnsureNamespace(ctx context.Context, def kv.Namespace) (kv.Names
 // other nodes get the salt of a node that has the namespace. The salts are then equal although
 // several clients create the namespace at once, a client ends before it has reached all nodes, or
 // the clients reach different nodes.
+//
+// Nodes without etcd do not agree on the first epoch either: a node begins above the last epoch of the name that it
+// has deleted. So a node that lacks the namespace gets it with the newest epoch of the others. If no node had
+// it, the nodes that began at a lower epoch than another are bumped to that epoch.
 func (s *Store) createOnAll(ctx context.Context, def kv.Namespace) error {
 	nodes := slices.SortedFunc(slices.Values(s.all()), func(a, b *node) int { return strings.Compare(a.target, b.target) })
 	salting := pb.Salting_SALTING_NONE
 	var down []error
-	if len(def.Salt) == 0 {
+	anySalt, fresh := len(def.Salt) == 0, false
+	if anySalt || len(nodes) > 1 && !s.opts.Discover {
 		found, errs, err := findNamespace(ctx, nodes, def.Name)
 		switch {
 		case err != nil:
 			return err
 		case found != nil:
-			def.Salt = found.Salt
-		case len(errs) > 0:
-			salting, down = pb.Salting_SALTING_EXISTING, errs
+			def.Epoch = max(def.Epoch, found.Epoch)
+			if anySalt {
+				def.Salt = found.Salt
+			}
 		default:
-			salting = pb.Salting_SALTING_RANDOM
+			fresh = true
+			if anySalt && len(errs) > 0 {
+				salting, down = pb.Salting_SALTING_EXISTING, errs
+			} else if anySalt {
+				salting = pb.Salting_SALTING_RANDOM
+			}
 		}
 	}
+	began := make(map[*node]kv.Epoch)
 	for _, n := range nodes {
 		ns, err := n.createNamespace(ctx, def, salting)
+		if err == nil {
+			began[n] = kv.Epoch(ns.GetEpoch())
+			def.Epoch = max(def.Epoch, began[n])
+		}
 		switch {
 		case err == nil && salting != pb.Salting_SALTING_NONE:
 			def.Salt, salting = ns.GetSalt(), pb.Salting_SALTING_NONE
@@ -98,11 +114,19 @@ func (s *Store) createOnAll(ctx context.Context, def kv.Namespace) error {
 			return err
 		}
 	}
+	for n, epoch := range began {
+		if !fresh || epoch == def.Epoch {
+			continue
+		}
+		if err := n.bumpEpoch(ctx, def.Name, def.Epoch, 1); err != nil && !errors.Is(err, errDown) && !errors.Is(err, errBusy) {
+			return err
+		}
+	}
 	return nil
 }
 
-// findNamespace returns the definition of the first node that has a namespace, nil if no node that
-// answers has it, and the errors of the nodes that do not answer.
+// findNamespace returns the definition of the first node that has a namespace, with the newest epoch of all nodes that
+// have it, nil if no node that answers has it, and the errors of the nodes that do not answer.
 func findNamespace(ctx context.Context, nodes []*node, name string) (found *kv.Namespace, down []error, _ error) {
 	defs := make([]kv.Namespace, len(nodes))
 	errs := make([]error, len(nodes))
@@ -115,7 +139,9 @@ func findNamespace(ctx context.Context, nodes []*node, name string) (found *kv.N
 		switch {
 		case err == nil && found == nil:
 			found = &defs[i]
-		case err == nil, errors.Is(err, ErrNotFound):
+		case err == nil:
+			found.Epoch = max(found.Epoch, defs[i].Epoch)
+		case errors.Is(err, ErrNotFound):
 		case errors.Is(err, errDown), errors.Is(err, errBusy):
 			down = append(down, err)
 		default:

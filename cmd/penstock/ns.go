@@ -339,8 +339,13 @@ pins of the epoch itself.`,
 func newNamespaceDelete(c *connection) *cobra.Command {
 	var yes, dryRun bool
 	cmd := &cobra.Command{
-		Use:               "delete NAME --yes | --dry-run",
-		Short:             "Delete a namespace and all its blocks",
+		Use:   "delete NAME --yes | --dry-run",
+		Short: "Delete a namespace and all its blocks",
+		Long: `Delete a namespace and all its blocks. The name keeps its last epoch: a namespace that is
+created with this name later begins at a higher epoch, so a client that still has the old
+namespace gets misses and stores nothing. A node without a cluster remembers 1,024 deleted
+names, fewer if the catalogue of its volumes is full. It forgets those with the lowest epochs,
+and a new namespace of any name then begins above these epochs.`,
 		Args:              args(cobra.ExactArgs(1)),
 		ValidArgsFunction: c.completeNamespaces,
 	}

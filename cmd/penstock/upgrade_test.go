@@ -155,6 +155,10 @@ func TestUpgrade(t *testing.T) {
 		present.put(t, p, dir, 10, 20)
 		present.check(t, p, dir, 20)
 		want = present.state(t, p)
+		// The previous release reads a catalogue with a deleted name, and forgets the name.
+		for _, command := range []string{"create gone --layers 2 --block-tokens 4 --token-bytes 1024", "delete gone --yes"} {
+			present.do(t, p, append([]string{"ns"}, strings.Fields(command)...)...)
+		}
 		stop(t, p)
 		if log := p.Log(); strings.Contains(log, "rebuilt") {
 			t.Errorf("the index was rebuilt:\n%s", log)

@@ -387,3 +387,22 @@ func polled(t *testing.T, raw syscall.RawConn) bool {
 	}
 	return false
 }
+
+// TestSinceBoot: the clock advances at least as far as the monotonic clock of package time.
+func TestSinceBoot(t *testing.T) {
+	var before unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &before); err != nil {
+		t.Fatal(err)
+	}
+	first := SinceBoot()
+	if first < time.Duration(before.Nano()) {
+		t.Errorf("%v since boot, and the monotonic clock was at %v before", first, time.Duration(before.Nano()))
+	}
+	began := time.Now()
+	for time.Since(began) < time.Millisecond {
+		continue
+	}
+	if d := SinceBoot() - first; d < time.Millisecond {
+		t.Errorf("the clock advanced by %v in a millisecond", d)
+	}
+}

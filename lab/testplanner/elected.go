@@ -32,6 +32,9 @@ type Elected struct {
 	present *Lease
 	kept    []byte
 	refused error
+	deleted map[string]bool
+	// unread is the error of Deleted.
+	unread error
 }
 
 // StartElected starts a standby, and stops it when the test ends.
@@ -111,6 +114,23 @@ func (p *Elected) RefuseKeep(err error) {
 	p.refused = err
 }
 
+// DeleteNamespace makes Deleted of all terms return the name.
+func (p *Elected) DeleteNamespace(name string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.deleted == nil {
+		p.deleted = make(map[string]bool)
+	}
+	p.deleted[name] = true
+}
+
+// RefuseDeleted makes Deleted of all terms return err, until it is nil.
+func (p *Elected) RefuseDeleted(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.unread = err
+}
+
 // Kept returns the value that Keep has stored last.
 func (p *Elected) Kept() string {
 	p.mu.Lock()
@@ -162,6 +182,18 @@ func (l *Lease) Kept(context.Context) ([]byte, error) {
 	l.of.mu.Lock()
 	defer l.of.mu.Unlock()
 	return l.of.kept, nil
+}
+
+// Deleted implements planner.Lease.
+func (l *Lease) Deleted(_ context.Context, names []string) (deleted []string, err error) {
+	l.of.mu.Lock()
+	defer l.of.mu.Unlock()
+	for _, name := range names {
+		if l.of.deleted[name] {
+			deleted = append(deleted, name)
+		}
+	}
+	return deleted, l.of.unread
 }
 
 // Resign implements planner.Lease.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 from array import array
 
 import pytest
-from conftest import MakeNamespace, value
+from conftest import TIMEOUT, MakeNamespace, value
 
-from penstock import Cut, Group, GroupKind, InvalidError, KeyResult, Keys, MismatchError, Namespace, Pointers, Store
+from penstock import Cut, Group, GroupKind, InvalidError, KeyResult, Keys, MismatchError, Namespace, NotFoundError, Pointers, Store
+from penstock._program import program
+from penstock.testing import Node
 
 
 def test_put_match_get(ns: Namespace) -> None:
@@ -119,6 +122,24 @@ def test_after_a_bump_all_keys_are_misses(store: Store, ns: Namespace) -> None:
     assert other.refresh() == before + 1
     with pytest.raises(MismatchError):
         ns.bump(before)
+
+
+def test_a_handle_of_a_deleted_namespace_finds_nothing_in_the_next_one(node: Node, store: Store, ns: Namespace) -> None:
+    ns.put(["a"], [value(ns, 0)])
+    command = [str(program()), "ns", "delete", ns.name, "--yes", "--server", node.address]
+    subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT)
+    into = [bytearray(ns.value_bytes)]
+    with pytest.raises(NotFoundError):
+        ns.get(["a"], into)
+    again = store.namespace(ns.name, block_tokens=4, layers=2, token_bytes=64)
+    assert again.epoch > ns.epoch
+    assert again.put(["b"], [value(ns, 1)]).ok == 1
+    assert ns.put(["a"], [value(ns, 0)]).ok == 0, "a value of the deleted namespace"
+    assert again.match(["a"]).prefix == 0
+    assert ns.match(["b"]).prefix == 0
+    assert ns.get(["b"], into).ok == 0
+    assert into == [bytearray(ns.value_bytes)]
+    assert again.get(["b"], into).ok == 1
 
 
 def test_several_epochs_are_live(ns: Namespace) -> None:

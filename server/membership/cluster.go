@@ -53,7 +53,9 @@ type Options struct {
 	// Followed has the revisions of the namespaces that Node has applied. The memberships of one Node in one process share it. Nil: the
 	// Node has this membership only.
 	Followed *Followed
-	Logger   *slog.Logger
+	// Clock measures the time of the lease. Nil: CLOCK_BOOTTIME.
+	Clock  Clock
+	Logger *slog.Logger
 }
 
 // Usage is the use of a node's store; see the fields of Member.
@@ -120,9 +122,8 @@ type Cluster struct {
 	node *storage.Node
 	log  *slog.Logger
 
-	// until is the time up to which the node may serve, in nanoseconds after began.
-	began time.Time
-	until atomic.Int64
+	// serves is the time for which the node may serve.
+	serves *validity
 	// blocked has the namespaces whose calls the node refuses, because it could not apply a change
 	// of the namespace, with the error; nil if there is none. A stored map does not change.
 	blocked atomic.Pointer[map[string]error]
@@ -161,8 +162,7 @@ func Join(o Options) (*Cluster, error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	c := &Cluster{opts: o, etcd: newEtcdClient(o.Endpoints, o.TLS, o.Username, o.Password, o.TTL), node: o.Node, log: o.Logger, began: time.Now(), cancel: cancel, wake: make(chan struct{}, 1), joined: make(chan struct{}), drainChanged: make(chan struct{}), fillChanged: make(chan struct{})}
-	c.until.Store(-1)
+	c := &Cluster{opts: o, etcd: newEtcdClient(o.Endpoints, o.TLS, o.Username, o.Password, o.TTL), node: o.Node, log: o.Logger, serves: newValidity(o.TTL, o.Clock), cancel: cancel, wake: make(chan struct{}, 1), joined: make(chan struct{}), drainChanged: make(chan struct{}), fillChanged: make(chan struct{})}
 	c.wg.Go(func() { c.run(ctx) })
 	return c, nil
 }
@@ -173,7 +173,7 @@ func (c *Cluster) Joined() <-chan struct{} { return c.joined }
 // Admit returns nil if the node may serve a call on the namespace. An empty name means the node
 // in general. Otherwise the error has a gRPC status.
 func (c *Cluster) Admit(namespace string) error {
-	if int64(time.Since(c.began)) >= c.until.Load() {
+	if !c.serves.holds() {
 		if removed := c.removed.Load(); removed != nil {
 			return *removed
 		}
@@ -226,7 +226,10 @@ func (c *Cluster) block(name string, err error) {
 }
 
 func (c *Cluster) membersPrefix() string    { return c.opts.Prefix + "/members/" }
-func (c *Cluster) namespacesPrefix() string { return c.opts.Prefix + "/namespaces/" }
+func (c *Cluster) namespacesPrefix() string { return namespacesPrefix(c.opts.Prefix) }
+
+// namespacesPrefix begins the keys of the namespaces of a cluster.
+func namespacesPrefix(prefix string) string { return prefix + "/namespaces/" }
 
 // run runs one session (the time of one lease in etcd) after the other until ctx ends.
 func (c *Cluster) run(ctx context.Context) {
@@ -275,10 +278,10 @@ func (c *Cluster) touch() {
 // returns ctx's error if etcd does not confirm the end of the lease in time; the lease then ends by
 // itself.
 func (c *Cluster) Close(ctx context.Context) error {
-	c.until.Store(-1)
+	c.serves.end()
 	c.cancel()
 	c.wg.Wait()
-	c.until.Store(-1)
+	c.serves.end()
 	c.mu.Lock()
 	s := c.session
 	c.mu.Unlock()

@@ -30,8 +30,9 @@
 //
 //   - A node serves (Admit returns nil) only while its lease exists in etcd. It counts the time of
 //     the lease from the moment before it sent the last renewal that etcd confirmed, and stops a
-//     tenth earlier, because its clock and etcd's may run at different rates. Only the monotonic
-//     clock is read, so a changed wall clock has no effect.
+//     tenth earlier, because its clock and etcd's may run at different rates. The clock is CLOCK_BOOTTIME
+//     (validity), which also counts the time for which the host was suspended, and on which a changed wall clock has
+//     no effect.
 //   - When BumpEpoch has returned without an error, no node serves the retired epochs: each member
 //     has applied the change, or its lease has ended. A member that cannot apply a change (for
 //     example because its volumes take no catalogue) refuses the namespace until it can.
@@ -62,7 +63,7 @@
 // the name.
 //
 // A namespace that a joining node has and etcd does not have is added to etcd. So the first node of
-// a cluster brings its namespaces along.
+// a cluster brings its namespaces along, and each node the last epochs of the namespaces that it has deleted.
 //
 // # Shared volumes
 //

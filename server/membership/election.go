@@ -7,10 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -32,7 +32,9 @@ type ElectionOptions struct {
 	TTL time.Duration
 	// Address is the address at which clients reach this candidate.
 	Address string
-	Logger  *slog.Logger
+	// Clock measures the time of the lease. Nil: CLOCK_BOOTTIME.
+	Clock  Clock
+	Logger *slog.Logger
 }
 
 // LeaderRecord is the leader of an election, as etcd has it.
@@ -182,12 +184,13 @@ func (e *Election) attempt(ctx context.Context) (*Term, error) {
 		same = clientv3.Compare(clientv3.ModRevision(e.termKey()), "=", terms[0].ModRevision)
 	}
 	number++
-	sent := time.Now()
+	leads, began := newValidity(e.opts.TTL, e.opts.Clock), time.Now()
+	sent := leads.now()
 	grant, err := etcd.Grant(limited, int64(e.opts.TTL/time.Second))
 	if err != nil {
 		return nil, fmt.Errorf("grant a lease: %w", err)
 	}
-	r := LeaderRecord{Version: recordVersion, Address: e.opts.Address, Term: number, Since: sent.UTC()}
+	r := LeaderRecord{Version: recordVersion, Address: e.opts.Address, Term: number, Since: began.UTC()}
 	value, err := json.Marshal(r)
 	if err != nil {
 		return nil, fmt.Errorf("membership: %w", err)
@@ -204,7 +207,8 @@ func (e *Election) attempt(ctx context.Context) (*Term, error) {
 		return nil, nil
 	}
 	e.setLeader(r)
-	return e.begin(etcd, grant.ID, number, sent), nil
+	leads.renewed(sent)
+	return e.begin(etcd, grant.ID, number, leads), nil
 }
 
 // await returns when the leader's key has changed after the revision rev, or after a quarter of the
@@ -232,18 +236,16 @@ type Term struct {
 	etcd     *clientv3.Client
 	lease    clientv3.LeaseID
 	number   uint64
-	began    time.Time
-	// until is the time, in nanoseconds after began, up to which the candidate certainly leads.
-	until  atomic.Int64
+	// leads is the time for which the candidate certainly leads.
+	leads  *validity
 	lost   chan struct{}
 	once   sync.Once
 	cancel context.CancelFunc
 	kept   chan struct{}
 }
 
-func (e *Election) begin(etcd *clientv3.Client, lease clientv3.LeaseID, number uint64, sent time.Time) *Term {
-	t := &Term{election: e, etcd: etcd, lease: lease, number: number, began: time.Now(), lost: make(chan struct{}), kept: make(chan struct{})}
-	t.hold(sent)
+func (e *Election) begin(etcd *clientv3.Client, lease clientv3.LeaseID, number uint64, leads *validity) *Term {
+	t := &Term{election: e, etcd: etcd, lease: lease, number: number, leads: leads, lost: make(chan struct{}), kept: make(chan struct{})}
 	ctx, cancel := context.WithCancel(context.Background())
 	t.cancel = cancel
 	e.mu.Lock()
@@ -265,17 +267,12 @@ func (t *Term) Lost() <-chan struct{} { return t.lost }
 
 // Held reports whether the candidate certainly leads: etcd has confirmed a renewal of the lease that
 // was sent less than nine tenths of the TTL ago.
-func (t *Term) Held() bool { return int64(time.Since(t.began)) < t.until.Load() }
-
-func (t *Term) hold(sent time.Time) {
-	ttl := t.election.opts.TTL
-	t.until.Store(int64(sent.Add(ttl - ttl/10).Sub(t.began)))
-}
+func (t *Term) Held() bool { return t.leads.holds() }
 
 // lose ends the term.
 func (t *Term) lose(why error) {
 	t.once.Do(func() {
-		t.until.Store(-1)
+		t.leads.end()
 		t.election.log.Warn("this planner leads no more: its term has ended", "term", t.number, "why", why)
 		close(t.lost)
 	})
@@ -290,7 +287,7 @@ func (t *Term) keep(ctx context.Context) {
 	defer end.Stop()
 	var last error
 	for {
-		end.Reset(time.Duration(t.until.Load()) - time.Since(t.began))
+		end.Reset(t.leads.left())
 		select {
 		case <-next.C:
 		case <-end.C:
@@ -301,7 +298,7 @@ func (t *Term) keep(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		sent := time.Now()
+		sent := t.leads.now()
 		limited, cancel := context.WithTimeout(ctx, every)
 		last = t.renew(limited, sent)
 		cancel()
@@ -322,7 +319,7 @@ func (t *Term) keep(ctx context.Context) {
 var errDeposed = errors.New("etcd has ended the lease, or another planner leads")
 
 // renew renews the lease once.
-func (t *Term) renew(ctx context.Context, sent time.Time) error {
+func (t *Term) renew(ctx context.Context, sent time.Duration) error {
 	if _, err := t.etcd.KeepAliveOnce(ctx, t.lease); errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return errDeposed
 	} else if err != nil {
@@ -336,7 +333,7 @@ func (t *Term) renew(ctx context.Context, sent time.Time) error {
 	case !resp.Succeeded:
 		return errDeposed
 	}
-	t.hold(sent)
+	t.leads.renewed(sent)
 	return nil
 }
 
@@ -369,16 +366,47 @@ func (t *Term) Kept(ctx context.Context) ([]byte, error) {
 	return resp.Kvs[0].Value, nil
 }
 
+// deletedPerRead is the number of records that one transaction of Deleted reads; etcd permits 128 by default.
+const deletedPerRead = 100
+
+// Deleted returns those of the names whose namespaces were deleted from the cluster with the election's etcd and prefix.
+// A name without a record in etcd is not among them: the planner's nodes need not be members.
+func (t *Term) Deleted(ctx context.Context, names []string) (deleted []string, err error) {
+	prefix := namespacesPrefix(t.election.opts.Prefix)
+	for some := range slices.Chunk(names, deletedPerRead) {
+		reads := make([]clientv3.Op, len(some))
+		for i, name := range some {
+			reads[i] = clientv3.OpGet(prefix + name)
+		}
+		resp, err := t.etcd.Txn(ctx).Then(reads...).Commit()
+		if err != nil {
+			return nil, fmt.Errorf("read the namespaces: %w", err)
+		}
+		for i, name := range some {
+			for _, kv := range resp.Responses[i].GetResponseRange().Kvs {
+				r, err := decodeRecord(kv.Key, kv.Value)
+				if err != nil {
+					return nil, err
+				}
+				if r.Deleted {
+					deleted = append(deleted, name)
+				}
+			}
+		}
+	}
+	return deleted, nil
+}
+
 // Resign ends the term and revokes its lease, so that another candidate is elected at once. If etcd
 // does not confirm that within a second, the lease ends by itself.
 func (t *Term) Resign() {
 	t.once.Do(func() {
-		t.until.Store(-1)
+		t.leads.end()
 		close(t.lost)
 	})
 	t.cancel()
 	<-t.kept
-	t.until.Store(-1) // a renewal may have been in flight
+	t.leads.end() // a renewal may have been in flight
 	t.election.mu.Lock()
 	t.election.term = nil
 	t.election.leader = LeaderRecord{}

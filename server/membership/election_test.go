@@ -3,11 +3,14 @@ package membership_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/lab/testetcd"
 	"github.com/penstock-kv/penstock/server/membership"
 )
@@ -113,6 +116,49 @@ func TestKeep(t *testing.T) {
 		t.Error("a term that has ended keeps a value")
 	}
 	kept(second, "three")
+}
+
+// TestDeletedNames: a term returns the names of deleted namespaces, whatever their number, and no name that was created again or
+// that the cluster does not have.
+func TestDeletedNames(t *testing.T) {
+	r := newRig(t, 1)
+	n := r.join("a")
+	c := r.candidate("a:7430", r.etcd.Endpoints...)
+	c.campaign()
+	term := c.term()
+	var names, want []string
+	for i := range 2*100 + 3 {
+		names = append(names, fmt.Sprint("unknown", i))
+		if i%70 != 0 {
+			continue
+		}
+		for what := range 3 { // 0: live, 1: deleted, 2: created again
+			name := fmt.Sprint("n", i, "-", what)
+			def := kv.Namespace{Name: name, Geometry: geo, Index: kv.IndexTrie}
+			names = append(names, name)
+			_, err := n.CreateNamespace(r.ctx, def)
+			r.must(err)
+			if what > 0 {
+				_, err = n.DeleteNamespace(r.ctx, name, false)
+				r.must(err)
+			}
+			if what > 1 {
+				_, err = n.CreateNamespace(r.ctx, def)
+				r.must(err)
+			}
+			if what == 1 {
+				want = append(want, name)
+			}
+		}
+	}
+	got, err := term.Deleted(r.ctx, names)
+	r.must(err)
+	if !slices.Equal(got, want) {
+		t.Errorf("%q were deleted; want %q", got, want)
+	}
+	if got, err := term.Deleted(r.ctx, nil); err != nil || len(got) > 0 {
+		t.Errorf("of no names %q were deleted, %v", got, err)
+	}
 }
 
 // TestElectionWithoutEtcd: a leader that cannot reach etcd does not hold its term when the other

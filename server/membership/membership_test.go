@@ -3,6 +3,7 @@ package membership_test
 import (
 	"bufio"
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -201,7 +202,7 @@ func TestNamespaces(t *testing.T) {
 			}
 		}
 	}
-	ns, err := a.CreateNamespace(r.ctx, kv.Namespace{Name: "m", Geometry: geo, Index: kv.IndexTrie, Tenant: "t", Salt: []byte("s")})
+	ns, err := a.CreateNamespace(r.ctx, kv.Namespace{Name: "m", Geometry: geo, Index: kv.IndexTrie, Tenant: "t", Salt: []byte("a secret salt")})
 	r.must(err)
 	each("created", func(got kv.Namespace, err error) bool {
 		return err == nil && got.Epoch == 1 && storage.SameDefinition(got, ns)
@@ -241,6 +242,11 @@ func TestNamespaces(t *testing.T) {
 	each("quota", func(got kv.Namespace, err error) bool { return got.QuotaBytes == 8<<20 })
 	_, err = b.DeleteNamespace(r.ctx, "m", false)
 	r.must(err)
+	stored, err := r.client().Get(r.ctx, "/penstock/namespaces/m")
+	r.must(err)
+	if value := string(stored.Kvs[0].Value); strings.Contains(value, base64.StdEncoding.EncodeToString([]byte("a secret salt"))) || len(value) > 200 {
+		t.Errorf("the record of the deleted namespace is %s; want one of its name and its last epoch, without the salt", value)
+	}
 	each("deleted", func(_ kv.Namespace, err error) bool { return errors.Is(err, trie.ErrNamespaceUnknown) })
 	if _, err := a.BumpEpoch(r.ctx, "m", 0, 1); !errors.Is(err, trie.ErrNamespaceUnknown) {
 		t.Errorf("bump of a deleted namespace: %v", err)
@@ -313,6 +319,75 @@ func TestBringAlong(t *testing.T) {
 	r.joined(again)
 	if again.epoch("m") != 4 || again.epoch("gone") != 0 || again.epoch("other") != 3 {
 		t.Errorf("the node has epochs %d, %d and %d; want 4, none and 3", again.epoch("m"), again.epoch("gone"), again.epoch("other"))
+	}
+}
+
+// TestDeletedAlone: names that a node has deleted before it was a member are known to the cluster: a new namespace of such a
+// name begins above the last epoch, on whichever node it is created. After the node has left the cluster, the same holds for
+// the names that the cluster deleted.
+func TestDeletedAlone(t *testing.T) {
+	r := newRig(t, 1)
+	def := func(name string, epoch kv.Epoch) kv.Namespace {
+		return kv.Namespace{Name: name, Geometry: geo, Index: kv.IndexTrie, Epoch: epoch}
+	}
+	first := r.store()
+	for _, name := range []string{"m", "n"} {
+		_, err := first.CreateNamespace(r.ctx, def(name, 5))
+		r.must(err)
+		_, err = first.DeleteNamespace(r.ctx, name, false)
+		r.must(err)
+	}
+	_, err := first.CreateNamespace(r.ctx, def("k", 3))
+	r.must(err)
+	a := r.begin("a", "a.example:7420", first)
+	r.joined(a)
+	b := r.join("b")
+	for name, n := range map[string]*node{"m": b, "n": a} {
+		ns, err := n.CreateNamespace(r.ctx, def(name, 0))
+		r.must(err)
+		if ns.Epoch != 6 || a.epoch(name) != 6 || b.epoch(name) != 6 {
+			t.Errorf("%s begins at epoch %d, and the nodes have %d and %d; want 6", name, ns.Epoch, a.epoch(name), b.epoch(name))
+		}
+	}
+	_, err = b.DeleteNamespace(r.ctx, "k", false)
+	r.must(err)
+	a.leave()
+	ns, err := first.CreateNamespace(r.ctx, def("k", 0)) // as a node that stands alone
+	r.must(err)
+	if ns.Epoch != 4 {
+		t.Errorf("alone again, k begins at epoch %d; want 4", ns.Epoch)
+	}
+}
+
+// TestReborn: a namespace is deleted and created again while a node is cut off from etcd. The node serves the old namespace
+// to nobody after the deletion has returned, and has the new one, without the old blocks, when it serves again.
+func TestReborn(t *testing.T) {
+	r := newRig(t, 3)
+	a, b := r.join("a"), r.join("b")
+	def := kv.Namespace{Name: "m", Geometry: geo, Index: kv.IndexTrie}
+	old, err := a.CreateNamespace(r.ctx, def)
+	r.must(err)
+	r.await("the node serves", func() bool { return b.Admit("m") == nil })
+	b.cut()
+	_, err = a.DeleteNamespace(r.ctx, "m", false)
+	if b.Admit("m") == nil {
+		t.Error("the deletion has returned, and a node that is cut off serves the namespace")
+	}
+	r.must(err)
+	again, err := a.CreateNamespace(r.ctx, def)
+	r.must(err)
+	if again.Epoch <= old.Epoch {
+		t.Errorf("epoch %d after %d", again.Epoch, old.Epoch)
+	}
+	if b.epoch("m") != old.Epoch || b.Admit("m") == nil {
+		t.Errorf("the node that is cut off has epoch %d, and Admit returns %v", b.epoch("m"), b.Admit("m"))
+	}
+	b.mend()
+	r.await("the node serves again", func() bool { return b.Admit("m") == nil })
+	now, err := b.store.Namespace("m")
+	r.must(err)
+	if now.Epoch != again.Epoch || now.IsLive(old.Epoch) {
+		t.Errorf("the node serves %+v; want the epoch %d only", now, again.Epoch)
 	}
 }
 
@@ -405,7 +480,7 @@ func TestBumpsRandom(t *testing.T) {
 		})
 	}
 	bumps := testkit.Rounds(12, 4)
-	for range bumps {
+	for round := 0; round < bumps || served.Load() == 0; round++ { // on a busy machine no node may have joined before the last bump
 		b, err := admin.BumpEpoch(r.ctx, "m", 0, 1)
 		if status.Code(err) == codes.DeadlineExceeded || status.Code(err) == codes.Unavailable {
 			continue // made or not; in any case not promised
@@ -415,9 +490,6 @@ func TestBumpsRandom(t *testing.T) {
 	}
 	close(stop)
 	wg.Wait()
-	if served.Load() == 0 {
-		t.Error("no node has served at all")
-	}
 	t.Logf("%d bumps; nodes were found serving %d times", bumped.Load(), served.Load())
 }
 

@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -36,7 +35,9 @@ type OwnerOptions struct {
 	// the store. A member that adopts the volumes uses both.
 	Dirs          []string
 	CapacityBytes int64
-	Logger        *slog.Logger
+	// Clock measures the time of the lease. Nil: CLOCK_BOOTTIME.
+	Clock  Clock
+	Logger *slog.Logger
 }
 
 // OwnerRecord is the process that owns a store.
@@ -97,12 +98,11 @@ func (e *OwnedError) Error() string {
 // Owner is the ownership of one store on shared volumes by a lease in etcd. It implements
 // blockstore.Owner. All methods may be called concurrently.
 type Owner struct {
-	opts  OwnerOptions
-	etcd  *clientv3.Client
-	log   *slog.Logger
-	began time.Time
-	// until is the time, in nanoseconds after began, up to which the process certainly owns the store.
-	until atomic.Int64
+	opts OwnerOptions
+	etcd *clientv3.Client
+	log  *slog.Logger
+	// owns is the time for which the process certainly owns the store.
+	owns *validity
 	// lost is closed when another process has the store, and wanted when its own node waits for it.
 	lost, wanted         chan struct{}
 	loseOnce, wantedOnce sync.Once
@@ -131,8 +131,7 @@ func NewOwner(o OwnerOptions) (*Owner, error) {
 	if err != nil {
 		return nil, fmt.Errorf("membership: %w", err)
 	}
-	w := &Owner{opts: o, etcd: etcd, log: o.Logger, began: time.Now(), lost: make(chan struct{}), wanted: make(chan struct{})}
-	w.until.Store(-1)
+	w := &Owner{opts: o, etcd: etcd, log: o.Logger, owns: newValidity(o.TTL, o.Clock), lost: make(chan struct{}), wanted: make(chan struct{})}
 	w.life, w.cancel = context.WithCancel(context.Background())
 	w.record = OwnerRecord{Node: o.Node, By: o.By, Identity: o.Identity, Instance: rand.Text()}
 	return w, nil
@@ -154,15 +153,10 @@ func (w *Owner) Wanted() <-chan struct{} { return w.wanted }
 
 // Held implements blockstore.Owner.
 func (w *Owner) Held() error {
-	if int64(time.Since(w.began)) >= w.until.Load() {
+	if !w.owns.holds() {
 		return errors.New("the lease in etcd has ended or was not renewed in time")
 	}
 	return nil
-}
-
-// hold makes Held return nil for nine tenths of the TTL after sent.
-func (w *Owner) hold(sent time.Time) {
-	w.until.Store(int64(sent.Add(w.opts.TTL - w.opts.TTL/10).Sub(w.began)))
 }
 
 // Acquire implements blockstore.Owner. The store's own node waits for up to three TTLs, because after a
@@ -205,7 +199,7 @@ func (w *Owner) Acquire(ctx context.Context, store string) error {
 // attempt tries once to become the owner, and returns the present owner if there is one. It keeps
 // the lease alive, and the claim of the store's own node.
 func (w *Owner) attempt(ctx context.Context) (*OwnerRecord, error) {
-	sent := time.Now()
+	sent := w.owns.now()
 	w.mu.Lock()
 	lease := w.lease
 	w.mu.Unlock()
@@ -238,7 +232,7 @@ func (w *Owner) attempt(ctx context.Context) (*OwnerRecord, error) {
 		return nil, err
 	}
 	if resp.Succeeded {
-		w.hold(sent)
+		w.owns.renewed(sent)
 		return nil, nil
 	}
 	var other OwnerRecord
@@ -325,13 +319,13 @@ func (w *Owner) keep(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		sent := time.Now()
+		sent := w.owns.now()
 		limited, cancel := context.WithTimeout(ctx, every)
 		err := w.renew(limited, sent)
 		cancel()
 		switch {
 		case errors.Is(err, ErrTaken):
-			w.until.Store(-1)
+			w.owns.end()
 			w.loseOnce.Do(func() { close(w.lost) })
 			return
 		case err != nil && w.Held() != nil && ctx.Err() == nil:
@@ -340,7 +334,7 @@ func (w *Owner) keep(ctx context.Context) {
 	}
 }
 
-func (w *Owner) renew(ctx context.Context, sent time.Time) error {
+func (w *Owner) renew(ctx context.Context, sent time.Duration) error {
 	w.mu.Lock()
 	lease := w.lease
 	w.mu.Unlock()
@@ -359,7 +353,7 @@ func (w *Owner) renew(ctx context.Context, sent time.Time) error {
 	if !resp.Succeeded {
 		return w.regain(ctx, sent)
 	}
-	w.hold(sent)
+	w.owns.renewed(sent)
 	if len(resp.Responses[0].GetResponseRange().Kvs) > 0 && w.record.Adopted() {
 		w.wantedOnce.Do(func() { close(w.wanted) })
 	}
@@ -368,8 +362,8 @@ func (w *Owner) renew(ctx context.Context, sent time.Time) error {
 
 // regain makes this process the owner again after its lease has ended. It returns ErrTaken if another
 // process got a fencing number.
-func (w *Owner) regain(ctx context.Context, sent time.Time) error {
-	w.until.Store(-1)
+func (w *Owner) regain(ctx context.Context, sent time.Duration) error {
+	w.owns.end()
 	resp, err := w.etcd.Txn(ctx).Then(clientv3.OpGet(w.storeKey()), clientv3.OpGet(w.ownerKey())).Commit()
 	if err != nil {
 		return err
@@ -410,7 +404,7 @@ func (w *Owner) regain(ctx context.Context, sent time.Time) error {
 	w.mu.Lock()
 	w.lease = grant.ID
 	w.mu.Unlock()
-	w.hold(sent)
+	w.owns.renewed(sent)
 	w.log.Info("owns the shared volumes again", "fence", fence)
 	return nil
 }
@@ -418,10 +412,10 @@ func (w *Owner) regain(ctx context.Context, sent time.Time) error {
 // Close gives the ownership up. If etcd does not confirm that in time, the lease ends by itself, and
 // Close returns the error of ctx.
 func (w *Owner) Close(ctx context.Context) error {
-	w.until.Store(-1)
+	w.owns.end()
 	w.cancel()
 	w.wg.Wait()
-	w.until.Store(-1)
+	w.owns.end()
 	w.mu.Lock()
 	lease := w.lease
 	w.mu.Unlock()

@@ -25,7 +25,7 @@ type record struct {
 	Namespace kv.Namespace `json:"namespace"`
 	// Revoked are epochs that were retired by force: their pins have no effect. Newest last.
 	Revoked []kv.Epoch `json:"revoked,omitempty"`
-	// Deleted: the namespace was deleted. The record keeps its last epoch.
+	// Deleted: the namespace was deleted. Namespace has only its name and its last epoch.
 	Deleted bool `json:"deleted,omitempty"`
 }
 
@@ -109,12 +109,16 @@ func (r *record) retired(epoch kv.Epoch, force bool) (record, error) {
 	return next, nil
 }
 
-// deleted returns the record of the deleted namespace.
+// deleted returns the record of the deleted namespace. It is small, because it stays, and has no salt.
 func (r *record) deleted() record {
 	next := *r
-	next.Deleted = true
-	next.Namespace.Older, next.Namespace.Keep, next.Namespace.QuotaBytes = nil, 0, 0
+	next.Namespace, next.Deleted = endedNamespace(r.Namespace.Name, r.Namespace.Epoch), true
 	return next
+}
+
+// endedNamespace returns what the record of a deleted namespace has of it.
+func endedNamespace(name string, last kv.Epoch) kv.Namespace {
+	return kv.Namespace{Name: name, Epoch: last}
 }
 
 // imported returns the record of a namespace that a joining node has and the cluster does not have.

@@ -1,6 +1,7 @@
 package membership
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -26,8 +27,8 @@ type session struct {
 	since time.Time
 
 	mu sync.Mutex
-	// renewed is the time just before the node sent the last renewal that etcd confirmed.
-	renewed time.Time
+	// renewed is the time of Cluster.serves.now just before the node sent the last renewal that etcd confirmed.
+	renewed time.Duration
 	state   State
 	applied int64 // revision
 	// written is the last record in etcd, and writtenAt the time before it was written.
@@ -80,14 +81,14 @@ func (c *Cluster) runSession(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	sent := time.Now()
+	began, sent := time.Now(), c.serves.now()
 	limited, cancel := context.WithTimeout(ctx, c.opts.TTL)
 	defer cancel()
 	grant, err := etcd.Grant(limited, int64(c.opts.TTL/time.Second))
 	if err != nil {
 		return fmt.Errorf("grant a lease: %w", err)
 	}
-	s := &session{Cluster: c, etcd: etcd, lease: grant.ID, key: c.membersPrefix() + c.opts.Member.Name, since: sent.UTC(), renewed: sent, state: Joining, leftAfter: grant.Revision, followed: c.opts.Followed}
+	s := &session{Cluster: c, etcd: etcd, lease: grant.ID, key: c.membersPrefix() + c.opts.Member.Name, since: began.UTC(), renewed: sent, state: Joining, leftAfter: grant.Revision, followed: c.opts.Followed}
 	if s.followed == nil {
 		s.followed = new(Followed)
 	}
@@ -99,7 +100,7 @@ func (c *Cluster) runSession(ctx context.Context) error {
 	g.Go(func() error { return s.followRemoval(ctx) })
 	g.Go(func() error { return s.followLeaves(ctx) })
 	err = g.Wait()
-	c.until.Store(-1)
+	c.serves.end()
 	if errors.Is(err, errRemoved) {
 		// The node serves nothing from here on, so no change of a namespace must wait for its lease.
 		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.opts.TTL/4)
@@ -114,7 +115,7 @@ func (c *Cluster) runSession(ctx context.Context) error {
 // serveUntilLocked makes Admit admit calls for as long as the lease certainly exists in etcd.
 func (s *session) serveUntilLocked() {
 	if s.serving {
-		s.until.Store(int64(s.renewed.Add(s.opts.TTL - s.opts.TTL/10).Sub(s.began)))
+		s.serves.renewed(s.renewed)
 	}
 }
 
@@ -132,7 +133,7 @@ func (s *session) renew(ctx context.Context) error {
 				return ctx.Err()
 			}
 		}
-		sent := time.Now()
+		sent := s.serves.now()
 		limited, cancel := context.WithTimeout(ctx, every)
 		_, err := s.etcd.KeepAliveOnce(limited, s.lease)
 		cancel()
@@ -141,13 +142,16 @@ func (s *session) renew(ctx context.Context) error {
 			s.renewed = sent
 			s.serveUntilLocked()
 		}
-		over := time.Since(s.renewed) >= s.opts.TTL
+		over := s.serves.now()-s.renewed >= s.opts.TTL
 		s.mu.Unlock()
 		if errors.Is(err, rpctypes.ErrLeaseNotFound) || over {
-			return fmt.Errorf("the lease has ended: %w", err)
+			return fmt.Errorf("the lease has ended: %w", cmp.Or(err, errLateAnswer))
 		}
 	}
 }
+
+// errLateAnswer: the answer to a renewal came when the lease could have ended since, for example after a suspension.
+var errLateAnswer = errors.New("the answer to its renewal came too late")
 
 // follow joins the cluster, and then applies each change of a namespace.
 func (s *session) follow(ctx context.Context) error {
@@ -398,27 +402,36 @@ func (s *session) refresh(ctx context.Context, after int64) (int64, error) {
 	}
 }
 
-// bringAlong adds to etcd the namespaces of the node of which the session has read no record. It reports
-// whether there was one.
+// bringAlong adds to etcd the namespaces of the node, and the last epochs of namespaces that the node has deleted, of which
+// the session has read no record. It reports whether there was one.
 func (s *session) bringAlong(ctx context.Context) (bool, error) {
-	any := false
-	for _, ns := range s.node.Namespaces() {
-		key := s.namespacesPrefix() + ns.Name
-		if s.followed.has(ns.Name) {
-			continue
+	records := make(map[string]record)
+	ended, _ := s.node.Ended()
+	for name, last := range ended {
+		if !s.followed.has(name) {
+			records[name] = record{Version: recordVersion, Namespace: endedNamespace(name, last), Deleted: true}
 		}
-		any = true
-		value, err := json.Marshal(imported(ns))
+	}
+	for _, ns := range s.node.Namespaces() {
+		if !s.followed.has(ns.Name) {
+			records[ns.Name] = imported(ns)
+		}
+	}
+	for name, r := range records {
+		key := s.namespacesPrefix() + name
+		value, err := json.Marshal(r)
 		if err != nil {
 			return false, fmt.Errorf("membership: %w", err)
 		}
 		_, err = s.etcd.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).Then(clientv3.OpPut(key, string(value))).Commit()
 		if err != nil {
-			return false, fmt.Errorf("add namespace %q: %w", ns.Name, err)
+			return false, fmt.Errorf("add namespace %q: %w", name, err)
 		}
-		s.log.Info("this node's namespace is a namespace of the cluster", "namespace", ns.Name, "epoch", ns.Epoch)
+		if !r.Deleted {
+			s.log.Info("this node's namespace is a namespace of the cluster", "namespace", name, "epoch", r.Namespace.Epoch)
+		}
 	}
-	return any, nil
+	return len(records) > 0, nil
 }
 
 // watch applies the changes of namespaces after the revision rev, until the watch ends.

@@ -29,7 +29,8 @@ type bumps struct {
 
 const (
 	bumpsVersion = 1
-	// maxBumps is the number of namespaces whose bumps a Lease stores: those with the latest bumps. With names of the
+	// maxBumps is the number of namespaces whose bumps a Lease stores: those with the latest bumps. Each bump removes
+	// those of deleted namespaces. With names of the
 	// maximum length they have less than the 1.5 MiB that etcd accepts in a request.
 	maxBumps = 1024
 	// keepWithin is the time limit of a write to the Lease, and of the wait for a leader's confirmation.
@@ -61,22 +62,31 @@ func (s *Service) resume(kept []byte) error {
 	return nil
 }
 
-// keep stores a bump for later terms.
+// keep stores a bump for later terms, and removes the bumps of namespaces that were deleted.
 func (s *Service) keep(ctx context.Context, one bump) error {
 	if s.lease == nil {
 		return nil
 	}
 	s.keeping.Lock()
 	defer s.keeping.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, keepWithin)
+	defer cancel()
 	list := slices.DeleteFunc(slices.Clone(s.kept), func(b bump) bool { return b.Namespace == one.Namespace })
+	var names []string
+	for _, b := range list {
+		names = append(names, b.Namespace)
+	}
+	deleted, err := s.lease.Deleted(ctx, names)
+	if err != nil {
+		deleted = nil // they stay until a later bump: the planner's user in etcd may have no right to read the namespaces
+	}
+	list = slices.DeleteFunc(list, func(b bump) bool { return slices.Contains(deleted, b.Namespace) })
 	list = append(list, one)
 	list = list[max(0, len(list)-maxBumps):]
 	value, err := json.Marshal(bumps{bumpsVersion, list})
 	if err != nil {
 		return fmt.Errorf("planner: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, keepWithin)
-	defer cancel()
 	if err := s.lease.Keep(ctx, value); err != nil {
 		return status.Errorf(codes.Unavailable, "namespace %q: epoch %d is not in etcd for the next planner, so nothing has changed; repeat the call (%v)", one.Namespace, one.Epoch, err)
 	}

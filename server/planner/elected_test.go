@@ -236,6 +236,40 @@ func TestBumpsOutliveTerms(t *testing.T) {
 	}
 }
 
+// TestBumpsOfDeletedNamespaces: a bump removes those of deleted namespaces from the election, but not itself. If the
+// namespaces cannot be read, it removes none.
+func TestBumpsOfDeletedNamespaces(t *testing.T) {
+	e := newElected(t)
+	lease := e.Elect(1)
+	bump := func(name string, epoch uint64) {
+		t.Helper()
+		if _, err := e.BumpWeights(e.ctx, &pb.BumpWeightsRequest{Namespace: name, Epoch: epoch, Policy: pb.Drain_DRAIN_FINISH}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kept := func(want string) {
+		t.Helper()
+		if got := e.Kept(); got != `{"version":1,"bumps":[`+want+`]}` {
+			t.Errorf("%s is kept; want the bumps %s", got, want)
+		}
+	}
+	bump("a", 2)
+	bump("b", 2)
+	e.DeleteNamespace("a")
+	e.RefuseDeleted(errors.New("no right to read the namespaces"))
+	bump("b", 3)
+	kept(`{"namespace":"a","epoch":2,"policy":"finish"},{"namespace":"b","epoch":3,"policy":"finish"}`)
+	e.RefuseDeleted(nil)
+	bump("c", 5)
+	kept(`{"namespace":"b","epoch":3,"policy":"finish"},{"namespace":"c","epoch":5,"policy":"finish"}`)
+	bump("a", 3)
+	kept(`{"namespace":"b","epoch":3,"policy":"finish"},{"namespace":"c","epoch":5,"policy":"finish"},{"namespace":"a","epoch":3,"policy":"finish"}`)
+	lease.Resign()
+	e.Elect(2)
+	bump("b", 4)
+	kept(`{"namespace":"c","epoch":5,"policy":"finish"},{"namespace":"b","epoch":4,"policy":"finish"}`)
+}
+
 // TestExpiredLease: a leader whose lease has ended while its process did not run plans nothing and
 // sends nothing, although it has no notice of the end.
 func TestExpiredLease(t *testing.T) {

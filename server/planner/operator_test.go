@@ -198,12 +198,13 @@ func TestSwitchRole(t *testing.T) {
 // heldLease is a lease that the test ends, without a notice for the planner.
 type heldLease struct{ over atomic.Bool }
 
-func (*heldLease) Number() uint64                       { return 1 }
-func (l *heldLease) Held() bool                         { return !l.over.Load() }
-func (*heldLease) Lost() <-chan struct{}                { return nil }
-func (*heldLease) Keep(context.Context, []byte) error   { return nil }
-func (*heldLease) Kept(context.Context) ([]byte, error) { return nil, nil }
-func (*heldLease) Resign()                              {}
+func (*heldLease) Number() uint64                                      { return 1 }
+func (l *heldLease) Held() bool                                        { return !l.over.Load() }
+func (*heldLease) Lost() <-chan struct{}                               { return nil }
+func (*heldLease) Keep(context.Context, []byte) error                  { return nil }
+func (*heldLease) Kept(context.Context) ([]byte, error)                { return nil, nil }
+func (*heldLease) Resign()                                             {}
+func (*heldLease) Deleted(context.Context, []string) ([]string, error) { return nil, nil }
 
 // TestOperatorWithoutLease: a change of weights or of a role that the planner did not plan, because its
 // lease has ended meanwhile, is an error.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -25,6 +26,10 @@ type catalogue struct {
 	Highest kv.NamespaceID `json:"highest,omitempty"`
 	// Deleted are the deletions in the namespaces' live epochs.
 	Deleted []deletedPieces `json:"deleted,omitempty"`
+	// Ended and EndedFloor are the names and the floor of endedNames. An earlier release reads the catalogue
+	// without them, and writes it without them.
+	Ended      map[string]kv.Epoch `json:"ended,omitempty"`
+	EndedFloor kv.Epoch            `json:"ended_floor,omitempty"`
 }
 
 // catalogueVersion is the version of the catalogue that this program writes. It reads older versions
@@ -66,16 +71,18 @@ func (n *Node) writeCatalogue(ctx context.Context) error {
 func (n *Node) writeCatalogueOf(ctx context.Context, namespaces []kv.Namespace) error {
 	for {
 		deleted, count := n.deleted.encode(namespaces)
-		blob, err := json.Marshal(catalogue{Version: catalogueVersion, Namespaces: namespaces, Highest: n.index.HighestNamespace(), Deleted: deleted})
+		ended := n.ended.without(namespaces)
+		blob, err := json.Marshal(catalogue{Version: catalogueVersion, Namespaces: namespaces, Highest: n.index.HighestNamespace(), Deleted: deleted, Ended: ended, EndedFloor: n.ended.floor})
 		if err != nil {
 			return fmt.Errorf("storage: catalogue: %w", err)
 		}
 		err = n.store.SetCatalogue(ctx, blob, liveEpochs(namespaces)...)
-		if errors.Is(err, blockstore.ErrTooLarge) && n.deleted.collapse() {
+		if errors.Is(err, blockstore.ErrTooLarge) && (n.ended.halve() || n.deleted.collapse()) {
 			continue
 		}
 		if err == nil {
 			n.deleted.wrote(namespaces, count)
+			n.ended.names = ended
 		}
 		return err
 	}
@@ -125,6 +132,7 @@ func (n *Node) reconcileNamespaces(ctx context.Context) error {
 	if err := n.deleted.load(c); err != nil {
 		return err
 	}
+	n.ended = endedNames{names: c.Ended, floor: c.EndedFloor}
 	if err := n.index.RaiseHighest(c.Highest); err != nil {
 		return err
 	}
@@ -195,7 +203,8 @@ func agreed(catalogued, indexed kv.Namespace) kv.Namespace {
 }
 
 // CreateNamespace adds a namespace. If a namespace with that name and the same definition exists,
-// it is returned. If the definitions differ, the error is trie.ErrNamespaceExists. Epochs begin at
+// it is returned. If the definitions differ, the error is trie.ErrNamespaceExists. The namespace begins
+// at def.Epoch, or above the last epoch of a deleted namespace of this name if that is higher. Epochs begin at
 // 1, because epoch 0 in a request means the newest epoch. With an epoch 0, a reader could not
 // request that epoch, and after a bump a reader that had matched in it would get blocks of a later
 // epoch. An epoch above kv.MaxEpoch is refused.
@@ -233,6 +242,14 @@ func (n *Node) EnsureNamespace(ctx context.Context, def kv.Namespace, salt NewSa
 		}
 	}
 	return n.create(ctx, def)
+}
+
+// Ended returns the names of deleted namespaces with their last epochs, and an epoch that is not below the
+// last epoch of any other deleted name.
+func (n *Node) Ended() (names map[string]kv.Epoch, others kv.Epoch) {
+	n.nsMu.Lock()
+	defer n.nsMu.Unlock()
+	return maps.Clone(n.ended.names), n.ended.floor
 }
 
 // CheckNamespace returns an error, of type ErrRequest, if the node cannot serve a namespace of this
@@ -284,6 +301,7 @@ func Difference(a, b kv.Namespace) string {
 
 // create adds a checked namespace. The caller holds nsMu.
 func (n *Node) create(ctx context.Context, def kv.Namespace) (kv.Namespace, error) {
+	def.Epoch = max(def.Epoch, n.ended.last(def.Name)+1)
 	ns, err := n.index.Create(def)
 	if errors.Is(err, trie.ErrNamespaceExists) {
 		same := SameDefinition(ns, def)
@@ -405,7 +423,7 @@ func (n *Node) Namespace(name string) (kv.Namespace, error) {
 func (n *Node) Namespaces() []kv.Namespace { return n.index.Namespaces() }
 
 // DeleteNamespace deletes a namespace and makes all its blocks unmatchable. Their slots are freed
-// in the background. It returns the number and size of the namespace's pieces. If dryRun is set, it
+// in the background. The name keeps its last epoch: see CreateNamespace. It returns the number and size of the namespace's pieces. If dryRun is set, it
 // changes nothing.
 func (n *Node) DeleteNamespace(ctx context.Context, name string, dryRun bool) (Removed, error) {
 	n.nsMu.Lock()
@@ -428,6 +446,7 @@ func (n *Node) drop(ctx context.Context, ns kv.Namespace) error {
 	}
 	recorded := !n.index.IsAnnounced(ns.ID)
 	if recorded {
+		n.ended.add(ns)
 		rest := slices.DeleteFunc(n.index.Recorded(), func(other kv.Namespace) bool { return other.ID == ns.ID })
 		if err := n.writeCatalogueOf(ctx, rest); err != nil {
 			return err

@@ -65,6 +65,7 @@ type Node struct {
 	// nsMu, and writes take it only for a namespace without a record.
 	nsMu    sync.Mutex
 	deleted deletions
+	ended   endedNames
 	// unerased: the last eraseEnded has failed.
 	unerased atomic.Bool
 	// unrecorded has the announced namespaces whose last record has failed, which was logged.
