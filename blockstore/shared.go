@@ -192,7 +192,7 @@ func (v *volume) share(ctx context.Context) error {
 	return nil
 }
 
-// removeOutlived removes the superblocks and catalogues that the files of this owner replace: those of earlier
+// removeOutlived removes the superblocks and catalogues that the files of this owner replace: the files of earlier
 // owners, and the catalogue that the volume had before it was shared. A file that cannot be removed is
 // never read, because the files of this owner have a higher fencing number, but it may have secrets of epochs
 // that are erased later: then v.outlived is set. written reports whether the volume has the files of this owner;

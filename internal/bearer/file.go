@@ -22,9 +22,9 @@ type File struct {
 
 	mu    sync.Mutex
 	token string
-	// looked is the time of the last read, and said the text of its error, "" if it succeeded.
-	looked time.Time
-	said   string
+	// looked is the time of the last read. failure is the text of its error, "" if it succeeded.
+	looked  time.Time
+	failure string
 }
 
 // Open reads a token file. log gets a warning when a changed file cannot be used.
@@ -51,9 +51,9 @@ func (f *File) Token() string {
 		tokens, err := Read(f.path)
 		switch {
 		case err == nil:
-			f.token, f.said = tokens[0], ""
-		case err.Error() != f.said:
-			f.said = err.Error()
+			f.token, f.failure = tokens[0], ""
+		case err.Error() != f.failure:
+			f.failure = err.Error()
 			f.log.Warn("a changed token file cannot be used; calls have the previous token", "err", err)
 		}
 	}

@@ -46,7 +46,7 @@ type planned struct {
 	planner Planner
 	engines map[string]*engine // by the planner's name
 	models  models
-	// pauses are those of chats with images. renderRefused is set from an engine's refusal of renderPath
+	// pauses has the models whose chats with images are not planned now. renderRefused is set from an engine's refusal of renderPath
 	// until an engine's answer. The refusal is logged once.
 	pauses        pauses
 	renderRefused atomic.Bool

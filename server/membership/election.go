@@ -369,8 +369,8 @@ func (t *Term) Kept(ctx context.Context) ([]byte, error) {
 // deletedPerRead is the number of records that one transaction of Deleted reads; etcd permits 128 by default.
 const deletedPerRead = 100
 
-// Deleted returns those of the names whose namespaces were deleted from the cluster with the election's etcd and prefix.
-// A name without a record in etcd is not among them: the planner's nodes need not be members.
+// Deleted returns the names, among the given ones, of namespaces that were deleted from the cluster with the election's
+// etcd and prefix. It leaves out a name without a record in etcd: the planner's nodes need not be members.
 func (t *Term) Deleted(ctx context.Context, names []string) (deleted []string, err error) {
 	prefix := namespacesPrefix(t.election.opts.Prefix)
 	for some := range slices.Chunk(names, deletedPerRead) {

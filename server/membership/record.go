@@ -116,7 +116,7 @@ func (r *record) deleted() record {
 	return next
 }
 
-// endedNamespace returns what the record of a deleted namespace has of it.
+// endedNamespace returns the part of a deleted namespace that its record keeps.
 func endedNamespace(name string, last kv.Epoch) kv.Namespace {
 	return kv.Namespace{Name: name, Epoch: last}
 }

@@ -30,8 +30,7 @@ type bumps struct {
 const (
 	bumpsVersion = 1
 	// maxBumps is the number of namespaces whose bumps a Lease stores: those with the latest bumps. Each bump removes
-	// those of deleted namespaces. With names of the
-	// maximum length they have less than the 1.5 MiB that etcd accepts in a request.
+	// the bumps of deleted namespaces. With names of the maximum length they have less than the 1.5 MiB that etcd accepts in a request.
 	maxBumps = 1024
 	// keepWithin is the time limit of a write to the Lease, and of the wait for a leader's confirmation.
 	keepWithin = 5 * time.Second

@@ -29,8 +29,8 @@ type Lease interface {
 	Keep(ctx context.Context, value []byte) error
 	// Kept returns the value that this or an earlier term has stored last; nil if there is none.
 	Kept(ctx context.Context) ([]byte, error)
-	// Deleted returns those of the names whose namespaces the cluster has deleted. Names that the cluster does not have
-	// are not among them.
+	// Deleted returns the names, among the given ones, whose namespaces the cluster has deleted. It leaves out names
+	// that the cluster does not have.
 	Deleted(ctx context.Context, names []string) ([]string, error)
 	// Resign ends the term, so that another planner is elected.
 	Resign()

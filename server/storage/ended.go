@@ -54,7 +54,7 @@ func (e *endedNames) halve() bool {
 	return true
 }
 
-// without returns the names except those of namespaces with later epochs, whose own epochs suffice.
+// without returns the names, except the names of namespaces with later epochs, whose own epochs suffice.
 func (e *endedNames) without(namespaces []kv.Namespace) map[string]kv.Epoch {
 	names := maps.Clone(e.names)
 	for _, ns := range namespaces {
