@@ -64,7 +64,7 @@ func newHost(t *testing.T, network ...dualpath.Network) *host {
 	transfer, err := tcp.New(ctx, tcp.Options{})
 	h.must(err)
 	t.Cleanup(func() { h.must(transfer.Close()) })
-	h.store, err = client.Open(ctx, client.Options{Engine: transfer, Servers: []string{node.Addr}})
+	h.store, err = client.Open(ctx, client.Options{Engine: transfer, Servers: []string{node.Addr}, DialTimeout: time.Minute})
 	h.must(err)
 	t.Cleanup(func() { h.must(h.store.Close()) })
 	h.memory, err = h.store.Register(make([]byte, 16*geo.BlockBytes()))

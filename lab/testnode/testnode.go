@@ -353,7 +353,7 @@ func (n *Node) Open(t testing.TB, namespace string) (*client.Store, kv.Namespace
 			t.Error(err)
 		}
 	})
-	store, err := client.Open(context.Background(), client.Options{Engine: engine, Servers: []string{n.Addr}})
+	store, err := client.Open(context.Background(), client.Options{Engine: engine, Servers: []string{n.Addr}, DialTimeout: time.Minute})
 	must(err)
 	t.Cleanup(func() {
 		if err := store.Close(); err != nil {
