@@ -239,7 +239,10 @@ def test_images(vllm: Vllm, tmp_path: Path) -> None:
             assert check(c.serve([chat], stream=k % 2 == 1), [wanted]) == {"right": 1}
             until(lambda: c.metric(c.planner, "penstock_planner_serving_requests") == 0, "end of the chat")
             assert c.metric(c.gateway, "penstock_gateway_hit_tokens_total") - before_it == found[k][1], k
-        assert c.metric(c.gateway, "penstock_gateway_planned_requests_total", 'outcome="done"') == len(chats)
+        until(
+            lambda: c.metric(c.gateway, "penstock_gateway_planned_requests_total", 'outcome="done"') == len(chats),
+            "end of all chats at the gateway",
+        )
         assert media_errors(c) == (0, 0)
         for events in ("attempts_failed", "load_failures", "failed_blocks", "dropped_blocks", "unavailable", "unnamed"):
             assert {name: engine.event(events) for name, engine in c.engines.items()} == {"p0": 0, "d0": 0}, events
