@@ -29,8 +29,8 @@ def test_readme(model: Path, agents: list[Session], tmp_path: Path) -> None:
     environ = {"PYTHONPATH": os.pathsep.join(path), "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
     environ |= {"PENSTOCK_TIMEOUT": "60", "PENSTOCK_CONNECT_TIMEOUT": "120"}
     with readme.node(serve, tmp_path) as address:
-        port = readme.port()
-        command = readme.replace(server, {"MODEL": str(model), "127.0.0.1:7420": address}) + f" --port {port} {CPU}"
+        port, internal = readme.ports(2)  # by itself SGLang may take the server's port for its ranks
+        command = readme.replace(server, {"MODEL": str(model), "127.0.0.1:7420": address}) + f" --port {port} --nccl-port {internal} {CPU}"
         request = {"input_ids": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": OUTPUT, "ignore_eos": True}}
         answers = []
         for name in ("first", "second"):

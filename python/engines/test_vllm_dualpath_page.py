@@ -53,7 +53,7 @@ def test_page(vllm: Vllm, agents: list[Session], tmp_path: Path) -> None:
         addresses = {"127.0.0.1:7420": node, "127.0.0.1:7430": at}
         ports: dict[str, int] = {}
         while len(set(ports.values())) < 2:
-            ports = {"8001": readme.port(), "8002": readme.port()}
+            ports = dict(zip(("8001", "8002"), readme.ports(2), strict=True))
 
         def engine(command: str, port: str) -> readme.Server:
             command = readme.replace(command, {"MODEL": vllm.model, f"--port {port}": f"--port {ports[port]}", **addresses})

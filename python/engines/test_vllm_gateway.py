@@ -62,9 +62,7 @@ def gateway(ports: list[int], directory: Path) -> Iterator[Gateway]:
 @contextlib.contextmanager
 def engines(model: Path, node: testing.Node, directory: Path) -> Iterator[dict[int, readme.Server]]:
     """Run two servers until the block ends, both of which start at once. Yield them by port."""
-    ports: set[int] = set()
-    while len(ports) < 2:
-        ports.add(readme.port())
+    ports = readme.ports(2)
 
     def start(port: int) -> readme.Server:
         command = (

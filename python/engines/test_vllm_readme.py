@@ -22,7 +22,7 @@ def test_readme(vllm: Vllm, agents: list[Session], tmp_path: Path) -> None:
         stored = Stored()
         stored.add(prompt, answer["tokens"])
 
-        port = readme.port()
+        (port,) = readme.ports(1)
         # The model, its dtype, and a machine without GPU and with little memory.
         command = readme.replace(server, {"MODEL": vllm.model, "127.0.0.1:7420": address})
         command += (

@@ -35,7 +35,7 @@ class LMCache(readme.Server):
     """
 
     def __init__(self, address: str, log: Path, *, signals: bool = False, **options: float) -> None:
-        port, self._http, metrics = readme.port(), readme.port(), readme.port()
+        port, self._http, metrics = readme.ports(3)
         self.connector = lmcache(port)
         self._signal = log.with_suffix(".signal")
         *_, command = readme.commands("lmcache server")

@@ -152,13 +152,16 @@ def penstock(command: str, log: Path, settings: Mapping[str, str] | None = None)
         yield line.get("listen") or line["grpc"]
 
 
-def port() -> int:
-    """Return a free port below the range from which the kernel assigns ports."""
+def ports(count: int) -> list[int]:
+    """Return different free ports below the range from which the kernel assigns ports."""
+    free: list[int] = []
     for number in random.sample(range(10000, 32000), 100):
         with socket.socket() as s, contextlib.suppress(OSError):
             s.bind(("127.0.0.1", number))
-            return number
-    raise RuntimeError("no free port among 100")
+            free.append(number)
+    if len(free) < count:
+        raise RuntimeError(f"{len(free)} of 100 ports are free; want {count}")
+    return free[:count]
 
 
 def http(port: int, path: str, body: Mapping[str, Any] | None = None) -> str:
