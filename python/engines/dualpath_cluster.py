@@ -503,7 +503,10 @@ def _stream(answer: http.client.HTTPResponse, output: int, generating: threading
         for line in answer:
             event = line.decode().strip().removeprefix("data: ")
             if event == "[DONE]":
-                return Answer(200, tokens, whole=len(tokens) == output, first=first, seconds=time.perf_counter() - begin)
+                seconds = time.perf_counter() - begin
+                with contextlib.suppress(ConnectionError, http.client.HTTPException):
+                    answer.read()  # a client that disconnects before the end of the response counts as gone
+                return Answer(200, tokens, whole=len(tokens) == output, first=first, seconds=seconds)
             if event and "choices" not in (part := json.loads(event)):
                 return Answer(200, tokens, text=event)
             if event:
