@@ -244,23 +244,29 @@ func TestHugeBytesAgree(t *testing.T) {
 	}
 }
 
-// TestBlockingSocket: a socket for blocking calls is not in the runtime's poller, times out, passes
-// messages, and its reads end when another goroutine ends them.
-func TestBlockingSocket(t *testing.T) {
+// socketPair returns both ends of a connection over a unix socket, which are closed when the test ends.
+func socketPair(t *testing.T) (conn, peer *net.UnixConn) {
+	t.Helper()
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	conn, err := net.DialUnix("unix", nil, listener.Addr().(*net.UnixAddr))
-	if err != nil {
+	if conn, err = net.DialUnix("unix", nil, listener.Addr().(*net.UnixAddr)); err != nil {
 		t.Fatal(err)
 	}
-	peer, err := listener.AcceptUnix()
-	if err != nil {
+	t.Cleanup(func() { _ = conn.Close() })
+	if peer, err = listener.AcceptUnix(); err != nil {
 		t.Fatal(err)
 	}
-	defer peer.Close()
+	t.Cleanup(func() { _ = peer.Close() })
+	return conn, peer
+}
+
+// TestBlockingSocket: a socket for blocking calls is not in the runtime's poller, times out, passes
+// messages, and its reads end when another goroutine ends them.
+func TestBlockingSocket(t *testing.T) {
+	conn, peer := socketPair(t)
 	if raw, err := conn.SyscallConn(); err != nil || !polled(t, raw) {
 		t.Fatalf("the poller of this runtime does not show its sockets: %v", err)
 	}
@@ -317,21 +323,7 @@ func TestBlockingSocket(t *testing.T) {
 // TestWriteNow: WriteNow writes as much as the socket has room for and does not wait for the reader.
 // The bytes arrive in order. It fails if the reader has gone.
 func TestWriteNow(t *testing.T) {
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	conn, err := net.DialUnix("unix", nil, listener.Addr().(*net.UnixAddr))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	peer, err := listener.AcceptUnix()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer peer.Close()
+	conn, peer := socketPair(t)
 	msg := make([]byte, 64<<20)
 	for i := range msg {
 		msg[i] = byte(i>>12 + i)
