@@ -9,7 +9,6 @@ import (
 	"google.golang.org/grpc/tap"
 
 	"github.com/penstock-kv/penstock/internal/bearer"
-	"github.com/penstock-kv/penstock/server/access"
 )
 
 // Tokens returns the bearer tokens that are accepted at present. If it returns none, or if the
@@ -33,31 +32,30 @@ type authenticator struct {
 	audit  audit
 }
 
-// withBearer returns a context that carries the credential of the caller's bearer token.
-func withBearer(ctx context.Context, c access.Credential) context.Context {
-	return context.WithValue(ctx, bearerKey{}, c)
+// withBearer returns a context that carries the caller's bearer token.
+func withBearer(ctx context.Context, token string) context.Context {
+	return context.WithValue(ctx, bearerKey{}, token)
 }
 
-// bearerKey is the key of the access.Credential of the bearer token in the context of a call that the
-// token file has admitted.
+// bearerKey is the key of the bearer token, a string, in the context of a call that the token file has admitted.
 type bearerKey struct{}
 
-// bearerOf returns the credential of the bearer token by which the token file has admitted a call. ok is false if
-// no token was required, or roles have admitted the call.
-func bearerOf(ctx context.Context) (c access.Credential, ok bool) {
-	c, ok = ctx.Value(bearerKey{}).(access.Credential)
-	return c, ok
+// bearerOf returns the bearer token by which the token file has admitted a call. It is empty if no token was required,
+// or roles have admitted the call.
+func bearerOf(ctx context.Context) string {
+	token, _ := ctx.Value(bearerKey{}).(string)
+	return token
 }
 
-// check returns an error unless the headers of a call have one of the tokens. The returned context carries the
-// credential of the token.
+// check returns an error unless the headers of a call have one of the tokens. The returned context carries
+// the token.
 func (a authenticator) check(ctx context.Context, md metadata.MD) (context.Context, error) {
 	tokens := a.tokens.current()
 	if len(tokens) == 0 {
 		return ctx, nil
 	}
 	if i := bearer.Index(tokens, md.Get("authorization")...); i >= 0 {
-		return withBearer(ctx, access.TokenCredential(tokens[i])), nil
+		return withBearer(ctx, tokens[i]), nil
 	}
 	if len(md.Get("authorization")) > 0 {
 		return ctx, status.Error(codes.Unauthenticated, "the bearer token is not this node's; compare the client's token file (--token-file) with auth.token_file of the node")

@@ -44,12 +44,13 @@ type Sessions struct {
 	engines map[rdma.EngineID]*owner
 	// policy is the policy, and bearers are the bearer tokens if policy is nil, from which tokens and owners
 	// were derived. tokens has one token for each credential, owners the credential of each token, and valid
-	// the credentials. Without credentials there is one token, and owners and valid are nil.
+	// the bearer token of each credential, "" for the credential of a principal. Without credentials there is one
+	// token, and owners and valid are nil.
 	policy  *access.Policy
 	bearers []string
 	tokens  []rdma.Token
 	owners  map[string]access.Credential
-	valid   map[access.Credential]bool
+	valid   map[access.Credential]string
 	// peers returns the live sessions; nil before New.
 	peers func() []rdma.Peer
 }
@@ -58,6 +59,8 @@ type Sessions struct {
 type owner struct {
 	// credential is the zero Credential if the node had neither roles nor bearer tokens.
 	credential access.Credential
+	// bearer is the client's bearer token, "" if the node had roles or no bearer tokens.
+	bearer string
 	// name is the name that the client's principal had when the session was opened, "" if the node
 	// had no roles file.
 	name string
@@ -116,7 +119,8 @@ func (s *Sessions) token(ctx context.Context) rdma.Token {
 	if id, ok := identityOf(ctx); ok {
 		return s.derive(credentialLabel, id.Credential[:])
 	}
-	if c, ok := bearerOf(ctx); ok {
+	if token := bearerOf(ctx); token != "" {
+		c := access.TokenCredential(token)
 		return s.derive(credentialLabel, c[:])
 	}
 	return s.derive(sharedLabel, nil)
@@ -155,21 +159,22 @@ func (s *Sessions) refreshLocked() {
 		return
 	}
 	s.policy, s.bearers, s.tokens, s.owners, s.valid = policy, bearers, []rdma.Token{s.derive(sharedLabel, nil)}, nil, nil
-	var credentials []access.Credential
+	valid := make(map[access.Credential]string)
 	if policy != nil {
-		credentials = policy.Credentials()
+		for _, c := range policy.Credentials() {
+			valid[c] = ""
+		}
 	} else if len(bearers) == 0 {
 		return
 	}
 	for _, b := range bearers {
-		credentials = append(credentials, access.TokenCredential(b))
+		valid[access.TokenCredential(b)] = b
 	}
-	s.tokens, s.owners, s.valid = make([]rdma.Token, 0, len(credentials)), make(map[string]access.Credential), make(map[access.Credential]bool)
-	for _, c := range credentials {
+	s.tokens, s.owners, s.valid = make([]rdma.Token, 0, len(valid)), make(map[string]access.Credential), valid
+	for c := range valid {
 		token := s.derive(credentialLabel, c[:])
 		s.tokens = append(s.tokens, token)
 		s.owners[string(token)] = c
-		s.valid[c] = true
 	}
 }
 
@@ -189,6 +194,7 @@ func (s *Sessions) admit(engine rdma.EngineID, proved rdma.Token) error {
 		if now.credential, ok = s.owners[string(proved)]; !ok {
 			return errRemoved
 		}
+		now.bearer = s.valid[now.credential]
 	}
 	if s.policy != nil {
 		id, known := s.policy.ByCredential(now.credential)
@@ -269,15 +275,18 @@ func (s *Sessions) identity(policy *access.Policy, engine rdma.EngineID) (id acc
 	return policy.ByCredential(o.credential)
 }
 
-// caller returns a context with the identity of an engine's client or, without roles, with the credential of its bearer
-// token, for a call of that engine.
+// caller returns a context with the identity of an engine's client or, without roles, with its bearer token, for a
+// call of that engine.
 func (s *Sessions) caller(ctx context.Context, engine rdma.EngineID) context.Context {
 	policy := s.roles.current()
 	if policy == nil {
+		if len(s.bearer.current()) == 0 {
+			return ctx
+		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if o := s.engines[engine]; o != nil && o.credential != (access.Credential{}) {
-			return withBearer(ctx, o.credential)
+		if o := s.engines[engine]; o != nil {
+			return withBearer(ctx, o.bearer)
 		}
 		return ctx
 	}
@@ -333,7 +342,11 @@ func (s *Sessions) removed(peers []rdma.Peer) (engines []rdma.EngineID) {
 	}
 	for _, p := range peers {
 		// A session that is older than the policy has no principal.
-		if o := s.engines[p.ID]; o == nil || !s.valid[o.credential] || s.policy != nil && o.name == "" {
+		o, accepted := s.engines[p.ID], false
+		if o != nil {
+			_, accepted = s.valid[o.credential]
+		}
+		if !accepted || s.policy != nil && o.name == "" {
 			engines = append(engines, p.ID)
 		}
 	}
