@@ -379,6 +379,29 @@ func TestPlannedStream(t *testing.T) {
 	c.ended(outcomeDone, 1)
 }
 
+// TestLeavesAfterDone: a client that disconnects after the last event of a stream, before the response ends, has the
+// whole response.
+func TestLeavesAfterDone(t *testing.T) {
+	c := newCluster(t, Options{}, dualpath.Options{})
+	c.d.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		fmt.Fprint(w, "data: {}\n\ndata: [DO")
+		w.(http.Flusher).Flush()
+		fmt.Fprint(w, "NE]\n\n")
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+		q.Done(nil)
+	})
+	resp, err := c.Client().Post(c.URL+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"x","stream":true}`))
+	c.must(err)
+	got := make([]byte, len("data: {}\n\ndata: [DONE]\n\n"))
+	if _, err := io.ReadFull(resp.Body, got); err != nil {
+		t.Fatalf("%q, %v", got, err)
+	}
+	c.must(resp.Body.Close())
+	c.ended(outcomeDone, 1)
+}
+
 // TestReplanned: an engine fails its part before the first byte of the response. The front closes
 // both requests, the planner starts the request again, and the client gets only the second
 // response.

@@ -1,6 +1,7 @@
 package front
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"net/http/httptrace"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -122,6 +124,20 @@ type answer struct {
 	// the body was read to its end, nil if reading stopped earlier, otherwise the failure.
 	closed func(error)
 	last   error
+	// tail has the last bytes that Read has returned, and whole is set while they end the last event of a stream.
+	tail  []byte
+	whole atomic.Bool
+}
+
+// lastEvent is the last event of a stream of completions, without the empty line that ends it.
+const lastEvent = "\ndata: [DONE]"
+
+// passed records that Read returns bytes of the body.
+func (a *answer) passed(p []byte) {
+	const most = len(lastEvent) + len("\r\n\r\n")
+	a.tail = append(a.tail, p[max(0, len(p)-most):]...)
+	a.tail = append(a.tail[:0], a.tail[max(0, len(a.tail)-most):]...)
+	a.whole.Store(bytes.HasSuffix(a.tail, []byte("\n")) && bytes.HasSuffix(bytes.TrimRight(a.tail, "\r\n"), []byte(lastEvent)))
 }
 
 // first reads until the first bytes of the body have arrived. If the body ends or fails before
@@ -143,11 +159,13 @@ func (a *answer) Read(p []byte) (n int, err error) {
 	if len(a.start) > 0 {
 		n = copy(p, a.start)
 		a.start = a.start[n:]
+		a.passed(p[:n])
 		return n, nil
 	}
 	if err = a.failed; err == nil {
 		n, err = a.body.Read(p)
 	}
+	a.passed(p[:n])
 	a.last = err
 	if err != nil && err != io.EOF && !errors.Is(err, context.Canceled) {
 		a.front.pool.failed(a.engine, err, true)

@@ -31,9 +31,10 @@ type session struct {
 	outcomes chan outcome
 	over     chan struct{} // closed when run receives no more outcomes
 	reply    chan reply    // receives one element
-	closed   chan error    // receives the error of answer.closed
+	closed   chan error    // receives the error of answer.closed, io.EOF after the last event of a stream
 
 	// run owns the following fields.
+	body      *answer         // of the response to the client, once it has begun
 	gone      <-chan struct{} // the client has disconnected, or its response was closed
 	submitted time.Time
 	matched   bool     // storage has responded
@@ -394,7 +395,13 @@ func (s *session) answer(o outcome) {
 	if s.refused = o.resp.StatusCode >= 300; s.refused {
 		s.cancel()
 	}
-	o.resp.Body.(*answer).closed = func(err error) { s.closed <- err }
+	s.body = o.resp.Body.(*answer)
+	s.body.closed = func(err error) {
+		if s.body.whole.Load() { // clients may disconnect after the last event of a stream
+			err = io.EOF
+		}
+		s.closed <- err
+	}
 	s.reply <- reply{resp: o.resp}
 }
 
@@ -410,6 +417,8 @@ func (s *session) leave() {
 	}
 	switch {
 	case s.complete:
+	case s.answered && s.body.whole.Load():
+		s.body.end() // s.closed receives the end of the response
 	case s.answered:
 		s.end(outcomeGone)
 	default:
