@@ -1529,16 +1529,16 @@ func FuzzBodies(f *testing.F) {
 // client gets a 503 with a separate code and may try again.
 func TestWeightsAbort(t *testing.T) {
 	c := newCluster(t, Options{}, dualpath.Options{})
+	bumped := make(chan error, 1)
 	c.p.does(silent)
 	c.d.does(func(w http.ResponseWriter, r *http.Request, _ *leader.Request) {
 		_, err := pb.NewPlannerClient(c.Conn).BumpWeights(c.Context(), &pb.BumpWeightsRequest{Namespace: "m", Epoch: 9, Policy: pb.Drain_DRAIN_ABORT})
-		if err != nil {
-			c.Error(err)
-		}
+		bumped <- err
 		waitGone(w, r)
 	})
 	resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":"x"}`)
 	c.must(err)
+	c.must(receive(t, bumped))
 	if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" {
 		t.Errorf("%v, %s", resp, text)
 	}
