@@ -11,7 +11,14 @@ GOFLAGS_CHECKED := $(subst -tags=uring,-tags=uring$(comma)invariants,$(GOFLAGS_U
 # Packages that the race detector tests, with io_uring and the invariants.
 RACE := ./internal/arena/... ./io/... ./trie/... ./blockstore/... ./rdma/... ./server/... ./client/...
 # Packages that are tested with io_uring and the invariants, but without the race detector: io_uring itself, and users of RACE.
-CHECKED := ./io/uring ./blockstore ./cmd/... ./internal/runs ./lab/testnode ./lab/bench/... ./lab/cluster ./lab/crash ./lab/emulate ./lab/profile ./lab/replay
+CHECKED := ./io/uring ./blockstore ./internal/runs ./lab/testnode ./lab/bench/... ./lab/cluster ./lab/crash ./lab/emulate ./lab/profile ./lab/replay
+# The program. None of its tests needs the plain build, so make test runs them once, with io_uring and the invariants; .ci/weekly runs them in the
+# plain build. lab/crash and lab/rounds start the program of the plain build.
+PROGRAM := ./cmd/penstock
+# Packages of test-plain that take longest, whose tests mostly wait. They start first, so that no processor is idle at the end.
+LONGEST := ./server/membership ./internal/lint ./client ./client/leader
+# The tests of the program wait for most of their time, one after the other. Two processes run them: one the tests that match, the other all others.
+HALF := ^Test[A-I]
 FUZZTIME ?= 10s
 BENCHTIME ?= 1s
 # What test-rdma measures, and how long its guest may live. All rows: RDMA_BENCH=. RDMA_TIMEOUT=30m
@@ -114,13 +121,26 @@ quick: ## gofmt, vet, and the tests that are not long (testkit.Long); results of
 	go vet ./...
 	go test -short ./...
 
-test: ## test-plain and test-checked side by side, since their tests often wait; the limits are for a machine with other work
-	$(MAKE) --no-print-directory -k -j2 test-plain test-checked
+test: ## all tests: test-program, test-checked and test-plain side by side, since their tests often wait; the limits are for a machine with other work
+	$(MAKE) --no-print-directory -k -j4 test-program test-checked test-plain
 
-test-plain: ## all packages in the plain build
-	go test -timeout=40m ./...
+test-plain: ## all packages but the program, in the plain build
+	packages=$$(go list ./...) && go test -p 4 -timeout=40m $(LONGEST) $$(echo "$$packages" | grep -vx '.*/cmd/penstock')
 
-test-checked: ## the users of storage with io_uring and the invariants
+.PHONY: test-program test-program-first test-program-rest compile-checked
+test-program: test-program-first test-program-rest ## the program with io_uring and the invariants, by two processes with make -j
+
+test-program-first: compile-checked
+	go test -timeout=40m $(GOFLAGS_CHECKED) -run '$(HALF)' $(PROGRAM)
+
+test-program-rest: compile-checked
+	go test -timeout=40m $(GOFLAGS_CHECKED) -skip '$(HALF)' $(PROGRAM)
+
+# Go commands that start at the same time would each compile the same packages.
+compile-checked:
+	@go test -run '^$$' $(GOFLAGS_CHECKED) $(PROGRAM)
+
+test-checked: compile-checked ## the users of storage with io_uring and the invariants
 	go test -timeout=40m $(GOFLAGS_CHECKED) $(CHECKED)
 
 test-rdma: ## the verbs provider on soft-RoCE devices, a node over it, and ib_write_bw beside it, in a QEMU guest of its own
@@ -175,7 +195,7 @@ memory-budget: ## whether a node with 32 M blocks stays within the memory that i
 	PENSTOCK_MEMORY_BLOCKS=32000000 go test -count=1 -v -timeout 60m -run TestMemoryBudget ./cmd/penstock
 
 race: ## the packages below the program with the race detector, io_uring and the invariants
-	go test -race $(GOFLAGS_CHECKED) $(RACE)
+	go test -p 3 -race $(GOFLAGS_CHECKED) $(RACE)
 
 fuzz: ## every fuzz target for FUZZTIME, one after the other
 	.ci/fuzz $(FUZZTIME)

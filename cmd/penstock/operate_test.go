@@ -15,7 +15,6 @@ import (
 	"testing"
 
 	"github.com/penstock-kv/penstock/client/leader"
-	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/lab/cluster"
 	"github.com/penstock-kv/penstock/lab/testetcd"
@@ -418,9 +417,6 @@ func startLoad(t *testing.T, h *host) *load {
 // TestRunbooks runs the commands of docs/operate.md.
 func TestRunbooks(t *testing.T) {
 	testkit.Long(t, "runs the commands of docs/operate.md with nodes and etcd")
-	if invariants.Enabled {
-		t.Skip("built with a tag: the plain run of this test has run the commands of the page")
-	}
 	const makeNamespace = "penstock ns create m --layers 2 --block-tokens 4 --token-bytes 1024"
 	// started returns the hosts with running nodes: n1, and n2 if a command concerns it.
 	started := func(t *testing.T, steps []step, settings [][2]string, etcd ...*testetcd.Etcd) *operator {

@@ -15,7 +15,6 @@ import (
 	"testing"
 
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
-	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/lab/cluster"
 )
@@ -24,9 +23,6 @@ import (
 // uses the installed files.
 func TestPackages(t *testing.T) {
 	testkit.Long(t, "builds the program and packages of it")
-	if invariants.Enabled {
-		t.Skip("built with a tag: the program of the packages is built by make, and the plain run of this test has used it")
-	}
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for chroot and mounts")
 	}

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -96,17 +97,21 @@ func copyPlain(to io.Writer, from io.Reader) {
 // The error is the connection's.
 func TestClientStopsWaiting(t *testing.T) {
 	closed := testkit.Port(t)
+	var waiting sync.WaitGroup
 	for _, args := range [][]string{
 		{"ns", "list"}, {"status", "--wait"},
 		{"block", "get", "m", "--tokens-file", "/dev/null", "--out", "/dev/null"},
 	} {
-		// On a busy machine the first refusal may take more than a second.
-		args = append(args, "--server", closed, "--timeout", "5s")
-		r := penstockWaiting(t.Context(), time.Hour, args...)
-		if r.code != exitFailed || !strings.Contains(r.err, "connection refused") || !strings.Contains(r.err, "--timeout 5s") {
-			t.Errorf("%v: exit %d, %q", args, r.code, r.err)
-		}
+		waiting.Go(func() {
+			// On a busy machine the first refusal may take more than a second.
+			args := append(args, "--server", closed, "--timeout", "5s")
+			r := penstockWaiting(t.Context(), time.Hour, args...)
+			if r.code != exitFailed || !strings.Contains(r.err, "connection refused") || !strings.Contains(r.err, "--timeout 5s") {
+				t.Errorf("%v: exit %d, %q", args, r.code, r.err)
+			}
+		})
 	}
+	waiting.Wait()
 	if r := penstockWaiting(t.Context(), 0, "ns", "list", "--server", closed); r.code != exitFailed || !strings.Contains(r.err, "connection refused") {
 		t.Errorf("without a wait: exit %d, %q", r.code, r.err)
 	}

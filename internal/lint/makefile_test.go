@@ -10,9 +10,9 @@ import (
 )
 
 // TestCheckedBuild: if a package checks invariants or uses io_uring, itself or through its imports,
-// the Makefile tests it in a build that has both: in RACE or in CHECKED.
+// the Makefile tests it in a build that has both: in RACE, in CHECKED or in PROGRAM.
 func TestCheckedBuild(t *testing.T) {
-	tested := append(makeVariable(t, "RACE"), makeVariable(t, "CHECKED")...)
+	tested := slices.Concat(makeVariable(t, "RACE"), makeVariable(t, "CHECKED"), makeVariable(t, "PROGRAM"))
 	n := 0
 	for _, p := range load(t) {
 		tags := []string{module + "/internal/invariants", module + "/io/uring"}

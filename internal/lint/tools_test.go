@@ -50,6 +50,8 @@ func TestCheckers(t *testing.T) {
 			t.Run(c.name+" "+tags, func(t *testing.T) {
 				cmd := exec.Command("go", c.args(tags)...)
 				cmd.Dir = root(t)
+				// The checkers allocate much and need little memory. GOGC of the tests is not for them.
+				cmd.Env = append(cmd.Environ(), "GOGC=400")
 				if out, err := cmd.CombinedOutput(); err != nil {
 					t.Errorf("go %s: %v\n%s", strings.Join(cmd.Args[1:], " "), err, out)
 				}
