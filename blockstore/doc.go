@@ -24,8 +24,8 @@
 // The engine Adopts the slots that its index refers to and calls Ready. An engine without an index
 // first calls Scan, which reads the blocks' ids from the slot headers.
 //
-// A store with Options.Degraded opens without missing volumes. Each missing volume gets a device
-// that fails every request, and has the state failed. Half of the volumes must be present. If it is
+// A store with Options.Degraded opens without missing volumes, and without volumes that fail during
+// Open. Each missing volume gets a device that fails every request, and has the state failed. Half of the volumes must be present. If it is
 // possible that no present volume has the newest superblock, the boot counter is raised by
 // bootMargin.
 //
@@ -38,7 +38,7 @@
 //	           created and zeroed by the keeper
 //	preparing ─────────────────► blank ◄───────── bad    a probe of the volume succeeded
 //	    │                          │               ▲
-//	    └────────────┬─────────────┘               │ header not written
+//	    └────────────┬─────────────┘               │ header not written, or not readable at the start
 //	no segment ──────┤ claimed for a slot size     │
 //	                 ▼                             │
 //	no segment ◄── changing ───────────────────────┘
@@ -60,8 +60,8 @@
 // otherwise in a new segment. With several volumes, a sequence moves on to the next volume every
 // StripeBytes, so that one long read uses all volumes. A segment has slots of one size. When all
 // its slots are free, it may be cut to another size; the new header is synced before a slot is
-// used. A segment whose header could not be written may be cut again after the volume has
-// recovered, but only if there is no other segment.
+// used. A segment whose header could not be written, or not be read by Open, may be cut again after
+// the volume has recovered, but only if there is no other segment.
 //
 // # Guarantees
 //

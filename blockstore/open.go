@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 
 	"github.com/penstock-kv/penstock/blockstore/health"
@@ -49,7 +50,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 			return nil, err
 		}
 	}
-	if err := onVolumes(s.present(), func(v *volume) error { return v.load(ctx) }); err != nil {
+	if err := s.load(ctx); err != nil {
 		return nil, err
 	}
 	if err := s.loadCatalogue(ctx); err != nil {
@@ -542,6 +543,59 @@ func (c *candidate) create(ctx context.Context, name string, sizeBytes int64, co
 	return c.dev.Sync(ctx, f)
 }
 
+// load loads the volumes. In a degraded store a volume that cannot be loaded, because its device fails, is
+// missing.
+func (s *Store) load(ctx context.Context) error {
+	volumes := s.present()
+	errs := eachVolume(volumes, func(v *volume) error { return v.load(ctx) })
+	if !s.opts.Degraded || ctx.Err() != nil {
+		return errors.Join(errs...)
+	}
+	for i, err := range errs {
+		for _, refused := range []error{ErrVersion, ErrDamaged, ErrForeign, ErrNotOwner} {
+			if errors.Is(err, refused) {
+				return err
+			}
+		}
+		if err != nil {
+			volumes[i].leaveOut(err)
+		}
+	}
+	if len(s.present()) == 0 {
+		return errors.Join(errs...)
+	}
+	return nil
+}
+
+// leaveOut makes a volume that could not be loaded missing. No other goroutine uses the volume yet.
+func (v *volume) leaveOut(cause error) {
+	v.log.Error("volume cannot be read; the store is opened without it", "err", cause)
+	path := v.dev.Info().Path
+	for _, g := range v.space.sorted() {
+		closeFile(v.log, g.file)
+	}
+	closeFile(v.log, v.super)
+	closeFile(v.log, v.catalogue)
+	if err := v.dev.Close(); err != nil {
+		v.log.Warn("close the volume that cannot be read", "err", err)
+	}
+	v.space = space{}
+	v.space.init(v)
+	v.super, v.catalogue, v.metaBytes = nil, nil, 0
+	v.missing, v.dev.Device = true, Absent(path, cause)
+	v.dev.lost(fmt.Errorf("%w: %w", errAbsent, cause))
+}
+
+// closeFile closes a file of a volume that is not used, if it was opened.
+func closeFile(log *slog.Logger, f blockio.File) {
+	if f == nil {
+		return
+	}
+	if err := f.Close(); err != nil {
+		log.Warn("close a file of the volume that cannot be read", "file", f.Name(), "err", err)
+	}
+}
+
 // load opens the volume's files and reads the segment headers.
 func (v *volume) load(ctx context.Context) error {
 	if err := v.loadFiles(ctx); err != nil {
@@ -555,8 +609,11 @@ func (v *volume) loadFiles(ctx context.Context) error {
 	if v.super, err = v.dev.Open(v.superName); err != nil {
 		return err
 	}
-	if v.catalogue, err = v.dev.Open(catalogueOf(v.superName)); err != nil {
+	switch v.catalogue, err = v.dev.Open(catalogueOf(v.superName)); {
+	case errors.Is(err, blockio.ErrNotExist):
 		return fmt.Errorf("restore it, or empty the directory: %w: %w", err, ErrDamaged)
+	case err != nil:
+		return err
 	}
 	if got, want := v.catalogue.Size(), ondisk.CatalogueFileBytes(v.catalogueBytes); got != want {
 		return fmt.Errorf("catalogue file of %d bytes, want %d; restore it, or empty the directory: %w", got, want, ErrDamaged)
@@ -567,23 +624,40 @@ func (v *volume) loadFiles(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	segments := 0
+	var unreadable []error
 	for _, name := range names {
 		number, ok := ondisk.ParseSegmentName(name)
 		if !ok {
 			continue
 		}
-		if err := v.loadSegment(ctx, number, name); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+		segments++
+		err := v.loadSegment(ctx, number, name)
+		if err != nil {
+			err = fmt.Errorf("%s: %w", name, err)
 		}
+		switch {
+		case errors.Is(err, errHeader) && v.dev.health().State != health.Failed:
+			v.log.Warn("segment header cannot be read; its blocks are lost", "segment", number, "err", err)
+			unreadable = append(unreadable, err)
+		case err != nil:
+			return err
+		}
+	}
+	if segments > 0 && len(unreadable) == segments {
+		return fmt.Errorf("no segment can be read; if the disk is in order, remove the files, whose blocks are then lost: %w", errors.Join(unreadable...))
 	}
 	// After this the store uses data that an earlier process wrote and perhaps did not sync, and it
 	// overwrites the older copies of superblock and catalogue. So all files are synced first.
 	return v.dev.Sync(ctx)
 }
 
+// errHeader: the header of a segment could not be read, in two attempts.
+var errHeader = errors.New("segment header")
+
 // loadSegment opens one segment. A file that is too short for a slot, or has no intact header, may
 // be left by a crash and counts as blank. Any other file that does not belong to the volume is
-// refused.
+// refused. After errHeader the segment is useBad.
 func (v *volume) loadSegment(ctx context.Context, number uint32, name string) error {
 	f, err := v.dev.Open(name)
 	if err != nil {
@@ -597,7 +671,14 @@ func (v *volume) loadSegment(ctx context.Context, number uint32, name string) er
 	}
 	g := v.space.found(number, f)
 	page, err := readPages(ctx, v.dev, f, 0, ondisk.Page)
-	if err != nil {
+	if volumesFault(err) != nil {
+		page, err = readPages(ctx, v.dev, f, 0, ondisk.Page)
+	}
+	switch {
+	case volumesFault(err) != nil:
+		v.space.spoil(g)
+		return fmt.Errorf("%w: %w", errHeader, err)
+	case err != nil:
 		return err
 	}
 	h, err := ondisk.DecodeSegmentHeader(page)

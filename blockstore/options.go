@@ -67,8 +67,8 @@ type Options struct {
 	// Health has the limits that decide a volume's state.
 	Health health.Options
 	// Degraded opens the store although volumes are missing, if at least one is present. A volume
-	// is missing if its device is absent, its directory is empty (unless AddVolumes is set), or it
-	// was not given, which a store with an Owner refuses. Without Degraded all volumes must be present.
+	// is missing if its device is absent or fails during Open, its directory is empty (unless AddVolumes
+	// is set), or it was not given, which a store with an Owner refuses. Without Degraded all volumes must be present.
 	Degraded bool
 	// CapacityOfPresent is set if CapacityBytes is divided among the present volumes only.
 	// Otherwise it is divided among all volumes, and the shares of missing and removed volumes are

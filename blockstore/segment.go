@@ -25,8 +25,8 @@ const (
 	useChanging
 	// useCut: the segment has slots.
 	useCut
-	// useBad: the header of the segment could not be written. The segment becomes blank
-	// when a probe of the volume has succeeded.
+	// useBad: the header of the segment could not be written, or not be read at the start. The segment
+	// becomes blank when a probe of the volume has succeeded.
 	useBad
 )
 
@@ -47,7 +47,7 @@ type segment struct {
 	// file is nil if the segment has no file yet.
 	file blockio.File
 	use  use
-	// failed is set if the last attempt to write the segment's header failed.
+	// failed is set if the last attempt to write the segment's header failed, or to read it at the start.
 	failed bool
 	header ondisk.SegmentHeader // of a cut segment
 	class  *class               // of a cut segment

@@ -406,6 +406,14 @@ func (s *space) finishAhead(g *segment) {
 	}
 }
 
+// spoil makes a blank segment useBad, because its header cannot be read.
+func (s *space) spoil(g *segment) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g.failed = true
+	g.setUseLocked(useBad)
+}
+
 // retryBad makes the segments that are useBad (header not written) blank, so that they may be
 // divided into slots again.
 func (s *space) retryBad() {

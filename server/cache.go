@@ -143,7 +143,7 @@ func (s *cacheService) PinEpoch(ctx context.Context, req *pb.PinEpochRequest) (*
 	ttl := time.Duration(min(req.GetTtlMs(), maxMillis)) * time.Millisecond
 	owner := caller{}.owner(ctx)
 	var resp *pb.PinEpochResponse
-	lease, epoch, err := s.node.PinEpoch(owner, req.GetNamespace(), kv.Epoch(req.GetEpoch()), ttl)
+	lease, epoch, err := s.node.PinEpoch(ctx, owner, req.GetNamespace(), kv.Epoch(req.GetEpoch()), ttl)
 	if err == nil {
 		resp = &pb.PinEpochResponse{Lease: uint64(lease), Epoch: uint64(epoch), TtlMs: uint64(s.node.LeaseTTL(ttl).Milliseconds())}
 	}

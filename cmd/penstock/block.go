@@ -451,16 +451,12 @@ func (g *getCommand) open() (*outFile, error) {
 	// A regular file, also as the target of a link, is replaced and keeps its permissions. A device
 	// or a pipe is written directly.
 	path, mode := g.out, os.FileMode(0o666)
-	if _, err := os.Lstat(path); err == nil {
-		if path, err = filepath.EvalSymlinks(path); err != nil {
-			return nil, err
-		}
-	}
 	info, err := os.Stat(path)
 	switch {
 	case err == nil && info.IsDir():
 		return nil, fmt.Errorf("%s is a directory", g.out)
 	case err == nil && !info.Mode().IsRegular():
+		// The path may be a link of /proc to a pipe, which has no other path.
 		f, err := os.OpenFile(path, os.O_WRONLY, 0)
 		if err != nil {
 			return nil, err
@@ -468,6 +464,11 @@ func (g *getCommand) open() (*outFile, error) {
 		return &outFile{Writer: f, file: f}, nil
 	case err == nil:
 		mode = info.Mode().Perm()
+	}
+	if _, err := os.Lstat(path); err == nil {
+		if path, err = filepath.EvalSymlinks(path); err != nil {
+			return nil, err
+		}
 	}
 	for attempt := 0; ; attempt++ {
 		// The temporary name does not contain the result's name, which may already have the maximum

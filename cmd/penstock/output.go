@@ -7,6 +7,7 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
+	"unicode"
 
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
@@ -88,11 +89,17 @@ func (o output) emitJSON(v any, indent string) error {
 // table aligns columns.
 type table struct{ *tabwriter.Writer }
 
-// row prints one row of cells.
+// row prints one row of cells. Control characters are replaced by a question mark: names of nodes, owners of pins and
+// other texts come from other machines, and must not add rows or control the terminal.
 func (t *table) row(cells ...any) {
 	text := make([]string, len(cells))
 	for i, c := range cells {
-		text[i] = fmt.Sprint(c)
+		text[i] = strings.Map(func(r rune) rune {
+			if unicode.IsControl(r) {
+				return '?'
+			}
+			return r
+		}, fmt.Sprint(c))
 	}
 	fmt.Fprintln(t, strings.Join(text, "\t"))
 }

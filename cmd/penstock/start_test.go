@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -223,6 +224,19 @@ func TestGetKeepsTheFile(t *testing.T) {
 	s.run("block", "get", "m", "--tokens-file", known, "--out", filepath.Join(dir, "new")).must(t)
 	if r := s.run("block", "get", "m", "--tokens-file", known, "--out", "/dev/null"); r.code != exitOK {
 		t.Errorf("to a device: exit %d, %s", r.code, r.err)
+	}
+	// The name of a pipe of the process, as a shell gives for >(command), cannot be resolved to a path.
+	end, pipe, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := s.run("block", "get", "m", "--tokens-file", known, "--out", fmt.Sprintf("/proc/self/fd/%d", pipe.Fd()))
+	if err := pipe.Close(); err != nil {
+		t.Error(err)
+	}
+	got, err := io.ReadAll(end)
+	if err := errors.Join(err, end.Close()); r.code != exitOK || !bytes.Equal(got, data) || err != nil {
+		t.Errorf("to a pipe: exit %d, %s: %d bytes, %v", r.code, r.err, len(got), err)
 	}
 	if r := s.run("block", "get", "m", "--tokens-file", known, "--out", filepath.Join(dir, strings.Repeat("n", 255))); r.code != exitOK {
 		t.Errorf("to the longest name: exit %d, %s", r.code, r.err)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,23 @@ def test_invalid_values(ns: Namespace) -> None:
     with mmap.mmap(-1, size, prot=mmap.PROT_READ) as readonly, pytest.raises(InvalidError, match="writable"):
         ns.get(["a"], [readonly])
     assert ns.put(["a"], [value(ns, 0)]).ok == 1, "the store does not work after the errors"
+
+
+def test_values_that_are_references_to_objects(make: MakeNamespace) -> None:
+    """A get into an array of Python objects would overwrite references, and a put would store them."""
+    ns = make(flat=True)
+    objects = (ctypes.py_object * (ns.value_bytes // ctypes.sizeof(ctypes.py_object)))()
+    with pytest.raises(InvalidError, match="references to Python objects"):
+        ns.get(["a"], [objects])
+    with pytest.raises(InvalidError, match="references to Python objects"):
+        ns.put(["a"], [memoryview(objects).toreadonly()])
+
+    class Pair(ctypes.Structure):
+        _fields_ = [("O", ctypes.c_uint32), ("other", ctypes.c_uint32)]
+
+    pairs = (Pair * (ns.value_bytes // ctypes.sizeof(Pair)))()
+    assert ns.put(["a"], [pairs]).ok == 1, "a field with the name O is no reference"
+    assert ns.get(["a"], [pairs]).ok == 1
 
 
 def test_fragments_of_a_get_may_not_overlap(ns: Namespace) -> None:

@@ -73,6 +73,11 @@ def test_tensors_without_torch(store: Store, ns: Namespace) -> None:
         ns.get(["a"], [HostTensor(bytes(ns.value_bytes), device="xpu")])
     with pytest.raises(InvalidError, match="contiguous"):
         ns.get(["a"], [HostTensor(bytes(ns.value_bytes), contiguous=False)])
+    for lazy in ("is_conj", "is_neg"):
+        view = HostTensor(value(ns, 4))
+        setattr(view, lazy, lambda: True)
+        with pytest.raises(InvalidError, match=lazy):
+            ns.put(["b"], [view])
 
 
 def test_tensors_of_torch(ns: Namespace) -> None:

@@ -33,6 +33,20 @@ def test_threads(make: MakeNamespace) -> None:
     in_threads(8, work)
 
 
+def test_threads_wait_for_one_job(make: MakeNamespace) -> None:
+    """Each thread that waits for a job gets its result, although the library returns the completion once."""
+    ns = make(flat=True)
+    jobs = [ns.jobs.exists([f"{i}"]) for i in range(300)]
+    start = threading.Barrier(4)
+
+    def work(_: int) -> None:
+        start.wait()
+        for job in jobs:
+            assert job.wait().ok == 0
+
+    in_threads(4, work)
+
+
 def test_tenant_in_two_processes(tmp_path: Path) -> None:
     """Two processes of a tenant open its namespace, which has a random salt, and find each other's blocks."""
     roles, token = tmp_path / "roles.yaml", tmp_path / "token"

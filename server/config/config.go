@@ -297,6 +297,7 @@ func defaultCallBytes(arena Size) Size { return min(callBytesMax, arena/4) }
 func (c *Config) Validate() error {
 	var errs []error
 	bad := complaintsTo(&errs)
+	bad.texts(c)
 	oneOf := bad.oneOf
 	dirs := c.Dirs()
 	if len(dirs) == 0 {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -171,6 +172,31 @@ func TestValidateNamesEveryBadKey(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "config: "+key) {
 			t.Errorf("%s is not named in %v", key, err)
 		}
+	}
+}
+
+// TestTextsThatCannotBeShown: gRPC cannot send a text that is not UTF-8, and a control character in a name changes tables
+// and logs. Such settings are refused, except the arguments of a command.
+func TestTextsThatCannotBeShown(t *testing.T) {
+	for _, text := range []string{"a\xff", "a\nb", "a\tb", "a\x1b[31m", "a\x00"} {
+		c := config.Default()
+		c.Data = []string{"/a", "/" + text}
+		c.Node, c.Cluster.Zone = text, text
+		c.Encryption.KeysCommand = []string{"sh", "-c", text}
+		err := c.Validate()
+		for _, key := range []string{"data", "node", "cluster.zone"} {
+			if err == nil || !strings.Contains(err.Error(), "config: "+key+": ") || !strings.Contains(err.Error(), strconv.Quote(text)) {
+				t.Errorf("%q of %s: %v", text, key, err)
+			}
+		}
+		if err != nil && strings.Contains(err.Error(), "keys_command: ") {
+			t.Error(err)
+		}
+	}
+	c := config.Default()
+	c.Data, c.Node = []string{"/données/ディスク"}, "nœud 1"
+	if err := c.Validate(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -116,6 +116,7 @@ func (g *Gateway) Keys() []Key { return keysOf(g) }
 func (g *Gateway) Validate() error {
 	var errs []error
 	bad := complaintsTo(&errs)
+	bad.texts(g)
 	checkAddresses(bad, map[string]string{"listen": g.Listen, "http": g.HTTP})
 	if len(g.Engines) == 0 {
 		bad("engine", "name at least one (--engine URL)")

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/penstock-kv/penstock/internal/yamlfile"
 )
@@ -67,6 +69,29 @@ func complaintsTo(errs *[]error) complaint {
 func (bad complaint) oneOf(key, value string, allowed ...string) {
 	if !slices.Contains(allowed, value) {
 		bad(key, "%q is not one of %v", value, allowed)
+	}
+}
+
+// texts reports the settings of the struct to which c points that have a control character or are not UTF-8. Status, the
+// metrics and the console carry names and paths, and none of them can carry such a text. The arguments of a command may be
+// scripts of several lines.
+func (bad complaint) texts(c any) {
+	for _, k := range keysOf(c) {
+		if k.Path == "encryption.keys_command" {
+			continue
+		}
+		var all []string
+		switch v := k.value.Interface().(type) {
+		case string:
+			all = []string{v}
+		case []string:
+			all = v
+		}
+		for _, s := range all {
+			if !utf8.ValidString(s) || strings.ContainsFunc(s, unicode.IsControl) {
+				bad(k.Path, "%q has a control character, or is not UTF-8: give another name", s)
+			}
+		}
 	}
 }
 

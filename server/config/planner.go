@@ -129,6 +129,7 @@ func (p *Planner) Keys() []Key { return keysOf(p) }
 func (p *Planner) Validate() error {
 	var errs []error
 	bad := complaintsTo(&errs)
+	bad.texts(p)
 	checkAddresses(bad, map[string]string{"listen": p.Listen, "http": p.HTTP})
 	if p.DrainWithin < 0 {
 		bad("drain_timeout", "must not be negative, is %v", p.DrainWithin)

@@ -270,7 +270,7 @@ func TestPins(t *testing.T) {
 	a, b := r.join("a"), r.join("b")
 	_, err := a.CreateNamespace(r.ctx, kv.Namespace{Name: "m", Geometry: geo, Index: kv.IndexTrie})
 	r.must(err)
-	_, _, err = b.store.PinEpoch("rollout", "m", 1, time.Minute)
+	_, _, err = b.store.PinEpoch(t.Context(), "rollout", "m", 1, time.Minute)
 	r.must(err)
 	_, err = a.BumpEpoch(r.ctx, "m", 0, 1)
 	r.must(err)

@@ -23,7 +23,10 @@ func (c *Cluster) CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Nam
 	if err := c.node.CheckNamespace(def); err != nil {
 		return kv.Namespace{}, err
 	}
-	_, ended := c.node.Ended() // bringAlong has added the deleted names to etcd
+	_, ended, err := c.node.Ended(ctx) // bringAlong has added the deleted names to etcd
+	if err != nil {
+		return kv.Namespace{}, err
+	}
 	def.Epoch = max(def.Epoch, ended+1)
 	after, err := c.change(ctx, def.Name, func(r *record) (record, error) { return r.created(def) })
 	return c.here(after, err)
@@ -36,7 +39,10 @@ func (c *Cluster) EnsureNamespace(ctx context.Context, def kv.Namespace, salt st
 	if err := c.node.CheckNamespace(def); err != nil {
 		return kv.Namespace{}, err
 	}
-	_, ended := c.node.Ended() // bringAlong has added the deleted names to etcd
+	_, ended, err := c.node.Ended(ctx) // bringAlong has added the deleted names to etcd
+	if err != nil {
+		return kv.Namespace{}, err
+	}
 	def.Epoch = max(def.Epoch, ended+1)
 	after, err := c.change(ctx, def.Name, func(r *record) (_ record, err error) {
 		def := def

@@ -406,7 +406,10 @@ func (s *session) refresh(ctx context.Context, after int64) (int64, error) {
 // the session has read no record. It reports whether there was one.
 func (s *session) bringAlong(ctx context.Context) (bool, error) {
 	records := make(map[string]record)
-	ended, _ := s.node.Ended()
+	ended, _, err := s.node.Ended(ctx)
+	if err != nil {
+		return false, err
+	}
 	for name, last := range ended {
 		if !s.followed.has(name) {
 			records[name] = record{Version: recordVersion, Namespace: endedNamespace(name, last), Deleted: true}

@@ -129,7 +129,7 @@ func TestRecordRefused(t *testing.T) {
 func TestRecordFails(t *testing.T) {
 	r, dev := faulty(t, rigOptions{})
 	ns := r.follow("m", 1)
-	if _, _, err := r.node.PinEpoch("engine", "m", 1, time.Hour); err != nil {
+	if _, _, err := r.node.PinEpoch(context.Background(), "engine", "m", 1, time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	ns = r.follow("m", 2)

@@ -236,8 +236,10 @@ func (n *Node) writeDeleted(ctx context.Context, count uint64) error {
 	if n.deleted.has(count) {
 		return nil
 	}
-	n.nsMu.Lock()
-	defer n.nsMu.Unlock()
+	if err := n.takeNamespaces(ctx); err != nil {
+		return err
+	}
+	defer n.giveNamespaces()
 	if n.deleted.has(count) {
 		return nil
 	}
@@ -249,8 +251,10 @@ func (n *Node) writePending(ctx context.Context) error {
 	if !n.deleted.pending() {
 		return nil
 	}
-	n.nsMu.Lock()
-	defer n.nsMu.Unlock()
+	if err := n.takeNamespaces(ctx); err != nil {
+		return err
+	}
+	defer n.giveNamespaces()
 	return n.writeCatalogue(ctx)
 }
 

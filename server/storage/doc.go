@@ -48,7 +48,7 @@
 // changes in that order, and a call that changed the index publishes all noted changes
 // before it returns (changes).
 //
-// Locks: Node.nsMu orders namespace changes and is held across the catalogue's
-// I/O; no data path takes it. Node.mu guards only the table of reservations. No call
+// Locks: the token Node.nsTurn orders namespace changes and is held across the catalogue's
+// I/O; no data path takes it, and a caller stops waiting for it when its context ends. Node.mu guards only the table of reservations. No call
 // into trie, blockstore or arena is made under Node.mu. hotPrefixes.mu and prefixHits.mu are leaves.
 package storage

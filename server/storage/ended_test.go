@@ -37,7 +37,7 @@ func (r *rig) oldHandle(old kv.Namespace, ids []kv.BlockID) {
 			r.t.Errorf("epoch %d: a reservation with the old definition has %+v", old.Epoch, g)
 		}
 	}
-	if _, _, err := r.node.PinEpoch("test", old.Name, old.Epoch, 1e9); !errors.Is(err, storage.ErrMismatch) {
+	if _, _, err := r.node.PinEpoch(r.t.Context(), "test", old.Name, old.Epoch, 1e9); !errors.Is(err, storage.ErrMismatch) {
 		r.t.Errorf("epoch %d: a pin with the old definition: %v; want ErrMismatch", old.Epoch, err)
 	}
 }

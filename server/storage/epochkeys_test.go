@@ -215,7 +215,7 @@ func TestPinnedEpochErasure(t *testing.T) {
 		ns := r.namespace("m", kv.SingleGroup(2, 4, 500))
 		ids := chain(ns, 1, 1, 2, 3)
 		r.mustPut(ns, ids)
-		if _, _, err := r.node.PinEpoch("me", "m", 0, 30*time.Second); err != nil {
+		if _, _, err := r.node.PinEpoch(t.Context(), "me", "m", 0, 30*time.Second); err != nil {
 			t.Fatal(err)
 		}
 		before := r.copies()

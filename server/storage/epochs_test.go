@@ -266,16 +266,16 @@ func TestPinnedEpoch(t *testing.T) {
 		ns := r.namespace("m", small)
 		ids := chain(ns, 3, 1)
 		r.mustPut(ns, ids)
-		lease, e, err := r.node.PinEpoch("rollout-7", "m", 0, time.Minute)
+		lease, e, err := r.node.PinEpoch(t.Context(), "rollout-7", "m", 0, time.Minute)
 		if err != nil || e != 1 {
 			t.Fatal(e, err)
 		}
 		for _, bad := range []kv.Epoch{2, 9} {
-			if _, _, err := r.node.PinEpoch("", "m", bad, time.Minute); !errors.Is(err, storage.ErrMismatch) {
+			if _, _, err := r.node.PinEpoch(t.Context(), "", "m", bad, time.Minute); !errors.Is(err, storage.ErrMismatch) {
 				t.Errorf("pin of epoch %d: %v", bad, err)
 			}
 		}
-		if _, _, err := r.node.PinEpoch("", "m", 1, 0); !errors.Is(err, storage.ErrRequest) {
+		if _, _, err := r.node.PinEpoch(t.Context(), "", "m", 1, 0); !errors.Is(err, storage.ErrRequest) {
 			t.Errorf("a pin without an end: %v", err)
 		}
 		bump := func() {
@@ -315,7 +315,7 @@ func TestPinnedEpoch(t *testing.T) {
 			t.Errorf("renewal of a pin that has ended: %v", err)
 		}
 		// The pin ends by Release, by force, and by a restart.
-		if lease, _, err = r.node.PinEpoch("a", "m", 2, time.Minute); err != nil {
+		if lease, _, err = r.node.PinEpoch(t.Context(), "a", "m", 2, time.Minute); err != nil {
 			t.Fatal(err)
 		}
 		bump()
@@ -326,7 +326,7 @@ func TestPinnedEpoch(t *testing.T) {
 		}
 		r.awaitCleared(seq)
 		live(3)
-		if lease, _, err = r.node.PinEpoch("b", "m", 3, time.Minute); err != nil {
+		if lease, _, err = r.node.PinEpoch(t.Context(), "b", "m", 3, time.Minute); err != nil {
 			t.Fatal(err)
 		}
 		bump()
@@ -338,7 +338,7 @@ func TestPinnedEpoch(t *testing.T) {
 		if err := r.node.Renew(lease, time.Minute); !errors.Is(err, trie.ErrLeaseUnknown) {
 			t.Errorf("renewal of a pin of a retired epoch: %v", err)
 		}
-		if _, _, err := r.node.PinEpoch("c", "m", 4, time.Minute); err != nil {
+		if _, _, err := r.node.PinEpoch(t.Context(), "c", "m", 4, time.Minute); err != nil {
 			t.Fatal(err)
 		}
 		bump()
@@ -536,7 +536,7 @@ func epochStep(r *rig, rng *rand.Rand, m *epochModel) (kv.Namespace, error) {
 		return m.ns.Retire(e), err
 	case 2:
 		e = m.ns.Epoch
-		lease, _, err := r.node.PinEpoch("test", m.ns.Name, e, time.Minute)
+		lease, _, err := r.node.PinEpoch(r.t.Context(), "test", m.ns.Name, e, time.Minute)
 		if err == nil {
 			m.pins[lease] = e
 		}

@@ -62,12 +62,12 @@ func decodeCatalogue(blob []byte) (catalogue, error) {
 }
 
 // writeCatalogue makes the namespaces that the index has recorded, and their deletions, durable. The caller
-// holds nsMu.
+// holds the token nsTurn.
 func (n *Node) writeCatalogue(ctx context.Context) error {
 	return n.writeCatalogueOf(ctx, n.index.Recorded())
 }
 
-// writeCatalogueOf makes namespaces and their deletions durable. The caller holds nsMu.
+// writeCatalogueOf makes namespaces and their deletions durable. The caller holds the token nsTurn.
 func (n *Node) writeCatalogueOf(ctx context.Context, namespaces []kv.Namespace) error {
 	for {
 		deleted, count := n.deleted.encode(namespaces)
@@ -99,9 +99,24 @@ func liveEpochs(namespaces []kv.Namespace) []blockstore.EpochID {
 	return all
 }
 
+// takeNamespaces takes the token nsTurn. It waits for the token until ctx ends.
+func (n *Node) takeNamespaces(ctx context.Context) error {
+	if err := context.Cause(ctx); err != nil {
+		return fmt.Errorf("storage: change of a namespace or of the catalogue: %w", err)
+	}
+	select {
+	case n.nsTurn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("storage: waiting for another change of a namespace or of the catalogue: %w", context.Cause(ctx))
+	}
+}
+
+func (n *Node) giveNamespaces() { <-n.nsTurn }
+
 // eraseEnded erases the secrets of the epochs that are not live, so that their blocks cannot be decrypted any
 // more. It is called after epochs have ended in catalogue and index. If it fails, reclaimLoop calls it again.
-// The caller holds nsMu.
+// The caller holds the token nsTurn.
 func (n *Node) eraseEnded(ctx context.Context) {
 	err := n.store.EraseEpochs(ctx, liveEpochs(n.index.Recorded())...)
 	switch before := n.unerased.Swap(err != nil); {
@@ -117,8 +132,10 @@ func (n *Node) retryErase(ctx context.Context) {
 	if !n.unerased.Load() || n.store.Quorate() != nil {
 		return
 	}
-	n.nsMu.Lock()
-	defer n.nsMu.Unlock()
+	if err := n.takeNamespaces(ctx); err != nil {
+		return
+	}
+	defer n.giveNamespaces()
 	n.eraseEnded(ctx)
 }
 
@@ -213,8 +230,10 @@ func (n *Node) CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Namesp
 	if err := n.CheckNamespace(def); err != nil {
 		return kv.Namespace{}, err
 	}
-	n.nsMu.Lock()
-	defer n.nsMu.Unlock()
+	if err := n.takeNamespaces(ctx); err != nil {
+		return kv.Namespace{}, err
+	}
+	defer n.giveNamespaces()
 	return n.create(ctx, def)
 }
 
@@ -228,8 +247,10 @@ func (n *Node) EnsureNamespace(ctx context.Context, def kv.Namespace, salt NewSa
 	if err := n.CheckNamespace(def); err != nil {
 		return kv.Namespace{}, err
 	}
-	n.nsMu.Lock()
-	defer n.nsMu.Unlock()
+	if err := n.takeNamespaces(ctx); err != nil {
+		return kv.Namespace{}, err
+	}
+	defer n.giveNamespaces()
 	ns, err := n.Namespace(def.Name)
 	switch {
 	case err == nil:
@@ -245,11 +266,13 @@ func (n *Node) EnsureNamespace(ctx context.Context, def kv.Namespace, salt NewSa
 }
 
 // Ended returns the names of deleted namespaces with their last epochs, and an epoch that is not below the
-// last epoch of any other deleted name.
-func (n *Node) Ended() (names map[string]kv.Epoch, others kv.Epoch) {
-	n.nsMu.Lock()
-	defer n.nsMu.Unlock()
-	return maps.Clone(n.ended.names), n.ended.floor
+// last epoch of any other deleted name. It waits for a change in progress until ctx ends.
+func (n *Node) Ended(ctx context.Context) (names map[string]kv.Epoch, others kv.Epoch, err error) {
+	if err := n.takeNamespaces(ctx); err != nil {
+		return nil, 0, err
+	}
+	defer n.giveNamespaces()
+	return maps.Clone(n.ended.names), n.ended.floor, nil
 }
 
 // CheckNamespace returns an error, of type ErrRequest, if the node cannot serve a namespace of this
@@ -299,7 +322,7 @@ func Difference(a, b kv.Namespace) string {
 	return "definition"
 }
 
-// create adds a checked namespace. The caller holds nsMu.
+// create adds a checked namespace. The caller holds the token nsTurn.
 func (n *Node) create(ctx context.Context, def kv.Namespace) (kv.Namespace, error) {
 	def.Epoch = max(def.Epoch, n.ended.last(def.Name)+1)
 	ns, err := n.index.Create(def)
@@ -326,7 +349,7 @@ func (n *Node) create(ctx context.Context, def kv.Namespace) (kv.Namespace, erro
 	return ns, nil
 }
 
-// announce adds a checked namespace whose definition a cluster has. The caller holds nsMu.
+// announce adds a checked namespace whose definition a cluster has. The caller holds the token nsTurn.
 func (n *Node) announce(def kv.Namespace) error {
 	ns, err := n.index.Announce(def)
 	if err != nil {
@@ -344,8 +367,10 @@ func (n *Node) record(ctx context.Context, ns kv.Namespace) error {
 	if !n.index.IsAnnounced(ns.ID) {
 		return nil
 	}
-	n.nsMu.Lock()
-	defer n.nsMu.Unlock()
+	if err := n.takeNamespaces(ctx); err != nil {
+		return err
+	}
+	defer n.giveNamespaces()
 	if !n.index.IsAnnounced(ns.ID) {
 		return nil // another call has written it
 	}
@@ -363,7 +388,7 @@ func (n *Node) record(ctx context.Context, ns kv.Namespace) error {
 	return err
 }
 
-// writeRecord is record for a namespace that is announced. The caller holds nsMu.
+// writeRecord is record for a namespace that is announced. The caller holds the token nsTurn.
 func (n *Node) writeRecord(ctx context.Context, id kv.NamespaceID) error {
 	if err := n.index.Writable(); err != nil {
 		return err
@@ -426,8 +451,10 @@ func (n *Node) Namespaces() []kv.Namespace { return n.index.Namespaces() }
 // in the background. The name keeps its last epoch: see CreateNamespace. It returns the number and size of the namespace's pieces. If dryRun is set, it
 // changes nothing.
 func (n *Node) DeleteNamespace(ctx context.Context, name string, dryRun bool) (Removed, error) {
-	n.nsMu.Lock()
-	defer n.nsMu.Unlock()
+	if err := n.takeNamespaces(ctx); err != nil {
+		return Removed{}, err
+	}
+	defer n.giveNamespaces()
 	ns, err := n.Namespace(name)
 	if err != nil {
 		return Removed{}, err
@@ -439,7 +466,7 @@ func (n *Node) DeleteNamespace(ctx context.Context, name string, dryRun bool) (R
 	return held, n.drop(ctx, ns)
 }
 
-// drop deletes a namespace. The caller holds nsMu.
+// drop deletes a namespace. The caller holds the token nsTurn.
 func (n *Node) drop(ctx context.Context, ns kv.Namespace) error {
 	if err := n.index.Writable(); err != nil {
 		return err
@@ -479,8 +506,10 @@ type Bumped struct {
 // epochs stay live; keep 0 means 1. Every block of the other epochs becomes unmatchable. An open
 // reservation keeps the epoch for which it was made.
 func (n *Node) BumpEpoch(ctx context.Context, name string, to kv.Epoch, keep int) (Bumped, error) {
-	n.nsMu.Lock()
-	defer n.nsMu.Unlock()
+	if err := n.takeNamespaces(ctx); err != nil {
+		return Bumped{}, err
+	}
+	defer n.giveNamespaces()
 	ns, err := n.Namespace(name)
 	if err != nil {
 		return Bumped{}, err
@@ -509,8 +538,10 @@ func (n *Node) BumpEpoch(ctx context.Context, name string, to kv.Epoch, keep int
 // the background. A pinned epoch is refused with trie.ErrPinned; if force is set, its pins end
 // instead. The newest epoch cannot be retired. If dryRun is set, nothing changes.
 func (n *Node) RetireEpoch(ctx context.Context, name string, epoch kv.Epoch, force, dryRun bool) (Removed, error) {
-	n.nsMu.Lock()
-	defer n.nsMu.Unlock()
+	if err := n.takeNamespaces(ctx); err != nil {
+		return Removed{}, err
+	}
+	defer n.giveNamespaces()
 	ns, err := n.Namespace(name)
 	if err != nil {
 		return Removed{}, err
@@ -536,7 +567,7 @@ func (n *Node) RetireEpoch(ctx context.Context, name string, epoch kv.Epoch, for
 }
 
 // setEpochs changes the live epochs of a namespace, first in the catalogue on the volumes and then
-// in the index, and erases the secrets of the epochs that ended. The caller holds nsMu.
+// in the index, and erases the secrets of the epochs that ended. The caller holds the token nsTurn.
 func (n *Node) setEpochs(ctx context.Context, want kv.Namespace) (retired []kv.Epoch, err error) {
 	if err := n.index.Writable(); err != nil {
 		return nil, err
@@ -593,8 +624,10 @@ func (n *Node) settleEpochs(ctx context.Context) error {
 	if len(n.index.Unsettled()) == 0 || n.writable() != nil {
 		return nil
 	}
-	n.nsMu.Lock()
-	defer n.nsMu.Unlock()
+	if err := n.takeNamespaces(ctx); err != nil {
+		return err
+	}
+	defer n.giveNamespaces()
 	for _, want := range n.index.Unsettled() {
 		retired, err := n.setEpochs(ctx, want)
 		if err != nil {
@@ -607,14 +640,16 @@ func (n *Node) settleEpochs(ctx context.Context) error {
 
 // PinEpoch leases a live epoch of a namespace for ttl, at most LeaseTTLMax, and returns the epoch;
 // epoch 0 means the newest. Bumps do not retire a pinned epoch, but at most kv.MaxLive epochs stay
-// live. Renew and Release work for this lease too. PinEpoch waits for a bump in progress, so that
-// the returned epoch is live. Errors: ErrRequest, ErrBusy, trie.ErrNamespaceUnknown.
-func (n *Node) PinEpoch(owner, name string, epoch kv.Epoch, ttl time.Duration) (trie.LeaseID, kv.Epoch, error) {
+// live. Renew and Release work for this lease too. PinEpoch waits for a bump in progress, until ctx ends, so that
+// the returned epoch is live. Errors: that of ctx, ErrRequest, ErrBusy, trie.ErrNamespaceUnknown.
+func (n *Node) PinEpoch(ctx context.Context, owner, name string, epoch kv.Epoch, ttl time.Duration) (trie.LeaseID, kv.Epoch, error) {
 	if ttl <= 0 {
 		return 0, 0, fmt.Errorf("%w: a pin of epoch %d for %v; give a positive time", ErrRequest, epoch, ttl)
 	}
-	n.nsMu.Lock()
-	defer n.nsMu.Unlock()
+	if err := n.takeNamespaces(ctx); err != nil {
+		return 0, 0, err
+	}
+	defer n.giveNamespaces()
 	ns, err := n.Namespace(name)
 	if err != nil {
 		return 0, 0, err
@@ -650,8 +685,10 @@ func (n *Node) cleared() {
 
 // SetQuota sets the bytes of slots that the namespace may occupy. 0 means no quota.
 func (n *Node) SetQuota(ctx context.Context, name string, quotaBytes int64) (kv.Namespace, error) {
-	n.nsMu.Lock()
-	defer n.nsMu.Unlock()
+	if err := n.takeNamespaces(ctx); err != nil {
+		return kv.Namespace{}, err
+	}
+	defer n.giveNamespaces()
 	ns, err := n.Namespace(name)
 	if err != nil {
 		return kv.Namespace{}, err
@@ -665,7 +702,7 @@ func (n *Node) SetQuota(ctx context.Context, name string, quotaBytes int64) (kv.
 	return n.Namespace(name)
 }
 
-// setQuota sets a checked quota. The caller holds nsMu.
+// setQuota sets a checked quota. The caller holds the token nsTurn.
 func (n *Node) setQuota(ctx context.Context, name string, quotaBytes int64) error {
 	if err := n.index.SetQuota(name, quotaBytes); err != nil {
 		return err
@@ -675,8 +712,10 @@ func (n *Node) setQuota(ctx context.Context, name string, quotaBytes int64) erro
 
 // SetReplicas sets the number of nodes that store each sequence of the namespace.
 func (n *Node) SetReplicas(ctx context.Context, name string, replicas int) (kv.Namespace, error) {
-	n.nsMu.Lock()
-	defer n.nsMu.Unlock()
+	if err := n.takeNamespaces(ctx); err != nil {
+		return kv.Namespace{}, err
+	}
+	defer n.giveNamespaces()
 	ns, err := n.Namespace(name)
 	if err != nil {
 		return kv.Namespace{}, err
@@ -691,7 +730,7 @@ func (n *Node) SetReplicas(ctx context.Context, name string, replicas int) (kv.N
 	return n.Namespace(name)
 }
 
-// setReplicas sets a checked number of replicas. The caller holds nsMu.
+// setReplicas sets a checked number of replicas. The caller holds the token nsTurn.
 func (n *Node) setReplicas(ctx context.Context, name string, replicas int) error {
 	if err := n.index.SetReplicas(name, replicas); err != nil {
 		return err
@@ -700,7 +739,7 @@ func (n *Node) setReplicas(ctx context.Context, name string, replicas int) error
 }
 
 // writeChanged writes the catalogue after a change of a namespace in the index, unless the namespace is
-// announced. The caller holds nsMu.
+// announced. The caller holds the token nsTurn.
 func (n *Node) writeChanged(ctx context.Context, name string) error {
 	ns, err := n.index.Namespace(name)
 	if err != nil || n.index.IsAnnounced(ns.ID) {
@@ -723,8 +762,10 @@ func (n *Node) Follow(ctx context.Context, def kv.Namespace, revoked []kv.Epoch)
 	if err := n.checkDefinition(first); err != nil {
 		return err
 	}
-	n.nsMu.Lock()
-	defer n.nsMu.Unlock()
+	if err := n.takeNamespaces(ctx); err != nil {
+		return err
+	}
+	defer n.giveNamespaces()
 	ns, err := n.index.Namespace(def.Name)
 	if err == nil && (!SameDefinition(ns, def) || ns.Epoch > def.Epoch) {
 		n.opts.Logger.Warn("a namespace differs from the cluster's: its blocks are dropped", "namespace", def.Name, "epoch", ns.Epoch, "cluster_epoch", def.Epoch)

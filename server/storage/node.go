@@ -60,10 +60,10 @@ type Node struct {
 	// scrubRate has a token when the rate of the scrubber has changed.
 	scrubRate chan struct{}
 
-	// nsMu orders changes of namespaces and writes of the catalogue. It is held during the I/O of
-	// the catalogue; that is acceptable, because such changes are rare, reads of blocks do not take
-	// nsMu, and writes take it only for a namespace without a record.
-	nsMu    sync.Mutex
+	// nsTurn is the token of changes of namespaces and of writes of the catalogue. It is held during the
+	// I/O of the catalogue, so callers wait for it with takeNamespaces, until their contexts end. Reads of
+	// blocks do not take it, and writes take it only for a namespace without a record.
+	nsTurn  chan struct{}
 	deleted deletions
 	ended   endedNames
 	// unerased: the last eraseEnded has failed.
@@ -118,6 +118,7 @@ func Open(ctx context.Context, opts Options) (*Node, error) {
 		detached:     semaphore.NewWeighted(math.MaxInt64),
 		reservations: make(map[ReservationID]*Reservation),
 		unrecorded:   make(map[kv.NamespaceID]bool),
+		nsTurn:       make(chan struct{}, 1),
 		reclaim:      make(chan struct{}, 1),
 		scrubRate:    make(chan struct{}, 1),
 	}

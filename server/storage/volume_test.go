@@ -452,3 +452,48 @@ func TestVolumeStateEvents(t *testing.T) {
 		})
 	}
 }
+
+// TestNamespaceChangesCanBeGivenUp: while a volume hangs and a change of the catalogue waits for it, other changes
+// of namespaces wait until their contexts end, and do nothing afterwards.
+func TestNamespaceChangesCanBeGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, bad := newPair(t, rigOptions{})
+		ns := r.namespace("m", small)
+		r.mustPut(ns, chain(ns, 1, 1))
+		bad.SetRules(faultio.MustParse(`(Stall Any)`))
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if _, err := r.node.BumpEpoch(context.Background(), "m", 0, 1); err != nil {
+				t.Errorf("the bump that waits for the volume: %v", err)
+			}
+		})
+		synctest.Wait()
+		for name, change := range map[string]func(context.Context) error{
+			"bump":   func(ctx context.Context) error { _, err := r.node.BumpEpoch(ctx, "m", 0, 1); return err },
+			"retire": func(ctx context.Context) error { _, err := r.node.RetireEpoch(ctx, "m", 1, false, false); return err },
+			"quota":  func(ctx context.Context) error { _, err := r.node.SetQuota(ctx, "m", 1<<20); return err },
+			"delete": func(ctx context.Context) error { _, err := r.node.DeleteNamespace(ctx, "m", false); return err },
+			"create": func(ctx context.Context) error {
+				_, err := r.node.CreateNamespace(ctx, kv.Namespace{Name: "n", Geometry: small, Index: kv.IndexTrie})
+				return err
+			},
+			"pin": func(ctx context.Context) error {
+				_, _, err := r.node.PinEpoch(ctx, "me", "m", 0, time.Minute)
+				return err
+			},
+		} {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			began := time.Now()
+			if err := change(ctx); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != time.Second {
+				t.Errorf("%s with a limit of 1 s returned %v after %v", name, err, time.Since(began))
+			}
+			cancel()
+		}
+		wg.Wait()
+		bad.SetRules(nil)
+		r.awaitState("bad", health.OK, 5*time.Minute)
+		if all := r.node.Namespaces(); len(all) != 1 || all[0].Epoch != 2 || all[0].QuotaBytes != 0 {
+			t.Errorf("the namespaces are %+v; want only m, at epoch 2 without a quota", all)
+		}
+	})
+}

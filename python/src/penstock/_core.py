@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import ctypes
 import logging
+import math
 import os
 import queue
 import threading
+import time
 from array import array
 from collections.abc import Sequence
 from ctypes import byref
@@ -227,6 +229,8 @@ class Job:
         self._id = ctypes.c_uint64(0)
         self._raw = _abi.CResult()
         self._complete = False
+        # Held by the thread that waits for this job in the library. It is reentrant for signal handlers.
+        self._waiter = threading.RLock()
         self._drained = False  # whether Store.drain returns this job
         self._future: asyncio.Future[None] | None = None
         self._result: Result | None = None
@@ -452,32 +456,43 @@ class _Core:
 
     def wait(self, job: Job, timeout_ms: int | None = None) -> None:
         """Wait until a job is complete, in waits of _WAIT_MS, so that Python can run signal handlers between them."""
-        error = _abi.CError()
-        left = timeout_ms
+        end = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         while not job._complete:
             _abi.check_process(self.pid)
-            handle = self.handle.value
-            if not handle:
+            if not self.handle.value:
                 self.ended.wait()  # until then the library may access the job's memory
                 continue
-            ms = _WAIT_MS if left is None else min(left, _WAIT_MS)
-            code = self.lib.penstock_wait(handle, job._id.value, ms, byref(job._raw), byref(error))
-            if code == _abi.OK:
-                self._collect(job)
-            elif code == _abi.ERR_TIMEOUT:
-                if left is not None:
-                    left -= ms
-                    if left <= 0:
-                        raise errors.TimedOutError(f"job {job.id} is not complete after {timeout_ms} ms")
-            else:
-                # Another thread has drained the job and finishes it under the lock, or it closes the store.
-                with self.lock:
-                    if not job._complete and self.handle.value:
-                        error.code = code
-                        raise _abi.error_of(error)
+            ms = _WAIT_MS if end is None else min(_WAIT_MS, max(0, math.ceil((end - time.monotonic()) * 1000)))
+            # The library returns the completion to one call only, so one thread at a time waits for the job there.
+            if job._waiter.acquire(timeout=ms / 1000):
+                try:
+                    self._wait_once(job, ms)
+                finally:
+                    job._waiter.release()
+            if not job._complete and end is not None and time.monotonic() >= end:
+                raise errors.TimedOutError(f"job {job.id} is not complete after {timeout_ms} ms")
         with self.lock:
             if job in self.collected:
                 self.collected.remove(job)
+
+    def _wait_once(self, job: Job, ms: int) -> None:
+        """Wait up to ms for a job's completion, and collect it. The caller holds job._waiter."""
+        handle = self.handle.value
+        if job._complete or not handle:
+            return
+        if job._raw.job == job._id.value:  # an exception interrupted the thread to which penstock_wait had returned the completion
+            self._collect(job)
+            return
+        error = _abi.CError()
+        code = self.lib.penstock_wait(handle, job._id.value, ms, byref(job._raw), byref(error))
+        if code == _abi.OK:
+            self._collect(job)
+        elif code != _abi.ERR_TIMEOUT:
+            # Another thread has drained the job and finishes it under the lock, or it closes the store.
+            with self.lock:
+                if not job._complete and self.handle.value:
+                    error.code = code
+                    raise _abi.error_of(error)
 
     def _collect(self, job: Job) -> None:
         with self.lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
@@ -126,14 +127,17 @@ class Pins:
         except (TypeError, ValueError, BufferError):
             self._add_view(value, writable)
             return
+        view = memoryview(value)
+        _refuse_objects(value, view.format)
         self._place(None)
         self._held.append(start)
         self.addresses.append(addressof(start))
-        self.lengths.append(memoryview(value).nbytes)
+        self.lengths.append(view.nbytes)
 
     def _add_view(self, value: Buffer, writable: bool) -> None:
         view = _PyBuffer()
         try:
+            layout = memoryview(value).format
             _get_buffer(value, byref(view), _WRITABLE if writable else 0)
         except TypeError:
             raise TypeError(
@@ -144,6 +148,7 @@ class Pins:
             want = "writable, contiguous memory" if writable else "contiguous memory"
             raise InvalidError(f"a value of type {type(value).__name__}: {e}; want {want}") from e
         self._views.append(view)
+        _refuse_objects(value, layout)
         self._place(None)
         self.addresses.append(view.buf or 0)
         self.lengths.append(view.len)
@@ -157,6 +162,9 @@ class Pins:
             )
         if not tensor.is_contiguous():
             raise InvalidError("a tensor that is not contiguous; give its contiguous parts as fragments")
+        for lazy in ("is_conj", "is_neg"):
+            if hasattr(tensor, lazy) and getattr(tensor, lazy)():
+                raise InvalidError(f"a tensor with {lazy}(), whose memory has other values: give resolve_conj() and resolve_neg() of it")
         self._place(int(device.index) if kind == "cuda" else None)
         self._held.append(tensor)
         self.addresses.append(tensor.data_ptr())
@@ -178,6 +186,14 @@ class Pins:
         while self._views:
             _release_buffer(byref(self._views.pop()))
         self._held.clear()
+
+
+def _refuse_objects(value: Buffer, layout: str) -> None:
+    """Refuse a buffer of references to Python objects. layout is the format of its elements, as in module struct."""
+    if "O" in layout and "O" in re.sub(":[^:]*:", "", layout):  # the names of fields are between colons
+        raise InvalidError(
+            f"a value of type {type(value).__name__} with elements of format {layout!r}: its memory has references to Python objects"
+        )
 
 
 def fragments(values: Sequence[Value] | Pointers, pins: Pins, *, writable: bool) -> array[int] | None:
