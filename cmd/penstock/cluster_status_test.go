@@ -64,6 +64,15 @@ func TestClusterState(t *testing.T) {
 			}
 		}
 	}
+	list := twoDown()
+	list.Members[1].Erasures = []*pb.VolumeErasures{{Volume: "/d", Namespaces: 1200, SinceUnixMs: 1000}}
+	list.Down[0].Erasures = []*pb.VolumeErasures{{Volume: "/c", Namespaces: 1, SinceUnixMs: 2000}}
+	if s, want := clusterStateOf(list, 0), []string{
+		"node n1, volume /d: secrets of ended epochs of 1,200 namespaces are still to be erased, since 1970-01-01T00:00:01Z",
+		"node n3, volume /c: secrets of ended epochs of 1 namespace are still to be erased, since 1970-01-01T00:00:02Z",
+	}; !slices.Equal(s.Erasures, want) || len(s.Faults) != 1 {
+		t.Errorf("erasures %q, faults %q; want %q and the node that is down", s.Erasures, s.Faults, want)
+	}
 	if s := clusterStateOf(nil, 1); len(s.Faults) != 1 {
 		t.Errorf("without members: %+v", s)
 	}
