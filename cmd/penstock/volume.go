@@ -41,7 +41,7 @@ func newVolumeList(c *connection) *cobra.Command {
 		Short: "List the volumes, with the progress of those that are draining",
 		Long: `List the volumes, with the progress of those that are draining, and the adopted nodes. A
 volume that may still have secrets of ended epochs has a line with their namespaces.`,
-		Args:  args(cobra.NoArgs),
+		Args: args(cobra.NoArgs),
 	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return c.admin(cmd, func(ctx context.Context, a admin) error {
