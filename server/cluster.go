@@ -180,7 +180,7 @@ func moveProto(m membership.Member) *pb.MoveStatus {
 	}
 	return &pb.MoveStatus{
 		Phase: string(m.Move.Phase), Blocks: m.Move.Blocks, Bytes: m.Move.Bytes, CopiedBlocks: m.Move.CopiedBlocks, CopiedBytes: m.Move.CopiedBytes,
-		BytesPerSecond: m.Move.BytesPerSecond, SecondsLeft: m.Move.Seconds, LeftBlocks: m.Move.Left, Reason: m.Move.Reason,
+		BytesPerSecond: m.Move.BytesPerSecond, SecondsLeft: m.Move.Seconds, LeftBlocks: m.Move.Left, Reason: m.Move.Reason, CheckedUnixMs: unixMs(m.Move.Checked),
 	}
 }
 

@@ -7784,14 +7784,17 @@ type MoveStatus struct {
 	Phase          string                 `protobuf:"bytes,1,opt,name=phase,proto3" json:"phase,omitempty"`                                    // copying, waiting (blocks are left, which are tried again) or done
 	Blocks         int64                  `protobuf:"varint,2,opt,name=blocks,proto3" json:"blocks,omitempty"`                                 // blocks on the node that are to be copied
 	Bytes          int64                  `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`                                   // their payload
-	CopiedBlocks   int64                  `protobuf:"varint,4,opt,name=copied_blocks,json=copiedBlocks,proto3" json:"copied_blocks,omitempty"` // those that other nodes have, as far as they were compared
+	CopiedBlocks   int64                  `protobuf:"varint,4,opt,name=copied_blocks,json=copiedBlocks,proto3" json:"copied_blocks,omitempty"` // those that other nodes have, as far as they were compared; with checked_unix_ms, those that they had then, and later copies
 	CopiedBytes    int64                  `protobuf:"varint,5,opt,name=copied_bytes,json=copiedBytes,proto3" json:"copied_bytes,omitempty"`
 	BytesPerSecond int64                  `protobuf:"varint,6,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
 	SecondsLeft    int64                  `protobuf:"varint,7,opt,name=seconds_left,json=secondsLeft,proto3" json:"seconds_left,omitempty"` // at this rate; 0: unknown
 	LeftBlocks     int64                  `protobuf:"varint,8,opt,name=left_blocks,json=leftBlocks,proto3" json:"left_blocks,omitempty"`    // could not be copied in the last pass
 	Reason         string                 `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"`                               // reason why the first of them was not copied
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// checked_unix_ms is the time at which the other nodes were asked for all blocks after the copies: they may have evicted some that
+	// were copied. 0: not yet, or a node of an older version.
+	CheckedUnixMs int64 `protobuf:"varint,10,opt,name=checked_unix_ms,json=checkedUnixMs,proto3" json:"checked_unix_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MoveStatus) Reset() {
@@ -7885,6 +7888,13 @@ func (x *MoveStatus) GetReason() string {
 		return x.Reason
 	}
 	return ""
+}
+
+func (x *MoveStatus) GetCheckedUnixMs() int64 {
+	if x != nil {
+		return x.CheckedUnixMs
+	}
+	return 0
 }
 
 type DrainMemberRequest struct {
@@ -9312,7 +9322,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x0ecapacity_bytes\x18\x04 \x01(\x03R\rcapacityBytes\x12\x1d\n" +
 	"\n" +
 	"used_bytes\x18\x05 \x01(\x03R\tusedBytes\x12\x16\n" +
-	"\x06blocks\x18\x06 \x01(\x03R\x06blocks\"\x9e\x02\n" +
+	"\x06blocks\x18\x06 \x01(\x03R\x06blocks\"\xc6\x02\n" +
 	"\n" +
 	"MoveStatus\x12\x14\n" +
 	"\x05phase\x18\x01 \x01(\tR\x05phase\x12\x16\n" +
@@ -9324,7 +9334,9 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\fseconds_left\x18\a \x01(\x03R\vsecondsLeft\x12\x1f\n" +
 	"\vleft_blocks\x18\b \x01(\x03R\n" +
 	"leftBlocks\x12\x16\n" +
-	"\x06reason\x18\t \x01(\tR\x06reason\"j\n" +
+	"\x06reason\x18\t \x01(\tR\x06reason\x12&\n" +
+	"\x0fchecked_unix_ms\x18\n" +
+	" \x01(\x03R\rcheckedUnixMs\"j\n" +
 	"\x12DrainMemberRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06cancel\x18\x02 \x01(\bR\x06cancel\x12(\n" +

@@ -155,7 +155,7 @@ func clusterStateOf(list *pb.ListMembersResponse, expect int) clusterState {
 	}
 	for _, m := range list.GetDown() {
 		if isDrained(m) {
-			s.Notes = append(s.Notes, fmt.Sprintf("node %s is drained and %s: start it, or take it out with penstock cluster remove %s", m.GetName(), downWords(m), m.GetName()))
+			s.Notes = append(s.Notes, fmt.Sprintf("node %s is drained and %s: start it, or take it out with penstock cluster remove %s%s", m.GetName(), downWords(m), m.GetName(), evictedWords(m.GetMove())))
 			continue
 		}
 		s.fault("node %s is %s: start it, or take it out with penstock cluster remove %s --force", m.GetName(), downWords(m), m.GetName())

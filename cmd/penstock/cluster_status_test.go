@@ -101,6 +101,11 @@ func TestClusterStateDown(t *testing.T) {
 	if want := []string{"node n4 is drained and down since a time after 1970-01-01T00:00:50Z: start it, or take it out with penstock cluster remove n4"}; !slices.Equal(s.Notes, want) {
 		t.Errorf("notes %q; want %q", s.Notes, want)
 	}
+	evicted := twoDown()
+	evicted.Down[1].Move = &pb.MoveStatus{Phase: "done", Blocks: 5000, CopiedBlocks: 4000, CheckedUnixMs: 55_000}
+	if s, want := clusterStateOf(evicted, 3), "penstock cluster remove n4, checked at 1970-01-01T00:00:55Z; the other nodes have evicted or lost 1,000 blocks that were copied, which a repeated drain copies again"; len(s.Notes) != 1 || !strings.HasSuffix(s.Notes[0], want) {
+		t.Errorf("notes %q; want %q", s.Notes, want)
+	}
 	if s.Members != 3 || s.Down != 2 || s.HotPrefixes != 2 || !slices.Equal(s.Hot, []string{"node n1: 2"}) {
 		t.Errorf("%+v", s)
 	}
