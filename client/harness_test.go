@@ -195,7 +195,7 @@ func (h *host) start() {
 			return nil
 		}
 		return opts.Roles()
-	})
+	}, nil)
 	h.must(err)
 	data := testkit.Listen(h.t, func() (*tcp.Engine, error) {
 		return tcp.New(ctx, tcp.Options{Listen: h.data, Admission: sessions.Admission()})

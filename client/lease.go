@@ -112,15 +112,61 @@ func (l *Lease) each(ctx context.Context, what string, f func(*session, uint64) 
 	return errors.Join(errs...)
 }
 
+const (
+	// releaseWithin is the longest time for which the release of a lease without a holder is tried in the background.
+	releaseWithin = time.Minute
+	// releaseEvery is the time between two tries.
+	releaseEvery = time.Second
+	// releasingMax is the number of pins that are awaited or released at a time above which there are no tries in
+	// the background.
+	releasingMax = 256
+)
+
 // releaseQuietly ends a lease that is not returned to the caller. A lease that is not released
-// expires, but a pin does not, so the release is tried even if ctx has ended.
+// expires, but a pin may stay for long, so the release is tried even if ctx has ended. A release that fails, because a node stands still, is tried again
+// in the background.
 func (l *Lease) releaseQuietly(ctx context.Context) {
 	if len(l.parts) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortWithin)
-	defer cancel()
-	if err := l.Release(ctx); err != nil {
-		l.store.opts.Logger.Warn("a lease without a holder could not be released", "leases", l.IDs(), "err", err)
+	try := func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortWithin)
+		defer cancel()
+		return l.Release(ctx)
 	}
+	err := try()
+	if err == nil {
+		return
+	}
+	if l.store.releasing.Add(1) > releasingMax || !l.store.spawn(func() {
+		defer l.store.releasing.Add(-1)
+		l.releaseLater(try, err)
+	}) {
+		l.store.releasing.Add(-1)
+		l.abandoned(err)
+	}
+}
+
+// releaseLater tries a release again until it succeeds, for releaseWithin, or until Close begins. err is the error of
+// the try before.
+func (l *Lease) releaseLater(try func() error, err error) {
+	ctx, cancel := context.WithTimeout(l.store.ctx, releaseWithin)
+	defer cancel()
+	every := time.NewTicker(releaseEvery)
+	defer every.Stop()
+	for err != nil && ctx.Err() == nil {
+		select {
+		case <-every.C:
+			err = try()
+		case <-ctx.Done():
+		}
+	}
+	if err != nil {
+		l.abandoned(err)
+	}
+}
+
+// abandoned logs a lease that is not released. It ends by its lifetime.
+func (l *Lease) abandoned(err error) {
+	l.store.opts.Logger.Warn("a lease without a holder could not be released", "leases", l.IDs(), "err", err)
 }

@@ -179,8 +179,9 @@ func (sh *share) matchHere(ctx context.Context, req MatchRequest) shareMatch {
 }
 
 // pin makes a Match call with a pin. It does not retry: if the reply to the first call was lost, that call's
-// pin would never be released. For the same reason, the call goes on for abortWithin if ctx ends, or Close begins,
-// before the reply has arrived. A pin that is granted after the end of ctx is released in the background.
+// pin would never be released. For the same reason, the call goes on if ctx ends before the reply has arrived: for releaseWithin, so that
+// the node may stand still meanwhile, or for abortWithin from the begin of Close on or if there are many such calls (releasingMax). A
+// pin that is granted after the end of ctx is released in the background.
 func (n *node) pin(ctx context.Context, call func(context.Context, *session, *shareMatch) error) shareMatch {
 	sess, err := n.use(ctx)
 	if err != nil {
@@ -190,9 +191,25 @@ func (n *node) pin(ctx context.Context, call func(context.Context, *session, *sh
 	granted := make(chan shareMatch)
 	if !n.store.spawn(func() {
 		defer cancel()
-		soon := func() { time.AfterFunc(abortWithin, cancel) }
-		defer context.AfterFunc(n.store.ctx, soon)()
-		defer context.AfterFunc(ctx, soon)()
+		many := n.store.releasing.Add(1) > releasingMax
+		defer n.store.releasing.Add(-1)
+		end := func(after time.Duration) func() {
+			return func() {
+				t := time.NewTimer(after)
+				defer t.Stop()
+				select {
+				case <-t.C:
+					cancel()
+				case <-within.Done():
+				}
+			}
+		}
+		defer context.AfterFunc(n.store.ctx, end(abortWithin))()
+		patience := releaseWithin
+		if many {
+			patience = abortWithin
+		}
+		defer context.AfterFunc(ctx, end(patience))()
 		var m shareMatch
 		m.err = n.failed(sess, call(within, sess, &m))
 		if m.err != nil && n.store.ctx.Err() != nil {

@@ -40,6 +40,8 @@ type Store struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 	running sync.WaitGroup
+	// releasing is the number of pins that are awaited, or released in the background.
+	releasing atomic.Int64
 
 	mu sync.Mutex
 	// closed is set once; no goroutine is added to running after that.

@@ -8,9 +8,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
@@ -315,15 +313,10 @@ func identify(policy *access.Policy, headers []string, subject string) (access.I
 
 // subjectOf returns the subject of the caller's certificate, "" if the caller has none.
 func subjectOf(ctx context.Context) string {
-	p, ok := peer.FromContext(ctx)
-	if !ok {
-		return ""
+	if cert := certificateOf(tlsState(ctx)); cert != nil {
+		return cert.Subject.String()
 	}
-	t, ok := p.AuthInfo.(credentials.TLSInfo)
-	if !ok || len(t.State.VerifiedChains) == 0 {
-		return ""
-	}
-	return t.State.PeerCertificates[0].Subject.String()
+	return ""
 }
 
 // admit identifies a caller over gRPC by the policy and the headers of its call, and refuses the call

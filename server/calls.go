@@ -248,7 +248,11 @@ func (c *calls) perform(a *answer, req proto.Message) {
 	by := caller{transport: transportMessage, peer: a.to}
 	ctx := c.service.sessions.caller(c.ctx, a.to)
 	method := "/" + pb.Cache_ServiceDesc.ServiceName + "/" + a.call.Method.String()
-	if err := c.service.guard.check(ctx, method, req); err != nil {
+	err := c.service.sessions.verified(a.to)
+	if err == nil {
+		err = c.service.guard.check(ctx, method, req)
+	}
+	if err != nil {
 		c.service.audit.refusal(ctx, a.call.Method.String(), by.address(ctx), req, err)
 		if status.Code(err) == codes.Unauthenticated {
 			// There is no reply, because the reply could wait for a client that does not read.

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -94,6 +95,13 @@ func Details(node *storage.Node, data rdma.Engine, linkRate func(rdma.NIC) int64
 		}
 		d.Volumes = append(d.Volumes, volume)
 	}
+	erasures := make(map[string]volumeErasures)
+	for _, e := range node.Erasures() {
+		addErasure(erasures, e.Volumes, e.Since)
+	}
+	for _, path := range slices.Sorted(maps.Keys(erasures)) {
+		d.Erasures = append(d.Erasures, membership.Erasures{Volume: path, Namespaces: erasures[path].namespaces, SinceUnixMs: erasures[path].since.UnixMilli()})
+	}
 	return d
 }
 
@@ -160,6 +168,9 @@ func addDetails(ctx context.Context, to *pb.Member, m membership.Member, d membe
 	for _, v := range d.Volumes {
 		to.Volumes = append(to.Volumes, &pb.MemberVolume{Path: v.Path, State: v.State, Reason: v.Reason, CapacityBytes: v.CapacityBytes, UsedBytes: v.UsedBytes, Blocks: v.Blocks})
 	}
+	for _, e := range d.Erasures {
+		to.Erasures = append(to.Erasures, &pb.VolumeErasures{Volume: e.Volume, Namespaces: int64(e.Namespaces), SinceUnixMs: e.SinceUnixMs})
+	}
 }
 
 // moveProto returns the progress of a member that drains or fills others, nil for other members.
@@ -169,7 +180,7 @@ func moveProto(m membership.Member) *pb.MoveStatus {
 	}
 	return &pb.MoveStatus{
 		Phase: string(m.Move.Phase), Blocks: m.Move.Blocks, Bytes: m.Move.Bytes, CopiedBlocks: m.Move.CopiedBlocks, CopiedBytes: m.Move.CopiedBytes,
-		BytesPerSecond: m.Move.BytesPerSecond, SecondsLeft: m.Move.Seconds, LeftBlocks: m.Move.Left, Reason: m.Move.Reason,
+		BytesPerSecond: m.Move.BytesPerSecond, SecondsLeft: m.Move.Seconds, LeftBlocks: m.Move.Left, Reason: m.Move.Reason, CheckedUnixMs: unixMs(m.Move.Checked),
 	}
 }
 

@@ -39,8 +39,9 @@
 //
 // The data plane has its own token, which is random for each run of the node. Describe returns that
 // token, so exactly the callers that may use gRPC may open a data-plane session. With a roles file the
-// token differs for each credential, so a session has the principal of its client (Sessions). A call
-// of a client whose credential was removed ends the session. A session may make the same calls as its
+// token differs for each credential, so a session has the principal of its client (Sessions). With client certificates the
+// token also differs for each certificate of auth.client_ca. A call
+// of a client whose credential or CA was removed ends the session. A session may make the same calls as its
 // client over gRPC, and the node writes blocks only to the session's own memory. If the data plane is
 // not encrypted, names and block ids in these calls, and the blocks, can be read in transit. Processes
 // of the node's own user may read and write over the unix socket without a token, because they can
@@ -52,5 +53,5 @@
 //
 // Locks: calls.mu guards the counts of calls by message. No other lock is taken while it is held.
 // Sessions.mu guards the credentials of engines. Locks of the transfer engine are taken while it is
-// held, and it is taken under none of them. laterCall.mu is a leaf.
+// held, and it is taken under none of them. laterCall.mu and connections.mu are leaves.
 package server

@@ -19,7 +19,8 @@ func TestDetailsByRole(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := membership.Details{NICs: []membership.NIC{{Name: "eth0", Up: true}}, Volumes: []membership.Volume{{Path: "/v", State: "failed", Reason: "EIO"}}, HotPrefixes: 3}
+	d := membership.Details{NICs: []membership.NIC{{Name: "eth0", Up: true}}, Volumes: []membership.Volume{{Path: "/v", State: "failed", Reason: "EIO"}}, HotPrefixes: 3,
+		Erasures: []membership.Erasures{{Volume: "/w", Namespaces: 1, SinceUnixMs: 5}}}
 	for subject, want := range map[string]int{"CN=tenant": 0, "CN=sre": 1, "": 1} {
 		ctx := context.Background()
 		if subject != "" { // without roles a call has no identity
@@ -31,7 +32,7 @@ func TestDetailsByRole(t *testing.T) {
 		}
 		var m pb.Member
 		addDetails(ctx, &m, membership.Member{Blocks: 7}, d)
-		if len(m.Volumes) != want || len(m.Nics) != 1 || m.HotPrefixes != 3 || m.Blocks != 7 {
+		if len(m.Volumes) != want || len(m.Erasures) != want || len(m.Nics) != 1 || m.HotPrefixes != 3 || m.Blocks != 7 {
 			t.Errorf("subject %q: %v", subject, &m)
 		}
 	}

@@ -32,11 +32,12 @@ type PlannerService interface {
 // PlannerOptions are the options of a PlannerNode. The PlannerNode owns Service and closes it.
 type PlannerOptions struct {
 	Service PlannerService
-	// Tokens, Roles and TLS have the same meaning as in Options.
-	Tokens   Tokens
-	Roles    Roles
-	TLS      *tls.Config
-	Registry *prometheus.Registry
+	// Tokens, Roles, ClientCAs and TLS have the same meaning as in Options.
+	Tokens    Tokens
+	Roles     Roles
+	ClientCAs ClientCAs
+	TLS       *tls.Config
+	Registry  *prometheus.Registry
 	// Logger receives a line for each operator call (audit). Nil disables the audit.
 	Logger *slog.Logger
 	// Name is the name of the planner on the pages of its console.
@@ -51,6 +52,8 @@ type PlannerNode struct {
 	grpc    *grpc.Server
 	http    *http.Server
 	console *console.Console
+	// connections is nil without TLS.
+	connections *connections
 }
 
 // plannerMessageBytes is the maximum size of one message to a planner, in bytes. When an engine
@@ -62,12 +65,20 @@ const plannerMessageBytes = 288 << 20
 func NewPlannerNode(opts PlannerOptions) *PlannerNode {
 	audit := newAudit(opts.Logger)
 	guard := guard{tokens: opts.Tokens, roles: opts.Roles}
-	n := &PlannerNode{service: opts.Service, grpc: grpc.NewServer(append(grpcOptions(opts.Tokens, guard, opts.TLS, audit), grpc.MaxRecvMsgSize(plannerMessageBytes))...)}
+	n := &PlannerNode{service: opts.Service}
+	if opts.TLS != nil {
+		n.connections = newConnections(opts.TLS, opts.ClientCAs, opts.Logger)
+	}
+	n.grpc = grpc.NewServer(append(grpcOptions(opts.Tokens, guard, n.connections, audit), grpc.MaxRecvMsgSize(plannerMessageBytes))...)
 	pb.RegisterPlannerServer(n.grpc, opts.Service)
 	n.console = console.New(console.Options{Planner: plannerSource{opts.Service}, Access: consoleAccess{guard}, Node: opts.Name, Interval: opts.ConsoleInterval})
 	n.http = httpServer(guard.web(n.routes(opts.Registry), audit))
 	return n
 }
+
+// EndUnverified ends the connections of clients whose certificates auth.client_ca does not verify any more, and so the streams of
+// engine groups and gateways. It is called after the file was replaced.
+func (n *PlannerNode) EndUnverified() { n.connections.endUnverified() }
 
 // routes are commonRoutes, /readyz, /leaderz and the console.
 func (n *PlannerNode) routes(registry *prometheus.Registry) *webmux.Mux {

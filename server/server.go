@@ -15,7 +15,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
@@ -87,6 +86,9 @@ type Options struct {
 	// is the configuration of the gRPC listener. If TLS has ClientCAs, clients need certificates.
 	Tokens Tokens
 	TLS    *tls.Config
+	// ClientCAs returns the certificates of TLS.ClientCAs that are used at present. EndRemovedSessions ends connections and sessions that
+	// none of them has verified.
+	ClientCAs ClientCAs
 	// Roles returns the policy of the roles file or document. While it returns one, Tokens is not used.
 	Roles Roles
 	// RolesDocument is the roles document in etcd, and RolesState returns the state of the node's copy. Nil: the calls
@@ -120,15 +122,17 @@ type Server struct {
 	namespaces Namespaces
 	data       rdma.Engine
 	sessions   *Sessions
-	guard      guard
-	rates      rates
-	audit      audit
-	region     rdma.Region
-	grpc       *grpc.Server
-	cache      *cacheService
-	calls      *calls
-	http       *http.Server
-	console    *console.Console
+	// connections is nil without TLS.
+	connections *connections
+	guard       guard
+	rates       rates
+	audit       audit
+	region      rdma.Region
+	grpc        *grpc.Server
+	cache       *cacheService
+	calls       *calls
+	http        *http.Server
+	console     *console.Console
 	// messages reports whether the data plane accepts calls.
 	messages atomic.Bool
 	windows  sync.Map // storage.ReservationID → *openWindow
@@ -189,7 +193,10 @@ func New(opts Options) (*Server, error) {
 	}
 	s.SetLandWithin(opts.Limits.LandWithin)
 	opts.Sessions.watch(opts.Data.Peers)
-	s.grpc = grpc.NewServer(grpcOptions(opts.Tokens, s.guard, opts.TLS, s.audit, s.admitUnary)...)
+	if opts.TLS != nil {
+		s.connections = newConnections(opts.TLS, opts.ClientCAs, opts.Logger)
+	}
+	s.grpc = grpc.NewServer(grpcOptions(opts.Tokens, s.guard, s.connections, s.audit, s.admitUnary)...)
 	s.cache = &cacheService{Server: s}
 	s.calls = newCalls(s.cache)
 	pb.RegisterCacheServer(s.grpc, s.cache)
@@ -207,7 +214,7 @@ func (s *Server) SetLandWithin(d time.Duration) { s.landWithin.Store(int64(d)) }
 // grpcOptions are the options of every gRPC server: bounds, spans, the audit of admin calls, and
 // the bearer token, the roles and TLS if they are configured. The interceptors in more run inside the
 // audit and the guard.
-func grpcOptions(tokens Tokens, guard guard, secure *tls.Config, audit audit, more ...grpc.UnaryServerInterceptor) []grpc.ServerOption {
+func grpcOptions(tokens Tokens, guard guard, secure *connections, audit audit, more ...grpc.UnaryServerInterceptor) []grpc.ServerOption {
 	auth := authenticator{tokens: tokens, guard: guard, audit: audit}
 	o := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxMessageBytes),
@@ -227,7 +234,7 @@ func grpcOptions(tokens Tokens, guard guard, secure *tls.Config, audit audit, mo
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
 	}
 	if secure != nil {
-		o = append(o, grpc.Creds(credentials.NewTLS(secure)))
+		o = append(o, grpc.Creds(secure))
 	}
 	return o
 }

@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"encoding/json"
 	"errors"
@@ -111,6 +112,11 @@ func newHost(t testing.TB, edit func(*server.Options), creds credentials.Transpo
 			return nil
 		}
 		return opts.Roles()
+	}, func() [][sha256.Size]byte {
+		if opts.ClientCAs == nil {
+			return nil
+		}
+		return opts.ClientCAs()
 	})
 	must(err)
 	data, err := tcp.New(ctx, tcp.Options{Listen: "127.0.0.1:0", Admission: sessions.Admission()})

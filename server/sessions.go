@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/server/access"
@@ -24,8 +25,9 @@ import (
 //	client ── message from the engine ─────────────► calls: the roles of the credential
 //
 // A client has the credential of its principal or, without roles, that of its bearer token in the token file. If
-// there are neither, there is one token, and a session has no credential. When a credential is removed, the
-// token that was derived from it opens no session, and its sessions end (EndRemovedSessions).
+// there are neither, a session has no credential. With auth.client_ca, a client also has the authority that verified its
+// certificate. There is one token for each pair of both. When a credential or an authority is removed, the
+// tokens that were derived from it open no session, and its sessions end (EndRemovedSessions).
 //
 // The id of an engine is
 // the dialer's choice, so an id belongs to the principal that used it first until that principal is
@@ -38,27 +40,38 @@ type Sessions struct {
 	secret rdma.Token
 	bearer Tokens
 	roles  Roles
+	cas    ClientCAs
 
 	mu sync.Mutex
 	// engines has the credential of each engine that had a session.
 	engines map[rdma.EngineID]*owner
-	// policy is the policy, and bearers are the bearer tokens if policy is nil, from which tokens and owners
-	// were derived. tokens has one token for each credential, owners the credential of each token, and valid
-	// the bearer token of each credential, "" for the credential of a principal. Without credentials there is one
-	// token, and owners and valid are nil.
-	policy  *access.Policy
-	bearers []string
-	tokens  []rdma.Token
-	owners  map[string]access.Credential
-	valid   map[access.Credential]string
+	// policy is the policy, bearers are the bearer tokens if policy is nil, and authorities are those of auth.client_ca, from which
+	// tokens and owners were derived. tokens has the tokens, owners the client of each token, and valid
+	// the bearer token of each credential, "" for the credential of a principal; it is nil if no credential is required.
+	policy      *access.Policy
+	bearers     []string
+	authorities [][sha256.Size]byte
+	tokens      []rdma.Token
+	owners      map[string]party
+	valid       map[access.Credential]string
+	// seen has the authorities that have verified the certificate of a caller of Describe. There are tokens of these only,
+	// because a file may have many authorities, and each handshake compares with every token.
+	seen map[[sha256.Size]byte]bool
 	// peers returns the live sessions; nil before New.
 	peers func() []rdma.Peer
 }
 
-// owner is the client of an engine.
-type owner struct {
+// party is a set of clients that have the same token.
+type party struct {
 	// credential is the zero Credential if the node had neither roles nor bearer tokens.
 	credential access.Credential
+	// authority has verified the certificate of the client; zero if the node had no auth.client_ca.
+	authority [sha256.Size]byte
+}
+
+// owner is the client of an engine.
+type owner struct {
+	party
 	// bearer is the client's bearer token, "" if the node had roles or no bearer tokens.
 	bearer string
 	// name is the name that the client's principal had when the session was opened, "" if the node
@@ -94,12 +107,13 @@ const principalEnginesMax = 256
 
 // NewSessions returns Sessions. secret has at least rdma.MinToken bytes. The tokens of the data plane
 // are derived from it: one for each credential of the policy or, while roles returns nil, one for each of the
-// bearer tokens, and one for all clients while there are none. Both functions may be nil.
-func NewSessions(secret rdma.Token, bearer Tokens, roles Roles) (*Sessions, error) {
+// bearer tokens, and one for all clients while there are none; of each such token there is one for each authority in use of
+// cas. The functions may be nil.
+func NewSessions(secret rdma.Token, bearer Tokens, roles Roles, cas ClientCAs) (*Sessions, error) {
 	if err := secret.Validate(); err != nil {
 		return nil, err
 	}
-	return &Sessions{secret: secret, bearer: bearer, roles: roles, engines: make(map[rdma.EngineID]*owner)}, nil
+	return &Sessions{secret: secret, bearer: bearer, roles: roles, cas: cas, engines: make(map[rdma.EngineID]*owner), seen: make(map[[sha256.Size]byte]bool)}, nil
 }
 
 // Admission returns the Admission of the data plane.
@@ -116,14 +130,29 @@ func (s *Sessions) watch(peers func() []rdma.Peer) {
 
 // token returns the data plane's token for a caller of Describe.
 func (s *Sessions) token(ctx context.Context) rdma.Token {
+	var p party
+	if accepted := s.cas.current(); len(accepted) > 0 {
+		var ok bool
+		if p.authority, ok = authorityOf(tlsState(ctx), accepted); ok {
+			s.see(p.authority)
+		}
+	}
 	if id, ok := identityOf(ctx); ok {
-		return s.derive(credentialLabel, id.Credential[:])
+		p.credential = id.Credential
+	} else if token := bearerOf(ctx); token != "" {
+		p.credential = access.TokenCredential(token)
 	}
-	if token := bearerOf(ctx); token != "" {
-		c := access.TokenCredential(token)
-		return s.derive(credentialLabel, c[:])
+	return s.derive(p)
+}
+
+// see makes the tokens of an authority.
+func (s *Sessions) see(authority [sha256.Size]byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.seen[authority] {
+		s.seen[authority] = true
+		s.tokens = nil // refreshLocked derives them anew
 	}
-	return s.derive(sharedLabel, nil)
 }
 
 // The labels of derive: for the token of a credential, and for the one token without credentials.
@@ -133,15 +162,22 @@ const (
 	sharedLabel     = "penstock data plane without roles"
 )
 
-// derive returns the token for a label and the data that follows it.
-func (s *Sessions) derive(label string, data []byte) rdma.Token {
+// derive returns the token of a party. The data after a label are one or two of the values, which have a fixed length.
+func (s *Sessions) derive(p party) rdma.Token {
 	m := hmac.New(sha256.New, s.secret)
-	m.Write([]byte(label))
-	m.Write(data)
+	if p.credential == (access.Credential{}) {
+		m.Write([]byte(sharedLabel))
+	} else {
+		m.Write([]byte(credentialLabel))
+		m.Write(p.credential[:])
+	}
+	if p.authority != ([sha256.Size]byte{}) {
+		m.Write(p.authority[:])
+	}
 	return m.Sum(nil)
 }
 
-// accepted returns the tokens of the credentials that are accepted at present.
+// accepted returns the tokens of the clients that are accepted at present.
 func (s *Sessions) accepted() []rdma.Token {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -149,37 +185,64 @@ func (s *Sessions) accepted() []rdma.Token {
 	return s.tokens
 }
 
-// refreshLocked derives the tokens anew if the policy or the bearer tokens have changed.
+// refreshLocked derives the tokens anew if the policy, the bearer tokens or the authorities have changed.
 func (s *Sessions) refreshLocked() {
-	policy, bearers := s.roles.current(), []string(nil)
+	policy, bearers, authorities := s.roles.current(), []string(nil), s.cas.current()
 	if policy == nil {
 		bearers = s.bearer.current()
 	}
-	if s.tokens != nil && s.policy == policy && slices.Equal(s.bearers, bearers) {
+	if s.tokens != nil && s.policy == policy && slices.Equal(s.bearers, bearers) && slices.Equal(s.authorities, authorities) {
 		return
 	}
-	s.policy, s.bearers, s.tokens, s.owners, s.valid = policy, bearers, []rdma.Token{s.derive(sharedLabel, nil)}, nil, nil
-	valid := make(map[access.Credential]string)
+	s.policy, s.bearers, s.authorities, s.valid = policy, bearers, authorities, nil
+	if policy != nil || len(bearers) > 0 {
+		s.valid = make(map[access.Credential]string)
+	}
 	if policy != nil {
 		for _, c := range policy.Credentials() {
-			valid[c] = ""
+			s.valid[c] = ""
 		}
-	} else if len(bearers) == 0 {
-		return
 	}
 	for _, b := range bearers {
-		valid[access.TokenCredential(b)] = b
+		s.valid[access.TokenCredential(b)] = b
 	}
-	s.tokens, s.owners, s.valid = make([]rdma.Token, 0, len(valid)), make(map[string]access.Credential), valid
-	for c := range valid {
-		token := s.derive(credentialLabel, c[:])
+	from := [][sha256.Size]byte{{}}
+	if len(authorities) > 0 {
+		from = slices.DeleteFunc(slices.Clone(authorities), func(a [sha256.Size]byte) bool { return !s.seen[a] })
+	}
+	s.tokens, s.owners = []rdma.Token{}, make(map[string]party)
+	add := func(p party) {
+		token := s.derive(p)
 		s.tokens = append(s.tokens, token)
-		s.owners[string(token)] = c
+		s.owners[string(token)] = p
+	}
+	for _, a := range from {
+		if s.valid == nil {
+			add(party{authority: a})
+		}
+		for c := range s.valid {
+			add(party{credential: c, authority: a})
+		}
 	}
 }
 
+// acceptedLocked reports whether a client has the credential and the certificate that are required at present.
+func (s *Sessions) acceptedLocked(o *owner) bool {
+	if o == nil {
+		return s.valid == nil && len(s.authorities) == 0
+	}
+	if len(s.authorities) > 0 && !slices.Contains(s.authorities, o.authority) {
+		return false
+	}
+	if s.valid == nil {
+		return true
+	}
+	_, ok := s.valid[o.credential]
+	return ok && (s.policy == nil || o.name != "") // a session that is older than the policy has no principal
+}
+
 var (
-	errRemoved = errors.New("the credential of the token was removed from auth.token_file, auth.roles_file or auth.roles_etcd")
+	errRemoved = errors.New("the credential of the token was removed from auth.token_file, auth.roles_file or auth.roles_etcd, or its CA from auth.client_ca")
 	errTaken   = errors.New("the engine's id belongs to another principal")
 )
 
@@ -189,13 +252,11 @@ func (s *Sessions) admit(engine rdma.EngineID, proved rdma.Token) error {
 	defer s.mu.Unlock()
 	s.refreshLocked()
 	now := &owner{admitted: time.Now()}
-	if s.owners != nil {
-		var ok bool
-		if now.credential, ok = s.owners[string(proved)]; !ok {
-			return errRemoved
-		}
-		now.bearer = s.valid[now.credential]
+	var ok bool
+	if now.party, ok = s.owners[string(proved)]; !ok {
+		return errRemoved
 	}
+	now.bearer = s.valid[now.credential]
 	if s.policy != nil {
 		id, known := s.policy.ByCredential(now.credential)
 		if !known {
@@ -275,6 +336,23 @@ func (s *Sessions) identity(policy *access.Policy, engine rdma.EngineID) (id acc
 	return policy.ByCredential(o.credential)
 }
 
+// errUnverified is the error of a call on a session whose client has no certificate of auth.client_ca.
+var errUnverified = status.Error(codes.Unauthenticated, "auth.client_ca of the node does not verify the certificate of the caller any more")
+
+// verified returns an error if auth.client_ca is set, and does not have the authority of an engine's client.
+func (s *Sessions) verified(engine rdma.EngineID) error {
+	accepted := s.cas.current()
+	if len(accepted) == 0 {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if o := s.engines[engine]; o == nil || !slices.Contains(accepted, o.authority) {
+		return errUnverified
+	}
+	return nil
+}
+
 // caller returns a context with the identity of an engine's client or, without roles, with its bearer token, for a
 // call of that engine.
 func (s *Sessions) caller(ctx context.Context, engine rdma.EngineID) context.Context {
@@ -331,22 +409,13 @@ func (s *Sessions) ownAll(ctx context.Context, peers func() []rdma.Peer) (engine
 	return engines, false
 }
 
-// removed returns the engines among peers whose clients have no credential that is accepted at present. It returns none if
-// none is required.
+// removed returns the engines among peers whose clients lack a credential or a certificate that is required at present.
 func (s *Sessions) removed(peers []rdma.Peer) (engines []rdma.EngineID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.refreshLocked()
-	if s.valid == nil {
-		return nil
-	}
 	for _, p := range peers {
-		// A session that is older than the policy has no principal.
-		o, accepted := s.engines[p.ID], false
-		if o != nil {
-			_, accepted = s.valid[o.credential]
-		}
-		if !accepted || s.policy != nil && o.name == "" {
+		if !s.acceptedLocked(s.engines[p.ID]) {
 			engines = append(engines, p.ID)
 		}
 	}
@@ -359,10 +428,11 @@ func (s *Sessions) removed(peers []rdma.Peer) (engines []rdma.EngineID) {
 const openingMax = 30 * time.Second
 
 // EndRemovedSessions ends the data-plane sessions of clients whose token or certificate is in neither the token
-// file nor the roles. It is called after these have changed. A handshake that is in progress may
+// file nor the roles, and the connections and data-plane sessions of clients whose certificates auth.client_ca does not verify. It is called after these have changed. A handshake that is in progress may
 // still become a session. The next message of that session ends it, and so does a second pass over the
 // sessions after openingMax.
 func (s *Server) EndRemovedSessions() {
+	s.connections.endUnverified()
 	s.endRemoved()
 	s.later.start(s.endRemoved)
 }
@@ -379,7 +449,7 @@ func (s *Server) endRemoved() {
 
 // endSession ends the session of an engine whose client is not admitted any more.
 func (s *Server) endSession(engine rdma.EngineID) {
-	s.opts.Logger.Info("data-plane session ended: the token or certificate of its client is not in auth.token_file, auth.roles_file or auth.roles_etcd", "peer", engine.String())
+	s.opts.Logger.Info("data-plane session ended: the token or certificate of its client is not in auth.token_file, auth.roles_file or auth.roles_etcd, or auth.client_ca does not verify it", "peer", engine.String())
 	s.data.Disconnect(engine)
 }
 

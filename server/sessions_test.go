@@ -20,7 +20,7 @@ import (
 func sessionsOf(t *testing.T) (s *Sessions, set func(principals ...string), token func(subject string) rdma.Token) {
 	t.Helper()
 	var policy *access.Policy
-	s, err := NewSessions(rdma.Token("a secret of sixteen bytes or more"), nil, func() *access.Policy { return policy })
+	s, err := NewSessions(rdma.Token("a secret of sixteen bytes or more"), nil, func() *access.Policy { return policy }, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,7 +215,7 @@ func TestHandedOutTokenIsNoKey(t *testing.T) {
 	shared := s.token(t.Context())
 	set("a")
 	for _, c := range s.roles().Credentials() {
-		forged := (&Sessions{secret: shared}).derive(credentialLabel, c[:])
+		forged := (&Sessions{secret: shared}).derive(party{credential: c})
 		if slices.ContainsFunc(s.accepted(), func(t rdma.Token) bool { return bytes.Equal(t, forged) }) {
 			t.Error("the data plane accepts a token that was derived from the shared one")
 		}

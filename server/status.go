@@ -118,6 +118,17 @@ type volumeErasures struct {
 	since      time.Time
 }
 
+// addErasure adds the erasures of one namespace, which are not complete on the volumes.
+func addErasure(all map[string]volumeErasures, volumes []string, since time.Time) {
+	for _, path := range volumes {
+		v := all[path]
+		if v.namespaces++; v.namespaces == 1 || since.Before(v.since) {
+			v.since = since
+		}
+		all[path] = v
+	}
+}
+
 // erasuresByVolume returns the erasures that are not complete, by the path of the volume. The map has all volumes
 // of the node and of the nodes that it has adopted.
 func (s *Server) erasuresByVolume() map[string]volumeErasures {
@@ -137,14 +148,7 @@ func (s *Server) erasuresByVolume() map[string]volumeErasures {
 		}
 	}
 	for _, e := range pending {
-		since := time.UnixMilli(e.GetSinceUnixMs())
-		for _, path := range e.GetVolumes() {
-			v := all[path]
-			if v.namespaces++; v.namespaces == 1 || since.Before(v.since) {
-				v.since = since
-			}
-			all[path] = v
-		}
+		addErasure(all, e.GetVolumes(), time.UnixMilli(e.GetSinceUnixMs()))
 	}
 	return all
 }

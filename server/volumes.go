@@ -55,7 +55,7 @@ func (s *Server) volumes() []*pb.VolumeStatus {
 }
 
 func (s *adminService) ListVolumes(context.Context, *pb.ListVolumesRequest) (*pb.ListVolumesResponse, error) {
-	resp := &pb.ListVolumesResponse{Volumes: s.volumes()}
+	resp := &pb.ListVolumesResponse{Volumes: s.volumes(), Pending: s.PendingErasures()}
 	if s.opts.Adopter != nil {
 		resp.Adopted = s.opts.Adopter.Adopted()
 	}

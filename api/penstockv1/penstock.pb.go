@@ -6441,9 +6441,12 @@ func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
 }
 
 type ListVolumesResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Volumes       []*VolumeStatus        `protobuf:"bytes,1,rep,name=volumes,proto3" json:"volumes,omitempty"`
-	Adopted       []*AdoptedNode         `protobuf:"bytes,2,rep,name=adopted,proto3" json:"adopted,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Volumes []*VolumeStatus        `protobuf:"bytes,1,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	Adopted []*AdoptedNode         `protobuf:"bytes,2,rep,name=adopted,proto3" json:"adopted,omitempty"`
+	// pending are the erasures of epoch secrets that are not complete on the volumes of this node, sorted by namespace id; adopted
+	// has those of adopted nodes. A volume that is missing is here and not in volumes. A node of an older version does not set them.
+	Pending       []*PendingErasure `protobuf:"bytes,3,rep,name=pending,proto3" json:"pending,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6488,6 +6491,13 @@ func (x *ListVolumesResponse) GetVolumes() []*VolumeStatus {
 func (x *ListVolumesResponse) GetAdopted() []*AdoptedNode {
 	if x != nil {
 		return x.Adopted
+	}
+	return nil
+}
+
+func (x *ListVolumesResponse) GetPending() []*PendingErasure {
+	if x != nil {
+		return x.Pending
 	}
 	return nil
 }
@@ -7382,9 +7392,10 @@ type Member struct {
 	Leases  int64           `protobuf:"varint,15,opt,name=leases,proto3" json:"leases,omitempty"` // pins included
 	// Of ListMembersResponse.down. left_unix_ms is the time at which the lease of the node ended, as another node saw it; 0: none
 	// did. written_unix_ms is the time of the node's last record; 0: a node of an older version wrote it.
-	LeftUnixMs    int64 `protobuf:"varint,16,opt,name=left_unix_ms,json=leftUnixMs,proto3" json:"left_unix_ms,omitempty"`
-	WrittenUnixMs int64 `protobuf:"varint,17,opt,name=written_unix_ms,json=writtenUnixMs,proto3" json:"written_unix_ms,omitempty"`
-	HotPrefixes   int64 `protobuf:"varint,18,opt,name=hot_prefixes,json=hotPrefixes,proto3" json:"hot_prefixes,omitempty"` // as nics: hot prefixes of the node that have copies on other nodes
+	LeftUnixMs    int64             `protobuf:"varint,16,opt,name=left_unix_ms,json=leftUnixMs,proto3" json:"left_unix_ms,omitempty"`
+	WrittenUnixMs int64             `protobuf:"varint,17,opt,name=written_unix_ms,json=writtenUnixMs,proto3" json:"written_unix_ms,omitempty"`
+	HotPrefixes   int64             `protobuf:"varint,18,opt,name=hot_prefixes,json=hotPrefixes,proto3" json:"hot_prefixes,omitempty"` // as nics: hot prefixes of the node that have copies on other nodes
+	Erasures      []*VolumeErasures `protobuf:"bytes,19,rep,name=erasures,proto3" json:"erasures,omitempty"`                           // as volumes; empty: every erasure is complete, or a node of an older version
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7545,6 +7556,74 @@ func (x *Member) GetHotPrefixes() int64 {
 	return 0
 }
 
+func (x *Member) GetErasures() []*VolumeErasures {
+	if x != nil {
+		return x.Erasures
+	}
+	return nil
+}
+
+// VolumeErasures are the erasures of epoch secrets that are not complete on one volume.
+type VolumeErasures struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volume        string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`                                 // its path; the volume is missing or has failed
+	Namespaces    int64                  `protobuf:"varint,2,opt,name=namespaces,proto3" json:"namespaces,omitempty"`                        // namespaces with ended epochs whose secrets may still be on the volume
+	SinceUnixMs   int64                  `protobuf:"varint,3,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"` // time at which the first of these epochs ended
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeErasures) Reset() {
+	*x = VolumeErasures{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[98]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeErasures) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeErasures) ProtoMessage() {}
+
+func (x *VolumeErasures) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[98]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeErasures.ProtoReflect.Descriptor instead.
+func (*VolumeErasures) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{98}
+}
+
+func (x *VolumeErasures) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *VolumeErasures) GetNamespaces() int64 {
+	if x != nil {
+		return x.Namespaces
+	}
+	return 0
+}
+
+func (x *VolumeErasures) GetSinceUnixMs() int64 {
+	if x != nil {
+		return x.SinceUnixMs
+	}
+	return 0
+}
+
 // MemberNIC is a NIC of the data plane of a node.
 type MemberNIC struct {
 	state             protoimpl.MessageState `protogen:"open.v1"`
@@ -7558,7 +7637,7 @@ type MemberNIC struct {
 
 func (x *MemberNIC) Reset() {
 	*x = MemberNIC{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[98]
+	mi := &file_penstockv1_penstock_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7570,7 +7649,7 @@ func (x *MemberNIC) String() string {
 func (*MemberNIC) ProtoMessage() {}
 
 func (x *MemberNIC) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[98]
+	mi := &file_penstockv1_penstock_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7583,7 +7662,7 @@ func (x *MemberNIC) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberNIC.ProtoReflect.Descriptor instead.
 func (*MemberNIC) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{98}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *MemberNIC) GetName() string {
@@ -7629,7 +7708,7 @@ type MemberVolume struct {
 
 func (x *MemberVolume) Reset() {
 	*x = MemberVolume{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[99]
+	mi := &file_penstockv1_penstock_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7641,7 +7720,7 @@ func (x *MemberVolume) String() string {
 func (*MemberVolume) ProtoMessage() {}
 
 func (x *MemberVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[99]
+	mi := &file_penstockv1_penstock_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7654,7 +7733,7 @@ func (x *MemberVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberVolume.ProtoReflect.Descriptor instead.
 func (*MemberVolume) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{99}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *MemberVolume) GetPath() string {
@@ -7705,19 +7784,22 @@ type MoveStatus struct {
 	Phase          string                 `protobuf:"bytes,1,opt,name=phase,proto3" json:"phase,omitempty"`                                    // copying, waiting (blocks are left, which are tried again) or done
 	Blocks         int64                  `protobuf:"varint,2,opt,name=blocks,proto3" json:"blocks,omitempty"`                                 // blocks on the node that are to be copied
 	Bytes          int64                  `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`                                   // their payload
-	CopiedBlocks   int64                  `protobuf:"varint,4,opt,name=copied_blocks,json=copiedBlocks,proto3" json:"copied_blocks,omitempty"` // those that other nodes have, as far as they were compared
+	CopiedBlocks   int64                  `protobuf:"varint,4,opt,name=copied_blocks,json=copiedBlocks,proto3" json:"copied_blocks,omitempty"` // those that other nodes have, as far as they were compared; with checked_unix_ms, those that they had then, and later copies
 	CopiedBytes    int64                  `protobuf:"varint,5,opt,name=copied_bytes,json=copiedBytes,proto3" json:"copied_bytes,omitempty"`
 	BytesPerSecond int64                  `protobuf:"varint,6,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
 	SecondsLeft    int64                  `protobuf:"varint,7,opt,name=seconds_left,json=secondsLeft,proto3" json:"seconds_left,omitempty"` // at this rate; 0: unknown
 	LeftBlocks     int64                  `protobuf:"varint,8,opt,name=left_blocks,json=leftBlocks,proto3" json:"left_blocks,omitempty"`    // could not be copied in the last pass
 	Reason         string                 `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"`                               // reason why the first of them was not copied
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// checked_unix_ms is the time at which the other nodes were asked for all blocks after the copies: they may have evicted some that
+	// were copied. 0: not yet, or a node of an older version.
+	CheckedUnixMs int64 `protobuf:"varint,10,opt,name=checked_unix_ms,json=checkedUnixMs,proto3" json:"checked_unix_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MoveStatus) Reset() {
 	*x = MoveStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[100]
+	mi := &file_penstockv1_penstock_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7729,7 +7811,7 @@ func (x *MoveStatus) String() string {
 func (*MoveStatus) ProtoMessage() {}
 
 func (x *MoveStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[100]
+	mi := &file_penstockv1_penstock_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7742,7 +7824,7 @@ func (x *MoveStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveStatus.ProtoReflect.Descriptor instead.
 func (*MoveStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{100}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *MoveStatus) GetPhase() string {
@@ -7808,6 +7890,13 @@ func (x *MoveStatus) GetReason() string {
 	return ""
 }
 
+func (x *MoveStatus) GetCheckedUnixMs() int64 {
+	if x != nil {
+		return x.CheckedUnixMs
+	}
+	return 0
+}
+
 type DrainMemberRequest struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Name           string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -7819,7 +7908,7 @@ type DrainMemberRequest struct {
 
 func (x *DrainMemberRequest) Reset() {
 	*x = DrainMemberRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[101]
+	mi := &file_penstockv1_penstock_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7831,7 +7920,7 @@ func (x *DrainMemberRequest) String() string {
 func (*DrainMemberRequest) ProtoMessage() {}
 
 func (x *DrainMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[101]
+	mi := &file_penstockv1_penstock_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7844,7 +7933,7 @@ func (x *DrainMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainMemberRequest.ProtoReflect.Descriptor instead.
 func (*DrainMemberRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{101}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *DrainMemberRequest) GetName() string {
@@ -7876,7 +7965,7 @@ type DrainMemberResponse struct {
 
 func (x *DrainMemberResponse) Reset() {
 	*x = DrainMemberResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[102]
+	mi := &file_penstockv1_penstock_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7888,7 +7977,7 @@ func (x *DrainMemberResponse) String() string {
 func (*DrainMemberResponse) ProtoMessage() {}
 
 func (x *DrainMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[102]
+	mi := &file_penstockv1_penstock_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7901,7 +7990,7 @@ func (x *DrainMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainMemberResponse.ProtoReflect.Descriptor instead.
 func (*DrainMemberResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{102}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{103}
 }
 
 type ListMembersRequest struct {
@@ -7914,7 +8003,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[103]
+	mi := &file_penstockv1_penstock_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7926,7 +8015,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[103]
+	mi := &file_penstockv1_penstock_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7939,7 +8028,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{103}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ListMembersRequest) GetNodes() bool {
@@ -7964,7 +8053,7 @@ type ListMembersResponse struct {
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[104]
+	mi := &file_penstockv1_penstock_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7976,7 +8065,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[104]
+	mi := &file_penstockv1_penstock_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7989,7 +8078,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{104}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ListMembersResponse) GetMembers() []*Member {
@@ -8032,7 +8121,7 @@ type FillMembersRequest struct {
 
 func (x *FillMembersRequest) Reset() {
 	*x = FillMembersRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[105]
+	mi := &file_penstockv1_penstock_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8044,7 +8133,7 @@ func (x *FillMembersRequest) String() string {
 func (*FillMembersRequest) ProtoMessage() {}
 
 func (x *FillMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[105]
+	mi := &file_penstockv1_penstock_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8057,7 +8146,7 @@ func (x *FillMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FillMembersRequest.ProtoReflect.Descriptor instead.
 func (*FillMembersRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{105}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *FillMembersRequest) GetNames() []string {
@@ -8091,7 +8180,7 @@ type FillMembersResponse struct {
 
 func (x *FillMembersResponse) Reset() {
 	*x = FillMembersResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[106]
+	mi := &file_penstockv1_penstock_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8103,7 +8192,7 @@ func (x *FillMembersResponse) String() string {
 func (*FillMembersResponse) ProtoMessage() {}
 
 func (x *FillMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[106]
+	mi := &file_penstockv1_penstock_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8116,7 +8205,7 @@ func (x *FillMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FillMembersResponse.ProtoReflect.Descriptor instead.
 func (*FillMembersResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{106}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *FillMembersResponse) GetFills() []*Fill {
@@ -8145,7 +8234,7 @@ type FillEnd struct {
 
 func (x *FillEnd) Reset() {
 	*x = FillEnd{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[107]
+	mi := &file_penstockv1_penstock_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8157,7 +8246,7 @@ func (x *FillEnd) String() string {
 func (*FillEnd) ProtoMessage() {}
 
 func (x *FillEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[107]
+	mi := &file_penstockv1_penstock_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8170,7 +8259,7 @@ func (x *FillEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FillEnd.ProtoReflect.Descriptor instead.
 func (*FillEnd) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{107}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *FillEnd) GetRevision() int64 {
@@ -8206,7 +8295,7 @@ type Fill struct {
 
 func (x *Fill) Reset() {
 	*x = Fill{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[108]
+	mi := &file_penstockv1_penstock_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8218,7 +8307,7 @@ func (x *Fill) String() string {
 func (*Fill) ProtoMessage() {}
 
 func (x *Fill) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[108]
+	mi := &file_penstockv1_penstock_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8231,7 +8320,7 @@ func (x *Fill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fill.ProtoReflect.Descriptor instead.
 func (*Fill) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{108}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *Fill) GetName() string {
@@ -8267,7 +8356,7 @@ type RemoveMemberRequest struct {
 
 func (x *RemoveMemberRequest) Reset() {
 	*x = RemoveMemberRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[109]
+	mi := &file_penstockv1_penstock_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8279,7 +8368,7 @@ func (x *RemoveMemberRequest) String() string {
 func (*RemoveMemberRequest) ProtoMessage() {}
 
 func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[109]
+	mi := &file_penstockv1_penstock_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8292,7 +8381,7 @@ func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberRequest.ProtoReflect.Descriptor instead.
 func (*RemoveMemberRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{109}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *RemoveMemberRequest) GetName() string {
@@ -8337,7 +8426,7 @@ type RemoveMemberResponse struct {
 
 func (x *RemoveMemberResponse) Reset() {
 	*x = RemoveMemberResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[110]
+	mi := &file_penstockv1_penstock_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8349,7 +8438,7 @@ func (x *RemoveMemberResponse) String() string {
 func (*RemoveMemberResponse) ProtoMessage() {}
 
 func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[110]
+	mi := &file_penstockv1_penstock_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8362,7 +8451,7 @@ func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberResponse.ProtoReflect.Descriptor instead.
 func (*RemoveMemberResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{110}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *RemoveMemberResponse) GetUp() bool {
@@ -8401,7 +8490,7 @@ type GetRolesRequest struct {
 
 func (x *GetRolesRequest) Reset() {
 	*x = GetRolesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[111]
+	mi := &file_penstockv1_penstock_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8413,7 +8502,7 @@ func (x *GetRolesRequest) String() string {
 func (*GetRolesRequest) ProtoMessage() {}
 
 func (x *GetRolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[111]
+	mi := &file_penstockv1_penstock_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8426,7 +8515,7 @@ func (x *GetRolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRolesRequest.ProtoReflect.Descriptor instead.
 func (*GetRolesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{111}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{112}
 }
 
 type GetRolesResponse struct {
@@ -8439,7 +8528,7 @@ type GetRolesResponse struct {
 
 func (x *GetRolesResponse) Reset() {
 	*x = GetRolesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[112]
+	mi := &file_penstockv1_penstock_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8451,7 +8540,7 @@ func (x *GetRolesResponse) String() string {
 func (*GetRolesResponse) ProtoMessage() {}
 
 func (x *GetRolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[112]
+	mi := &file_penstockv1_penstock_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8464,7 +8553,7 @@ func (x *GetRolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRolesResponse.ProtoReflect.Descriptor instead.
 func (*GetRolesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{112}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *GetRolesResponse) GetDocument() []byte {
@@ -8492,7 +8581,7 @@ type SetRolesRequest struct {
 
 func (x *SetRolesRequest) Reset() {
 	*x = SetRolesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[113]
+	mi := &file_penstockv1_penstock_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8504,7 +8593,7 @@ func (x *SetRolesRequest) String() string {
 func (*SetRolesRequest) ProtoMessage() {}
 
 func (x *SetRolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[113]
+	mi := &file_penstockv1_penstock_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8517,7 +8606,7 @@ func (x *SetRolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRolesRequest.ProtoReflect.Descriptor instead.
 func (*SetRolesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{113}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *SetRolesRequest) GetDocument() []byte {
@@ -8551,7 +8640,7 @@ type SetRolesResponse struct {
 
 func (x *SetRolesResponse) Reset() {
 	*x = SetRolesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[114]
+	mi := &file_penstockv1_penstock_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8563,7 +8652,7 @@ func (x *SetRolesResponse) String() string {
 func (*SetRolesResponse) ProtoMessage() {}
 
 func (x *SetRolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[114]
+	mi := &file_penstockv1_penstock_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8576,7 +8665,7 @@ func (x *SetRolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRolesResponse.ProtoReflect.Descriptor instead.
 func (*SetRolesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{114}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *SetRolesResponse) GetChanges() []string {
@@ -9125,10 +9214,11 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\"H\n" +
 	"\x14VerifyBlocksResponse\x120\n" +
 	"\x06pieces\x18\x01 \x03(\v2\x18.penstock.v1.PieceResultR\x06pieces\"\x14\n" +
-	"\x12ListVolumesRequest\"~\n" +
+	"\x12ListVolumesRequest\"\xb5\x01\n" +
 	"\x13ListVolumesResponse\x123\n" +
 	"\avolumes\x18\x01 \x03(\v2\x19.penstock.v1.VolumeStatusR\avolumes\x122\n" +
-	"\aadopted\x18\x02 \x03(\v2\x18.penstock.v1.AdoptedNodeR\aadopted\"\xa2\x02\n" +
+	"\aadopted\x18\x02 \x03(\v2\x18.penstock.v1.AdoptedNodeR\aadopted\x125\n" +
+	"\apending\x18\x03 \x03(\v2\x1b.penstock.v1.PendingErasureR\apending\"\xa2\x02\n" +
 	"\vAdoptedNode\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
 	"\x05store\x18\x02 \x01(\tR\x05store\x12\x12\n" +
@@ -9190,7 +9280,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x13ReloadConfigRequest\"_\n" +
 	"\x14ReloadConfigResponse\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x123\n" +
-	"\achanges\x18\x02 \x03(\v2\x19.penstock.v1.ConfigChangeR\achanges\"\xbd\x04\n" +
+	"\achanges\x18\x02 \x03(\v2\x19.penstock.v1.ConfigChangeR\achanges\"\xf6\x04\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x12\x12\n" +
@@ -9212,7 +9302,14 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\fleft_unix_ms\x18\x10 \x01(\x03R\n" +
 	"leftUnixMs\x12&\n" +
 	"\x0fwritten_unix_ms\x18\x11 \x01(\x03R\rwrittenUnixMs\x12!\n" +
-	"\fhot_prefixes\x18\x12 \x01(\x03R\vhotPrefixes\"z\n" +
+	"\fhot_prefixes\x18\x12 \x01(\x03R\vhotPrefixes\x127\n" +
+	"\berasures\x18\x13 \x03(\v2\x1b.penstock.v1.VolumeErasuresR\berasures\"l\n" +
+	"\x0eVolumeErasures\x12\x16\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18\x02 \x01(\x03R\n" +
+	"namespaces\x12\"\n" +
+	"\rsince_unix_ms\x18\x03 \x01(\x03R\vsinceUnixMs\"z\n" +
 	"\tMemberNIC\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x0e\n" +
@@ -9225,7 +9322,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x0ecapacity_bytes\x18\x04 \x01(\x03R\rcapacityBytes\x12\x1d\n" +
 	"\n" +
 	"used_bytes\x18\x05 \x01(\x03R\tusedBytes\x12\x16\n" +
-	"\x06blocks\x18\x06 \x01(\x03R\x06blocks\"\x9e\x02\n" +
+	"\x06blocks\x18\x06 \x01(\x03R\x06blocks\"\xc6\x02\n" +
 	"\n" +
 	"MoveStatus\x12\x14\n" +
 	"\x05phase\x18\x01 \x01(\tR\x05phase\x12\x16\n" +
@@ -9237,7 +9334,9 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\fseconds_left\x18\a \x01(\x03R\vsecondsLeft\x12\x1f\n" +
 	"\vleft_blocks\x18\b \x01(\x03R\n" +
 	"leftBlocks\x12\x16\n" +
-	"\x06reason\x18\t \x01(\tR\x06reason\"j\n" +
+	"\x06reason\x18\t \x01(\tR\x06reason\x12&\n" +
+	"\x0fchecked_unix_ms\x18\n" +
+	" \x01(\x03R\rcheckedUnixMs\"j\n" +
 	"\x12DrainMemberRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06cancel\x18\x02 \x01(\bR\x06cancel\x12(\n" +
@@ -9374,7 +9473,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 115)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 116)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -9481,23 +9580,24 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*ReloadConfigRequest)(nil),     // 102: penstock.v1.ReloadConfigRequest
 	(*ReloadConfigResponse)(nil),    // 103: penstock.v1.ReloadConfigResponse
 	(*Member)(nil),                  // 104: penstock.v1.Member
-	(*MemberNIC)(nil),               // 105: penstock.v1.MemberNIC
-	(*MemberVolume)(nil),            // 106: penstock.v1.MemberVolume
-	(*MoveStatus)(nil),              // 107: penstock.v1.MoveStatus
-	(*DrainMemberRequest)(nil),      // 108: penstock.v1.DrainMemberRequest
-	(*DrainMemberResponse)(nil),     // 109: penstock.v1.DrainMemberResponse
-	(*ListMembersRequest)(nil),      // 110: penstock.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),     // 111: penstock.v1.ListMembersResponse
-	(*FillMembersRequest)(nil),      // 112: penstock.v1.FillMembersRequest
-	(*FillMembersResponse)(nil),     // 113: penstock.v1.FillMembersResponse
-	(*FillEnd)(nil),                 // 114: penstock.v1.FillEnd
-	(*Fill)(nil),                    // 115: penstock.v1.Fill
-	(*RemoveMemberRequest)(nil),     // 116: penstock.v1.RemoveMemberRequest
-	(*RemoveMemberResponse)(nil),    // 117: penstock.v1.RemoveMemberResponse
-	(*GetRolesRequest)(nil),         // 118: penstock.v1.GetRolesRequest
-	(*GetRolesResponse)(nil),        // 119: penstock.v1.GetRolesResponse
-	(*SetRolesRequest)(nil),         // 120: penstock.v1.SetRolesRequest
-	(*SetRolesResponse)(nil),        // 121: penstock.v1.SetRolesResponse
+	(*VolumeErasures)(nil),          // 105: penstock.v1.VolumeErasures
+	(*MemberNIC)(nil),               // 106: penstock.v1.MemberNIC
+	(*MemberVolume)(nil),            // 107: penstock.v1.MemberVolume
+	(*MoveStatus)(nil),              // 108: penstock.v1.MoveStatus
+	(*DrainMemberRequest)(nil),      // 109: penstock.v1.DrainMemberRequest
+	(*DrainMemberResponse)(nil),     // 110: penstock.v1.DrainMemberResponse
+	(*ListMembersRequest)(nil),      // 111: penstock.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),     // 112: penstock.v1.ListMembersResponse
+	(*FillMembersRequest)(nil),      // 113: penstock.v1.FillMembersRequest
+	(*FillMembersResponse)(nil),     // 114: penstock.v1.FillMembersResponse
+	(*FillEnd)(nil),                 // 115: penstock.v1.FillEnd
+	(*Fill)(nil),                    // 116: penstock.v1.Fill
+	(*RemoveMemberRequest)(nil),     // 117: penstock.v1.RemoveMemberRequest
+	(*RemoveMemberResponse)(nil),    // 118: penstock.v1.RemoveMemberResponse
+	(*GetRolesRequest)(nil),         // 119: penstock.v1.GetRolesRequest
+	(*GetRolesResponse)(nil),        // 120: penstock.v1.GetRolesResponse
+	(*SetRolesRequest)(nil),         // 121: penstock.v1.SetRolesRequest
+	(*SetRolesResponse)(nil),        // 122: penstock.v1.SetRolesResponse
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,   // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
@@ -9547,110 +9647,112 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	27,  // 44: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
 	71,  // 45: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
 	90,  // 46: penstock.v1.ListVolumesResponse.adopted:type_name -> penstock.v1.AdoptedNode
-	74,  // 47: penstock.v1.AdoptedNode.pending:type_name -> penstock.v1.PendingErasure
-	90,  // 48: penstock.v1.AdoptVolumeResponse.adopted:type_name -> penstock.v1.AdoptedNode
-	99,  // 49: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	99,  // 50: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
-	107, // 51: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
-	105, // 52: penstock.v1.Member.nics:type_name -> penstock.v1.MemberNIC
-	106, // 53: penstock.v1.Member.volumes:type_name -> penstock.v1.MemberVolume
-	104, // 54: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
-	114, // 55: penstock.v1.ListMembersResponse.last_fill:type_name -> penstock.v1.FillEnd
-	104, // 56: penstock.v1.ListMembersResponse.down:type_name -> penstock.v1.Member
-	115, // 57: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
-	12,  // 58: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	14,  // 59: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	20,  // 60: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	22,  // 61: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	26,  // 62: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	29,  // 63: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	31,  // 64: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	34,  // 65: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	38,  // 66: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	16,  // 67: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
-	40,  // 68: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	42,  // 69: penstock.v1.Cache.Demote:input_type -> penstock.v1.DemoteRequest
-	44,  // 70: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
-	46,  // 71: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
-	48,  // 72: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	51,  // 73: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	52,  // 74: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	53,  // 75: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	55,  // 76: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	57,  // 77: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	59,  // 78: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
-	61,  // 79: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	62,  // 80: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
-	63,  // 81: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	65,  // 82: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	70,  // 83: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	82,  // 84: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	84,  // 85: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	86,  // 86: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	76,  // 87: penstock.v1.Admin.ListTenants:input_type -> penstock.v1.ListTenantsRequest
-	67,  // 88: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	97,  // 89: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	88,  // 90: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
-	93,  // 91: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
-	95,  // 92: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
-	91,  // 93: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
-	100, // 94: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
-	102, // 95: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
-	110, // 96: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
-	108, // 97: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
-	112, // 98: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
-	116, // 99: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
-	118, // 100: penstock.v1.Admin.GetRoles:input_type -> penstock.v1.GetRolesRequest
-	120, // 101: penstock.v1.Admin.SetRoles:input_type -> penstock.v1.SetRolesRequest
-	13,  // 102: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	18,  // 103: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	21,  // 104: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	23,  // 105: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	28,  // 106: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	30,  // 107: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	32,  // 108: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	35,  // 109: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	39,  // 110: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	17,  // 111: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
-	41,  // 112: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	43,  // 113: penstock.v1.Cache.Demote:output_type -> penstock.v1.DemoteResponse
-	45,  // 114: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
-	47,  // 115: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
-	50,  // 116: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	9,   // 117: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	9,   // 118: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	54,  // 119: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	56,  // 120: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	58,  // 121: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	60,  // 122: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
-	9,   // 123: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	9,   // 124: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
-	64,  // 125: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	66,  // 126: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	72,  // 127: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	83,  // 128: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	85,  // 129: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	87,  // 130: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	77,  // 131: penstock.v1.Admin.ListTenants:output_type -> penstock.v1.ListTenantsResponse
-	68,  // 132: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	98,  // 133: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	89,  // 134: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
-	94,  // 135: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
-	96,  // 136: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
-	92,  // 137: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
-	101, // 138: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
-	103, // 139: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
-	111, // 140: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
-	109, // 141: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
-	113, // 142: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
-	117, // 143: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
-	119, // 144: penstock.v1.Admin.GetRoles:output_type -> penstock.v1.GetRolesResponse
-	121, // 145: penstock.v1.Admin.SetRoles:output_type -> penstock.v1.SetRolesResponse
-	102, // [102:146] is the sub-list for method output_type
-	58,  // [58:102] is the sub-list for method input_type
-	58,  // [58:58] is the sub-list for extension type_name
-	58,  // [58:58] is the sub-list for extension extendee
-	0,   // [0:58] is the sub-list for field type_name
+	74,  // 47: penstock.v1.ListVolumesResponse.pending:type_name -> penstock.v1.PendingErasure
+	74,  // 48: penstock.v1.AdoptedNode.pending:type_name -> penstock.v1.PendingErasure
+	90,  // 49: penstock.v1.AdoptVolumeResponse.adopted:type_name -> penstock.v1.AdoptedNode
+	99,  // 50: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	99,  // 51: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	108, // 52: penstock.v1.Member.move:type_name -> penstock.v1.MoveStatus
+	106, // 53: penstock.v1.Member.nics:type_name -> penstock.v1.MemberNIC
+	107, // 54: penstock.v1.Member.volumes:type_name -> penstock.v1.MemberVolume
+	105, // 55: penstock.v1.Member.erasures:type_name -> penstock.v1.VolumeErasures
+	104, // 56: penstock.v1.ListMembersResponse.members:type_name -> penstock.v1.Member
+	115, // 57: penstock.v1.ListMembersResponse.last_fill:type_name -> penstock.v1.FillEnd
+	104, // 58: penstock.v1.ListMembersResponse.down:type_name -> penstock.v1.Member
+	116, // 59: penstock.v1.FillMembersResponse.fills:type_name -> penstock.v1.Fill
+	12,  // 60: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	14,  // 61: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	20,  // 62: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	22,  // 63: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	26,  // 64: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	29,  // 65: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	31,  // 66: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	34,  // 67: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	38,  // 68: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	16,  // 69: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
+	40,  // 70: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	42,  // 71: penstock.v1.Cache.Demote:input_type -> penstock.v1.DemoteRequest
+	44,  // 72: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
+	46,  // 73: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
+	48,  // 74: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	51,  // 75: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	52,  // 76: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	53,  // 77: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	55,  // 78: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	57,  // 79: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	59,  // 80: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
+	61,  // 81: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	62,  // 82: penstock.v1.Admin.SetReplicas:input_type -> penstock.v1.SetReplicasRequest
+	63,  // 83: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	65,  // 84: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	70,  // 85: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	82,  // 86: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	84,  // 87: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	86,  // 88: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	76,  // 89: penstock.v1.Admin.ListTenants:input_type -> penstock.v1.ListTenantsRequest
+	67,  // 90: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	97,  // 91: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	88,  // 92: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
+	93,  // 93: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
+	95,  // 94: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
+	91,  // 95: penstock.v1.Admin.AdoptVolume:input_type -> penstock.v1.AdoptVolumeRequest
+	100, // 96: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
+	102, // 97: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
+	111, // 98: penstock.v1.Admin.ListMembers:input_type -> penstock.v1.ListMembersRequest
+	109, // 99: penstock.v1.Admin.DrainMember:input_type -> penstock.v1.DrainMemberRequest
+	113, // 100: penstock.v1.Admin.FillMembers:input_type -> penstock.v1.FillMembersRequest
+	117, // 101: penstock.v1.Admin.RemoveMember:input_type -> penstock.v1.RemoveMemberRequest
+	119, // 102: penstock.v1.Admin.GetRoles:input_type -> penstock.v1.GetRolesRequest
+	121, // 103: penstock.v1.Admin.SetRoles:input_type -> penstock.v1.SetRolesRequest
+	13,  // 104: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	18,  // 105: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	21,  // 106: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	23,  // 107: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	28,  // 108: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	30,  // 109: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	32,  // 110: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	35,  // 111: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	39,  // 112: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	17,  // 113: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
+	41,  // 114: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	43,  // 115: penstock.v1.Cache.Demote:output_type -> penstock.v1.DemoteResponse
+	45,  // 116: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
+	47,  // 117: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
+	50,  // 118: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	9,   // 119: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	9,   // 120: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	54,  // 121: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	56,  // 122: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	58,  // 123: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	60,  // 124: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
+	9,   // 125: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	9,   // 126: penstock.v1.Admin.SetReplicas:output_type -> penstock.v1.Namespace
+	64,  // 127: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	66,  // 128: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	72,  // 129: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	83,  // 130: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	85,  // 131: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	87,  // 132: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	77,  // 133: penstock.v1.Admin.ListTenants:output_type -> penstock.v1.ListTenantsResponse
+	68,  // 134: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	98,  // 135: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	89,  // 136: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
+	94,  // 137: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
+	96,  // 138: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
+	92,  // 139: penstock.v1.Admin.AdoptVolume:output_type -> penstock.v1.AdoptVolumeResponse
+	101, // 140: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
+	103, // 141: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
+	112, // 142: penstock.v1.Admin.ListMembers:output_type -> penstock.v1.ListMembersResponse
+	110, // 143: penstock.v1.Admin.DrainMember:output_type -> penstock.v1.DrainMemberResponse
+	114, // 144: penstock.v1.Admin.FillMembers:output_type -> penstock.v1.FillMembersResponse
+	118, // 145: penstock.v1.Admin.RemoveMember:output_type -> penstock.v1.RemoveMemberResponse
+	120, // 146: penstock.v1.Admin.GetRoles:output_type -> penstock.v1.GetRolesResponse
+	122, // 147: penstock.v1.Admin.SetRoles:output_type -> penstock.v1.SetRolesResponse
+	104, // [104:148] is the sub-list for method output_type
+	60,  // [60:104] is the sub-list for method input_type
+	60,  // [60:60] is the sub-list for extension type_name
+	60,  // [60:60] is the sub-list for extension extendee
+	0,   // [0:60] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -9664,7 +9766,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   115,
+			NumMessages:   116,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

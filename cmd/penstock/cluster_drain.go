@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -37,13 +38,16 @@ verified, and limited by --rate. Blocks that the other nodes have already are no
 a node that is restarted meanwhile continues, and so does a repeated drain. The node
 keeps its blocks. The draining ends with penstock cluster undrain.
 
-With --wait, show the progress and return when the other nodes have all blocks. Ctrl-C
+The other nodes may evict blocks while others are copied. At the end they are asked for all
+blocks, and the output has the number of blocks that they have then.
+
+With --wait, show the progress and return when all blocks were copied. Ctrl-C
 then ends the command and not the draining. The exit code is 5 if another command ends
 the draining.`,
 		Args:              args(cobra.ExactArgs(1)),
 		ValidArgsFunction: c.completeMembers,
 	}
-	cmd.Flags().BoolVar(&wait, "wait", false, "return when the other nodes have all blocks; without --timeout, wait for ever")
+	cmd.Flags().BoolVar(&wait, "wait", false, "return when all blocks were copied; without --timeout, wait for ever")
 	cmd.Flags().Var(sizeFlag{&rate}, "rate", "maximum bytes per second of the copies; 0: the setting cluster.move_rate of the node")
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		if wait && !cmd.Flags().Changed("timeout") {
@@ -69,9 +73,29 @@ the draining.`,
 
 func (d nodeDrained) words() string {
 	if d.Drained {
-		return fmt.Sprintf("drained: other nodes have all %s blocks, %s, of node %s", count(d.Move.GetBlocks()), size(d.Move.GetBytes()), d.Node)
+		if evicted := evictedWords(d.Move); evicted != "" {
+			return fmt.Sprintf("drained: other nodes have %s of the %s blocks of node %s%s", count(d.Move.GetCopiedBlocks()), count(d.Move.GetBlocks()), d.Node, evicted)
+		}
+		return fmt.Sprintf("drained: other nodes have all %s blocks, %s, of node %s%s", count(d.Move.GetBlocks()), size(d.Move.GetBytes()), d.Node, checkedWords(d.Move))
 	}
 	return fmt.Sprintf("draining: node %s gets no new sequences, and its blocks are copied to other nodes; penstock cluster members shows the progress", d.Node)
+}
+
+// checkedWords returns the time at which the other nodes were asked for the blocks.
+func checkedWords(m *pb.MoveStatus) string {
+	if m.GetCheckedUnixMs() == 0 {
+		return ""
+	}
+	return ", checked at " + utc(m.GetCheckedUnixMs())
+}
+
+// evictedWords describes the blocks that other nodes had and do not have any more when the copies end; empty: there are none.
+func evictedWords(m *pb.MoveStatus) string {
+	evicted := m.GetBlocks() - m.GetCopiedBlocks()
+	if evicted <= 0 || m.GetPhase() != string(membership.MoveDone) {
+		return ""
+	}
+	return fmt.Sprintf("%s; the other nodes have evicted or lost %s blocks that were copied, which a repeated drain copies again", checkedWords(m), count(evicted))
 }
 
 // untilNodeDrained shows the progress of a drain, and returns when other nodes have all blocks.
@@ -136,9 +160,9 @@ func moveLine(node *pb.Member) string {
 	switch note := moveNote(m, ""); {
 	case m.GetPhase() == string(membership.MoveDone):
 		if node.GetState() == string(membership.Draining) {
-			return line + "; drained"
+			return line + cmp.Or(evictedWords(m), checkedWords(m)) + "; drained"
 		}
-		return line + "; copied"
+		return line + cmp.Or(evictedWords(m), checkedWords(m)) + "; copied"
 	case m.GetReason() != "" && m.GetLeftBlocks() == 0:
 		return "nothing is copied at the moment, and it is tried again: " + m.GetReason()
 	case m.GetReason() != "":

@@ -64,7 +64,7 @@ func downLine(m *pb.Member) string {
 		line += " on " + strings.Join(paths, ", ")
 	}
 	if isDrained(m) {
-		line += "; drained"
+		line += "; drained" + evictedWords(m.GetMove())
 	}
 	return line
 }

@@ -30,6 +30,8 @@ type clusterState struct {
 	Hot         []string `json:"hot"`
 	// Moves are the copies of draining nodes, one line each.
 	Moves []string `json:"moves"`
+	// Erasures are the volumes that may still have secrets of ended epochs, one line each.
+	Erasures []string `json:"erasures"`
 	// Notes are facts that need no action. Faults are facts that need an action.
 	Notes  []string `json:"notes"`
 	Faults []string `json:"faults"`
@@ -52,7 +54,8 @@ func newClusterStatus(c *connection) *cobra.Command {
 		Short: "Sum the cluster up, and list its faults",
 		Long: `Sum the cluster up: members and fill by zone, hot prefixes with copies, draining nodes, and
 faults. The exit code is 1 if there is a fault. A node that is down is a fault until it
-starts, or is removed, or is drained. With --expect, fewer nodes that serve are a fault, too. With
+starts, or is removed, or is drained. A volume that may still have secrets of ended epochs is
+listed and does not change the exit code, because it may need a restart of its node. With --expect, fewer nodes that serve are a fault, too. With
 --wait, return when there is no fault; --timeout bounds the wait.`,
 		Args: args(cobra.NoArgs),
 	}
@@ -93,7 +96,7 @@ func serves(m *pb.Member) bool {
 // clusterStateOf sums up the nodes. expect is the number of nodes that must serve; 0: any number.
 func clusterStateOf(list *pb.ListMembersResponse, expect int) clusterState {
 	members := list.GetMembers()
-	s := clusterState{Members: len(members), Down: len(list.GetDown()), Zones: []zoneState{}, Hot: []string{}, Moves: []string{}, Notes: []string{}, Faults: []string{}}
+	s := clusterState{Members: len(members), Down: len(list.GetDown()), Zones: []zoneState{}, Hot: []string{}, Moves: []string{}, Erasures: []string{}, Notes: []string{}, Faults: []string{}}
 	zones := make(map[string]*zoneState)
 	versions := make(map[string][]string)
 	places := make([]placement.Place, len(members))
@@ -145,9 +148,14 @@ func clusterStateOf(list *pb.ListMembersResponse, expect int) clusterState {
 			s.Notes = append(s.Notes, fmt.Sprintf("node %s is %s full: new sequences pass it over", m.GetName(), percent(m.GetUsedBytes(), max(1, m.GetCapacityBytes()))))
 		}
 	}
+	for _, m := range append(slices.Clone(members), list.GetDown()...) {
+		for _, e := range m.GetErasures() {
+			s.Erasures = append(s.Erasures, "node "+m.GetName()+", volume "+erasureWords(e))
+		}
+	}
 	for _, m := range list.GetDown() {
 		if isDrained(m) {
-			s.Notes = append(s.Notes, fmt.Sprintf("node %s is drained and %s: start it, or take it out with penstock cluster remove %s", m.GetName(), downWords(m), m.GetName()))
+			s.Notes = append(s.Notes, fmt.Sprintf("node %s is drained and %s: start it, or take it out with penstock cluster remove %s%s", m.GetName(), downWords(m), m.GetName(), evictedWords(m.GetMove())))
 			continue
 		}
 		s.fault("node %s is %s: start it, or take it out with penstock cluster remove %s --force", m.GetName(), downWords(m), m.GetName())
@@ -177,7 +185,7 @@ func (s *clusterState) print(t *table) {
 	for _, l := range []struct {
 		title string
 		lines []string
-	}{{"hot prefixes", s.Hot}, {"draining", s.Moves}, {"note", s.Notes}, {"fault", s.Faults}} {
+	}{{"hot prefixes", s.Hot}, {"draining", s.Moves}, {"erasure pending", s.Erasures}, {"note", s.Notes}, {"fault", s.Faults}} {
 		for _, line := range l.lines {
 			fmt.Fprintf(t, "%s: %s\n", l.title, line)
 		}

@@ -64,6 +64,15 @@ func TestClusterState(t *testing.T) {
 			}
 		}
 	}
+	list := twoDown()
+	list.Members[1].Erasures = []*pb.VolumeErasures{{Volume: "/d", Namespaces: 1200, SinceUnixMs: 1000}}
+	list.Down[0].Erasures = []*pb.VolumeErasures{{Volume: "/c", Namespaces: 1, SinceUnixMs: 2000}}
+	if s, want := clusterStateOf(list, 0), []string{
+		"node n1, volume /d: secrets of ended epochs of 1,200 namespaces are still to be erased, since 1970-01-01T00:00:01Z",
+		"node n3, volume /c: secrets of ended epochs of 1 namespace are still to be erased, since 1970-01-01T00:00:02Z",
+	}; !slices.Equal(s.Erasures, want) || len(s.Faults) != 1 {
+		t.Errorf("erasures %q, faults %q; want %q and the node that is down", s.Erasures, s.Faults, want)
+	}
 	if s := clusterStateOf(nil, 1); len(s.Faults) != 1 {
 		t.Errorf("without members: %+v", s)
 	}
@@ -90,6 +99,11 @@ func TestClusterStateDown(t *testing.T) {
 		t.Errorf("faults %q; want %q", s.Faults, want)
 	}
 	if want := []string{"node n4 is drained and down since a time after 1970-01-01T00:00:50Z: start it, or take it out with penstock cluster remove n4"}; !slices.Equal(s.Notes, want) {
+		t.Errorf("notes %q; want %q", s.Notes, want)
+	}
+	evicted := twoDown()
+	evicted.Down[1].Move = &pb.MoveStatus{Phase: "done", Blocks: 5000, CopiedBlocks: 4000, CheckedUnixMs: 55_000}
+	if s, want := clusterStateOf(evicted, 3), "penstock cluster remove n4, checked at 1970-01-01T00:00:55Z; the other nodes have evicted or lost 1,000 blocks that were copied, which a repeated drain copies again"; len(s.Notes) != 1 || !strings.HasSuffix(s.Notes[0], want) {
 		t.Errorf("notes %q; want %q", s.Notes, want)
 	}
 	if s.Members != 3 || s.Down != 2 || s.HotPrefixes != 2 || !slices.Equal(s.Hot, []string{"node n1: 2"}) {

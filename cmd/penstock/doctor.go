@@ -210,6 +210,14 @@ func (d *doctor) examineStatus(s *pb.StatusResponse) {
 		}
 		return because(s.GetIo(), s.GetIoReason()), hint, nil
 	})
+	if k := s.GetEpochKeys(); k != nil {
+		d.look("epoch keys", func() (string, string, error) {
+			if lines := erasureLines(k.GetPending()); len(lines) > 0 {
+				return strings.Join(lines, "; "), "bring the volume back, or remove it and erase its disk; docs/operate.md has the steps", nil
+			}
+			return "every erasure is complete", "", nil
+		})
+	}
 	d.look("arena", func() (string, string, error) {
 		hint := ""
 		if s.GetArenaPages() == string(arena.Small) {

@@ -284,13 +284,36 @@ func TestPendingErasures(t *testing.T) {
 			}
 			return strings.Contains(page, fault) == (want > 0) && strings.Contains(page, "erasure pending") == (want > 0)
 		})
+		list := decode[struct{ Pending []*pb.PendingErasure }](t, s.run("volume", "list", "--format", "json")).Pending
+		if len(list) != want || want > 0 && (list[0].GetSinceUnixMs() != pending[0].GetSinceUnixMs() || list[0].GetNamespace() != "m") {
+			t.Errorf("volume list has %v; status has %v", list, pending)
+		}
+		shown := s.run("volume", "list").must(t)
+		if strings.Contains(shown, "to be erased") != (want > 0) {
+			t.Errorf("volume list with %d pending erasures:\n%s", want, shown)
+		}
 		for _, e := range pending {
 			since = time.UnixMilli(e.GetSinceUnixMs())
+			line := fmt.Sprintf("%s/b: secrets of ended epochs of 1 namespace are still to be erased, since %s (m)", dir, since.UTC().Format(time.RFC3339))
+			if !strings.Contains(shown, "\n  "+line) {
+				t.Errorf("no line %q in\n%s", line, shown)
+			}
 			if stamp := since.UTC().Format(time.RFC3339); !strings.Contains(s.run("status").must(t), "pending since "+stamp+": "+dir+"/b") {
 				t.Errorf("the status has no line of the volume since %s", stamp)
 			}
 		}
 		return since
+	}
+	// examine compares the line of doctor with a state and a pattern. Doctor makes and deletes a namespace.
+	examine := func(state, detail string) {
+		t.Helper()
+		r := s.run("doctor", "--format", "json")
+		for _, l := range decode[diagnosis](t, r).Layers {
+			if l.Layer == "epoch keys" && l.State == state && regexp.MustCompile(detail).MatchString(l.Detail) {
+				return
+			}
+		}
+		t.Errorf("doctor has no line %s %s:\n%s", state, detail, r.out)
 	}
 	restart := func(change func() error) {
 		t.Helper()
@@ -301,6 +324,7 @@ func TestPendingErasures(t *testing.T) {
 		s = startServed(t, "", "--config", config)
 	}
 	check(0)
+	examine(layerOK, "^every erasure is complete$")
 	restart(func() error { return os.Rename(dir+"/b", dir+"/away") })
 	check(0)
 	began := time.Now().Truncate(time.Millisecond)
@@ -317,6 +341,7 @@ func TestPendingErasures(t *testing.T) {
 	if again := check(1); !again.Equal(since) {
 		t.Errorf("pending since %v after another bump; want the first one, %v", again, since)
 	}
+	examine(layerWarning, "^"+regexp.QuoteMeta(dir)+`/b: secrets of ended epochs of 1 namespace are still to be erased, since 20\d\d-\d\d-\d\dT\S+ \(m\)$`)
 	restart(func() error { return os.Rename(dir+"/away", dir+"/b") })
 	check(0)
 }
@@ -734,6 +759,17 @@ func TestPendingErasuresOfAdoptedVolumes(t *testing.T) {
 				t.Errorf("%s: no %q in\n%s", when, line, metrics)
 			}
 		}
+		address := b.control.Addr().String()
+		words := regexp.MustCompile(regexp.QuoteMeta(dir) + `/bad: secrets of ended epochs of 1 namespace are still to be erased, since 20\d\d-`)
+		if shown := penstock(t, "", nil, "volume", "list", "--server", address).must(t); words.MatchString(shown) != (bad > 0) || strings.Contains(shown, "to be erased") != (bad > 0) {
+			t.Errorf("%s: volume list shows\n%s", when, shown)
+		}
+		awaitTrue(t, when+": cluster status", func() bool { // a node writes its record within a second
+			r := penstock(t, "", nil, "cluster", "status", "--server", address)
+			all := decode[clusterState](t, penstock(t, "", nil, "cluster", "status", "--server", address, "--format", "json")).Erasures
+			pending := regexp.MustCompile("(?m)^erasure pending: node a, volume " + words.String())
+			return pending.MatchString(r.out) == (bad > 0) && len(all) == bad && r.code == exitOK
+		})
 		fault := "volume " + dir + "/bad</th><td><span class=\"state\" data-state=\"erasure pending\">"
 		awaitTrue(t, when+": the console", func() bool { return strings.Contains(open("/"), fault) == (bad > 0) })
 	}

@@ -290,6 +290,6 @@ func (m *moves) state() membership.Move {
 	p := mover.Progress()
 	return membership.Move{
 		Order: m.order.Load(), Phase: membership.MovePhase(p.Phase), Blocks: p.Blocks, Bytes: p.Bytes, CopiedBlocks: p.CopiedBlocks, CopiedBytes: p.CopiedBytes,
-		BytesPerSecond: p.BytesPerSecond, Seconds: int64(p.Rest / time.Second), Left: p.Left, Reason: p.Reason,
+		BytesPerSecond: p.BytesPerSecond, Seconds: int64(p.Rest / time.Second), Left: p.Left, Reason: p.Reason, Checked: p.Checked.UTC().Round(0),
 	}
 }

@@ -88,7 +88,7 @@ func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *me
 	if _, err := rand.Read(secret); err != nil {
 		return err
 	}
-	sessions, err := server.NewSessions(secret, n.live.credentials.Tokens, n.live.credentials.Roles)
+	sessions, err := server.NewSessions(secret, n.live.credentials.Tokens, n.live.credentials.Roles, n.live.credentials.ClientCAs)
 	if err != nil {
 		return err
 	}
@@ -149,6 +149,7 @@ func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *me
 		Roles:         n.live.credentials.Roles,
 		RolesDocument: document,
 		RolesState:    n.live.credentials.RolesState,
+		ClientCAs:     n.live.credentials.ClientCAs,
 		TLS:           tlsConfig,
 		Config:        n.live.reloader,
 		Metrics:       counters,

@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/server/config"
 )
@@ -61,9 +62,14 @@ The full group, if there is one, comes first.
 A tenant's new namespace gets a random salt unless a salt or --no-salt is given. A tenant
 is a principal of the node's roles that has the role admin on some namespaces only. Nodes
 without etcd would each make a salt of their own: give all of them the same --salt-file,
-or let an engine create the namespace.`,
+or let an engine create the namespace.
+
+Give all nodes of a cluster without etcd to --server, with commas between: the namespace then
+has the same salt and the same first epoch on all. A node on which the name was deleted
+before begins at a later epoch than the others, and clients use only the newest epoch.`,
 		Example: `  penstock ns create llama-3/70b --layers 80 --block-tokens 64 --token-bytes 4096 --dtype bf16
   penstock ns create hybrid --block-tokens 64 --group full:12:1024 --group state:36:524288
+  penstock ns create chat --layers 32 --block-tokens 64 --token-bytes 4096 --server n1:7420,n2:7420
   penstock ns create lmcache --layers 32 --block-tokens 256 --token-bytes 4096 --index flat`,
 		Args: args(cobra.ExactArgs(1)),
 	}
@@ -93,11 +99,7 @@ or let an engine create the namespace.`,
 		if err != nil {
 			return err
 		}
-		return c.admin(cmd, func(ctx context.Context, a admin) error {
-			ns, err := a.CreateNamespace(ctx, &pb.CreateNamespaceRequest{Namespace: api.NamespaceProto(def), Salting: g.salting()})
-			if err != nil {
-				return err
-			}
+		made := func(ns *pb.Namespace) error {
 			// The node cannot distinguish --quota 0 from no flag.
 			if cmd.Flags().Changed("quota") && ns.GetQuotaBytes() != g.quota {
 				return fmt.Errorf("namespace %q already exists with a quota of %s; to remove the quota: penstock ns quota %s 0", ns.GetName(), size(ns.GetQuotaBytes()), ns.GetName())
@@ -106,9 +108,60 @@ or let an engine create the namespace.`,
 				return fmt.Errorf("namespace %q already exists with %d replicas; to change that: penstock ns replicas %s %d", ns.GetName(), max(1, ns.GetReplicas()), ns.GetName(), g.replicas)
 			}
 			return emitNamespace(cmd, ns)
+		}
+		if len(c.list()) > 1 {
+			if g.noSalt {
+				return usagef("--no-salt with several addresses in --server: give one address, or a salt")
+			}
+			return c.createOnAll(cmd, def, made)
+		}
+		return c.admin(cmd, func(ctx context.Context, a admin) error {
+			ns, err := a.CreateNamespace(ctx, &pb.CreateNamespaceRequest{Namespace: api.NamespaceProto(def), Salting: g.salting()})
+			if err != nil {
+				return err
+			}
+			return made(ns)
 		})
 	}
 	return cmd
+}
+
+// createOnAll creates a namespace on several nodes without etcd, with the same salt and the same first epoch, and calls made. It
+// fails if a node does not have the namespace then, or has it at another epoch.
+func (c *connection) createOnAll(cmd *cobra.Command, def kv.Namespace, made func(*pb.Namespace) error) error {
+	return c.data(cmd, func(ctx context.Context, s *client.Store) error {
+		if _, err := s.EnsureNamespace(ctx, def); err != nil {
+			return err
+		}
+		var newest *pb.Namespace
+		all := make([]*pb.Namespace, len(c.list()))
+		for i, target := range c.list() {
+			conn, err := c.dial(target)
+			if err != nil {
+				return err
+			}
+			all[i], err = pb.NewAdminClient(conn).GetNamespace(ctx, &pb.GetNamespaceRequest{Name: def.Name})
+			_ = conn.Close() // it was only read
+			if err != nil {
+				return fmt.Errorf("namespace %q is not on all nodes; repeat the command when %s answers: %w", def.Name, target, err)
+			}
+			if newest == nil || all[i].GetEpoch() > newest.GetEpoch() {
+				newest = all[i]
+			}
+		}
+		var differ, remedy []string
+		for i, target := range c.list() {
+			if epoch := all[i].GetEpoch(); epoch < newest.GetEpoch() {
+				differ = append(differ, fmt.Sprintf("%d on %s", epoch, target))
+				remedy = append(remedy, fmt.Sprintf("penstock --server %s ns bump-epoch %s --to %d", target, def.Name, newest.GetEpoch()))
+			}
+		}
+		if len(differ) > 0 {
+			return fmt.Errorf("namespace %q is at epoch %d, and at epoch %s: clients use the newest epoch, whose blocks these nodes neither store nor find. To end their older epochs: %s",
+				def.Name, newest.GetEpoch(), strings.Join(differ, ", "), strings.Join(remedy, "; "))
+		}
+		return made(newest)
+	})
 }
 
 // salting returns the rule for a definition without a salt.

@@ -142,12 +142,12 @@ func runPlanner(ctx context.Context, from source[config.Planner], record string,
 	if oracle != nil {
 		oracle.Watch(func(s netoracle.State) { service.SetNetwork(networkOfState(s)) })
 	}
-	node := server.NewPlannerNode(server.PlannerOptions{Service: service, Name: "planner " + control.Addr().String(), Tokens: live.credentials.Tokens, Roles: live.credentials.Roles, TLS: live.credentials.ServerTLS(), Registry: registry, Logger: log})
+	node := server.NewPlannerNode(server.PlannerOptions{Service: service, Name: "planner " + control.Addr().String(), Tokens: live.credentials.Tokens, Roles: live.credentials.Roles, ClientCAs: live.credentials.ClientCAs, TLS: live.credentials.ServerTLS(), Registry: registry, Logger: log})
 	log.Info("ready", append(addresses("grpc", control, web), "read_policy", schedule.Policy.String(), "alpha", schedule.Alpha, "beta", schedule.Beta)...)
 	live.follow(cfg.Keys(), from.path, func(context.Context) (reload.Candidate, error) {
 		next, err := from.read()
 		return reload.Candidate{Keys: next.Keys(), Auth: next.Auth, Apply: func() { live.apply(next.Log, next.DrainWithin) }}, err
-	}, nil, nil, metrics.NewReloads(registry), log)
+	}, nil, node.EndUnverified, metrics.NewReloads(registry), log)
 	defer live.run(ctx, from.hangups)()
 	return serveUntil(ctx, log, live, func() error { return node.Serve(control, web) }, node.Shutdown)
 }

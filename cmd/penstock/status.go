@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -188,16 +190,61 @@ func printEpochKeys(t *table, k *pb.EpochKeysStatus) {
 	t.row()
 	t.row("ENDED", "EPOCHS", "ERASURE")
 	for _, e := range k.GetPending() {
-		name := e.GetNamespace()
-		if name == "" {
-			name = fmt.Sprintf("namespace %d, deleted", e.GetNamespaceId())
-		}
 		since := ""
 		if ms := e.GetSinceUnixMs(); ms != 0 {
 			since = " since " + utc(ms)
 		}
-		t.row(name, fmt.Sprint("up to ", e.GetEpoch()), "pending"+since+": "+strings.Join(e.GetVolumes(), ", "))
+		t.row(erasureName(e), fmt.Sprint("up to ", e.GetEpoch()), "pending"+since+": "+strings.Join(e.GetVolumes(), ", "))
 	}
+}
+
+// erasureName returns the namespace of an erasure as text.
+func erasureName(e *pb.PendingErasure) string {
+	if e.GetNamespace() == "" {
+		return fmt.Sprintf("namespace %d, deleted", e.GetNamespaceId())
+	}
+	return e.GetNamespace()
+}
+
+// erasureNamesMax is the number of namespaces that a line of erasureLines names at most.
+const erasureNamesMax = 5
+
+// erasureLines returns, for each volume that may still have secrets of ended epochs, a line with the namespaces and
+// the time at which the first epoch ended, sorted by path.
+func erasureLines(pending []*pb.PendingErasure) (lines []string) {
+	names := make(map[string][]string)
+	volumes := make(map[string]*pb.VolumeErasures)
+	for _, e := range pending {
+		for _, path := range e.GetVolumes() {
+			v := volumes[path]
+			if v == nil {
+				v = &pb.VolumeErasures{Volume: path, SinceUnixMs: e.GetSinceUnixMs()}
+				volumes[path] = v
+			}
+			v.Namespaces++
+			v.SinceUnixMs = min(v.GetSinceUnixMs(), e.GetSinceUnixMs())
+			if len(names[path]) < erasureNamesMax {
+				names[path] = append(names[path], erasureName(e))
+			}
+		}
+	}
+	for _, path := range slices.Sorted(maps.Keys(volumes)) {
+		list := strings.Join(names[path], "; ")
+		if more := volumes[path].GetNamespaces() - int64(len(names[path])); more > 0 {
+			list += fmt.Sprintf("; %d more", more)
+		}
+		lines = append(lines, erasureWords(volumes[path])+" ("+list+")")
+	}
+	return lines
+}
+
+// erasureWords describes the erasures that wait for one volume.
+func erasureWords(v *pb.VolumeErasures) string {
+	namespaces := "1 namespace"
+	if n := v.GetNamespaces(); n != 1 {
+		namespaces = count(n) + " namespaces"
+	}
+	return fmt.Sprintf("%s: secrets of ended epochs of %s are still to be erased, since %s", v.GetVolume(), namespaces, utc(v.GetSinceUnixMs()))
 }
 
 // memoryWords returns the parts of the memory budget as text.

@@ -39,7 +39,9 @@ func newVolumeList(c *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the volumes, with the progress of those that are draining",
-		Args:  args(cobra.NoArgs),
+		Long: `List the volumes, with the progress of those that are draining, and the adopted nodes. A
+volume that may still have secrets of ended epochs has a line with their namespaces.`,
+		Args: args(cobra.NoArgs),
 	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return c.admin(cmd, func(ctx context.Context, a admin) error {
@@ -50,6 +52,13 @@ func newVolumeList(c *connection) *cobra.Command {
 			return outputOf(cmd).emit(resp, func(t *table) {
 				printVolumes(t, resp.GetVolumes())
 				printAdopted(t, resp.GetAdopted())
+				pending := resp.GetPending()
+				for _, a := range resp.GetAdopted() {
+					pending = append(pending, a.GetPending()...)
+				}
+				for _, line := range erasureLines(pending) {
+					t.row("  " + line)
+				}
 			})
 		})
 	}

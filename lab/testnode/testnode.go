@@ -108,7 +108,7 @@ func (n *Node) open(ctx context.Context, o Options) error {
 	n.Storage = engine.Node
 	n.closers = append(n.closers, engine.Close)
 	token := rdma.Token("the data plane's token of a test")
-	sessions, err := server.NewSessions(token, o.tokens, o.Roles)
+	sessions, err := server.NewSessions(token, o.tokens, o.Roles, nil)
 	if err != nil {
 		return err
 	}

@@ -50,6 +50,9 @@ type Move struct {
 	// first of them was not.
 	Left   int64  `json:"left,omitempty"`
 	Reason string `json:"reason,omitempty"`
+	// Checked is the time at which the other members were asked for all blocks after the copies; zero: not yet, or by a node of
+	// an older version.
+	Checked time.Time `json:"checked,omitzero"`
 }
 
 // of returns the state if it is that of the order to drain the member or, without one, of the order to fill members. Otherwise
@@ -78,7 +81,8 @@ const (
 	MoveCopying MovePhase = "copying"
 	// MoveWaiting: blocks are left that could not be copied. They are tried again.
 	MoveWaiting MovePhase = "waiting"
-	// MoveDone: other members have all blocks. Blocks that are stored later are copied too.
+	// MoveDone: all blocks were copied, or other members had them. CopiedBlocks has those that they still had at the time Checked: they may have
+	// evicted some meanwhile. Blocks that are stored later are copied too.
 	MoveDone MovePhase = "done"
 )
 

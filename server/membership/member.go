@@ -69,6 +69,9 @@ type NodeRecord struct {
 type Details struct {
 	NICs    []NIC    `json:"nics,omitempty"`
 	Volumes []Volume `json:"volumes,omitempty"`
+	// Erasures has the volumes that may still have secrets of ended epochs, sorted by path. Volumes does not have
+	// those that are missing.
+	Erasures []Erasures `json:"erasures,omitempty"`
 	// HotPrefixes is the number of the node's hot prefixes that have copies on other nodes.
 	HotPrefixes int64 `json:"hot_prefixes,omitempty"`
 }
@@ -95,10 +98,19 @@ type Volume struct {
 	Blocks    int64 `json:"blocks,omitempty"`
 }
 
+// Erasures are the erasures of secrets of ended epochs that are not complete on one volume.
+type Erasures struct {
+	Volume string `json:"volume"`
+	// Namespaces is the number of namespaces with such epochs.
+	Namespaces int `json:"namespaces"`
+	// SinceUnixMs is the time at which the first of the epochs ended.
+	SinceUnixMs int64 `json:"since_unix_ms"`
+}
+
 // sameButUse reports whether two Details differ only by what changes while the node works normally: less than a hundredth of
 // the use of each volume, the number of hot prefixes, and the texts of reasons.
 func (d Details) sameButUse(e Details) bool {
-	return slices.Equal(d.NICs, e.NICs) && slices.EqualFunc(d.Volumes, e.Volumes, func(a, b Volume) bool {
+	return slices.Equal(d.NICs, e.NICs) && slices.Equal(d.Erasures, e.Erasures) && slices.EqualFunc(d.Volumes, e.Volumes, func(a, b Volume) bool {
 		small := max(a.UsedBytes-b.UsedBytes, b.UsedBytes-a.UsedBytes) <= a.CapacityBytes/100
 		a.UsedBytes, a.Blocks, a.Reason = b.UsedBytes, b.Blocks, b.Reason
 		return small && a == b

@@ -109,6 +109,8 @@ type Mover struct {
 	// seen has the numbers of the nodes of the index whose blocks count in progress.Copied*.
 	seen bits
 	rate meter
+	// checkTook is the duration of the last check.
+	checkTook time.Duration
 }
 
 // New returns a Mover.
@@ -177,6 +179,21 @@ func (m *Mover) Run(ctx context.Context) (err error) {
 		if m.opts.To.Placements() != placements {
 			continue
 		}
+		if p.left == 0 && m.checkDue() {
+			check := &pass{Mover: m, link: link, done: make(map[tipKey]chainSum), began: m.node.Events().Last(), compares: true}
+			if err := m.check(ctx, check); err != nil {
+				m.setPhase("")
+				return err
+			}
+			if m.opts.To.Placements() != placements {
+				continue
+			}
+			// Pieces that other nodes have evicted are not copied again: a full node would evict others for them, such as blocks that
+			// it has read.
+			if p.left, p.reason = check.left, check.reason; p.left > 0 {
+				done = check.done // the next pass compares the others again
+			}
+		}
 		m.endPass(p)
 		for {
 			if !sleep(ctx, wait) {
@@ -192,6 +209,28 @@ func (m *Mover) Run(ctx context.Context) (err error) {
 	}
 }
 
+// checkDue reports whether the other nodes are asked again for all blocks. While blocks are stored on this node all the time, there is
+// a check after many passes, and the checks take at most a tenth of the time.
+func (m *Mover) checkDue() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.progress.Phase != Done && time.Since(m.progress.Checked) >= 9*m.checkTook
+}
+
+// check asks the other nodes for all blocks, without copies, and counts anew those that they have. It returns an error only if ctx
+// has ended.
+func (m *Mover) check(ctx context.Context, p *pass) error {
+	began := time.Now()
+	if err := p.run(ctx); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.seen, m.progress.CopiedBlocks, m.progress.CopiedBytes = p.found.seen, p.found.Blocks, p.found.Bytes
+	m.progress.Checked, m.checkTook = time.Now(), time.Since(began)
+	return nil
+}
+
 // changes counts the changes of the index. An event reports the change of a block, and a commit may only
 // have stored pieces of other layer groups of a block.
 func (m *Mover) changes() [2]uint64 { return [2]uint64{m.node.Events().Last(), m.node.Commits()} }
@@ -202,6 +241,7 @@ func (m *Mover) forget(done map[tipKey]chainSum) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.seen, m.progress.CopiedBlocks, m.progress.CopiedBytes = nil, 0, 0
+	m.progress.Checked = time.Time{}
 }
 
 func sleep(ctx context.Context, d time.Duration) bool {
@@ -222,17 +262,24 @@ type pass struct {
 	done map[tipKey]chainSum
 	// began is the number of the node's last event before the pass.
 	began uint64
+	// compares is set if the pass compares and does not copy. Its done has only the sequences that other nodes have or have lost.
+	compares bool
 
-	// The following fields are guarded by Mover.mu. copied is the number of bytes that were sent.
+	// The following fields are guarded by Mover.mu. copied is the number of bytes that were sent. In a pass that only compares, found
+	// are the pieces that all of their new nodes have.
 	copied int64
 	left   int64
 	reason string
+	found  struct {
+		storage.Removed
+		seen bits
+	}
 }
 
 // run copies the blocks that are not copied yet. It returns an error only if ctx has ended.
 func (p *pass) run(ctx context.Context) error {
-	all := p.plan()
-	p.begin(len(all) > 0)
+	all, total := p.plan()
+	p.begin(len(all) > 0, total)
 	next := make(chan work)
 	var wg sync.WaitGroup
 	for range p.opts.Parallel {
@@ -256,9 +303,8 @@ func (p *pass) run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// plan returns the sequences that are not done, the hottest first.
-func (p *pass) plan() (all []work) {
-	blocks, bytes := int64(0), int64(0)
+// plan returns the sequences that are not done, the hottest first, and the number and the payload of the blocks of all.
+func (p *pass) plan() (all []work, sum storage.Removed) {
 	for _, ns := range p.node.Namespaces() {
 		for _, epoch := range ns.Live() {
 			tips, total, err := p.node.Tips(ns.Name, epoch)
@@ -268,7 +314,7 @@ func (p *pass) plan() (all []work) {
 			if p.opts.Only != nil {
 				tips, total = p.only(ns, epoch, tips)
 			}
-			blocks, bytes = blocks+total.Blocks, bytes+total.Bytes
+			sum.Blocks, sum.Bytes = sum.Blocks+total.Blocks, sum.Bytes+total.Bytes
 			if ns.Index != kv.IndexFlat && ns.Geometry.Groups[0].Kind != kv.Full {
 				// The node of a sequence depends on its first block, and the index has no parents of blocks.
 				p.leave(total.Blocks, fmt.Sprintf("namespace %q has no layer group of full attention, so the first blocks of its sequences are unknown", ns.Name))
@@ -284,11 +330,8 @@ func (p *pass) plan() (all []work) {
 			}
 		}
 	}
-	p.mu.Lock()
-	p.progress.Blocks, p.progress.Bytes = blocks, bytes
-	p.mu.Unlock()
 	slices.SortStableFunc(all, func(a, b work) int { return b.heat - a.heat })
-	return all
+	return all, sum
 }
 
 // only returns the tips of the sequences that are copied, and the number and the payload of their pieces.
@@ -425,6 +468,9 @@ func (p *pass) copy(ctx context.Context, w work) {
 	}
 	p.settle(ctx, w, copied, unknown, nodeDown)
 	left := unknown
+	if p.compares {
+		send = nil
+	}
 	defer p.keepHot(ctx, w, s.hot, len(send) > 0)
 	for len(send) > 0 && ctx.Err() == nil {
 		got := p.send(ctx, w, s.ids, send)
@@ -477,7 +523,7 @@ func (p *pass) keepHot(ctx context.Context, w work, ids []kv.BlockID, sent bool)
 // yield makes the blocks of a sequence, which their homes have, the first that this node evicts, if the sequence is
 // not one of this node.
 func (p *pass) yield(w work, root kv.BlockID, ids []kv.BlockID) {
-	if p.opts.Yields == nil || !p.opts.Yields(w.ns, root) {
+	if p.compares || p.opts.Yields == nil || !p.opts.Yields(w.ns, root) {
 		return
 	}
 	if err := p.node.Demote(w.ns.Name, w.epoch, ids); err != nil && p.live(w) {
@@ -544,6 +590,10 @@ func (p *pass) settle(ctx context.Context, w work, copied, left []piece, reason 
 	}
 	p.mu.Lock()
 	for _, x := range copied {
+		if p.compares && p.found.seen.add(x.node) {
+			p.found.Blocks++
+			p.found.Bytes += w.ns.Geometry.PieceBytes(x.Group)
+		}
 		if p.seen.add(x.node) {
 			p.progress.CopiedBlocks++
 			p.progress.CopiedBytes += w.ns.Geometry.PieceBytes(x.Group)

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -322,6 +323,111 @@ func TestLeft(t *testing.T) {
 	if n := to.has(to.ids(7, 5), 2); n != 5 {
 		t.Errorf("%d blocks of the common epoch", n)
 	}
+}
+
+// present counts the blocks of sequences that the node has.
+func (s *site) present(sequences, blocks int) (n int) {
+	s.t.Helper()
+	for i := range sequences {
+		have, err := s.Exists(s.t.Context(), client.KeysRequest{Namespace: s.ns, IDs: s.ids(i, blocks)}, false)
+		s.must(err)
+		for _, h := range have {
+			if h == client.Present {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// TestEvictedMeanwhile: when the other node has evicted or lost blocks after they were copied, the progress has the number of blocks that
+// it had when it was asked at the end. Another Run copies the others.
+func TestEvictedMeanwhile(t *testing.T) {
+	testkit.VerifyNone(t)
+	for name, c := range map[string]struct {
+		sequences, blocks int
+		o                 testnode.Options
+		lose              bool // the other node loses a block once, after it has all of them
+	}{
+		"lost once": {3, 5, testnode.Options{}, true},
+		"no room":   {4, 100, testnode.Options{CapacityBytes: 1 << 20, SegmentBytes: 128 << 10}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			from, to := newSite(t, kv.IndexTrie), newSiteOf(t, kv.IndexTrie, c.o)
+			for i := range c.sequences {
+				from.put(from.ids(i, c.blocks), 1)
+			}
+			count, lost := int64(c.sequences*c.blocks), false
+			w := &target{Store: to.Store}
+			w.after = func(client.WriteRequest) {
+				if !c.lose || lost || to.present(c.sequences, c.blocks) < int(count) {
+					return
+				}
+				lost = true
+				if _, err := to.Delete(t.Context(), client.KeysRequest{Namespace: to.ns, IDs: to.ids(1, c.blocks)[3:]}); err != nil {
+					t.Error(err)
+				}
+			}
+			p := run(t, Options{Node: from.node.Storage, To: w, Parallel: 1}, done)
+			has := int64(to.present(c.sequences, c.blocks))
+			if p.CopiedBlocks != has || p.CopiedBytes != 4096*has || p.Blocks != count || p.Left != 0 || p.Checked.IsZero() {
+				t.Errorf("%+v; the other node has %d of %d blocks", p, has, count)
+			}
+			if lost != c.lose || has == count || has == 0 {
+				t.Errorf("lost %v; the other node has %d of %d blocks", lost, has, count)
+			}
+			if !c.lose {
+				return
+			}
+			if p = run(t, Options{Node: from.node.Storage, To: w}, done); p.CopiedBlocks != count || to.present(c.sequences, c.blocks) != int(count) {
+				t.Errorf("after another run: %+v", p)
+			}
+		})
+	}
+}
+
+// TestCheckFails: while it is unknown whether the other nodes still have the blocks, the copies are not done.
+func TestCheckFails(t *testing.T) {
+	testkit.VerifyNone(t)
+	from, to := newSite(t, kv.IndexTrie), newSite(t, kv.IndexTrie)
+	from.put(from.ids(0, 5), 1)
+	w := &unsure{target: &target{Store: to.Store}}
+	w.after = func(client.WriteRequest) { w.down.Store(true) }
+	seen := false
+	run(t, Options{Node: from.node.Storage, To: w}, func(p Progress) bool {
+		if p.Phase == Done && w.down.Load() {
+			t.Fatalf("done while a node is down: %+v", p)
+		}
+		if p.Phase == Waiting && !seen {
+			if seen = true; p.Left != 5 || p.Reason != nodeDown {
+				t.Errorf("%+v", p)
+			}
+			w.after = nil
+			w.down.Store(false)
+		}
+		return p.Phase == Done
+	})
+	if !seen {
+		t.Error("the check did not find that the node is down")
+	}
+}
+
+// unsure is a target of which it is unknown which blocks it has, while it is down.
+type unsure struct {
+	*target
+	down atomic.Bool
+}
+
+func (u *unsure) ExistsGroups(ctx context.Context, r client.KeysRequest) ([][]client.Presence, error) {
+	have, err := u.target.ExistsGroups(ctx, r)
+	for _, group := range have {
+		for i := range group {
+			if u.down.Load() {
+				group[i] = client.Unknown
+			}
+		}
+	}
+	return have, err
 }
 
 // hybrid has blocks of 16 tokens with a group of each kind.

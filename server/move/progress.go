@@ -3,6 +3,8 @@ package move
 import (
 	"sync/atomic"
 	"time"
+
+	"github.com/penstock-kv/penstock/server/storage"
 )
 
 // Phase is the phase of a Mover.
@@ -13,7 +15,8 @@ const (
 	Copying Phase = "copying"
 	// Waiting: blocks are left that could not be copied. They are tried again.
 	Waiting Phase = "waiting"
-	// Done: the other members have all blocks.
+	// Done: every block was copied, or its new nodes had it. They may have evicted or lost some of them meanwhile, which are not
+	// copied again: CopiedBlocks has those that they had at the time Checked.
 	Done Phase = "done"
 )
 
@@ -32,6 +35,9 @@ type Progress struct {
 	// the first of them was not. A block that several sequences have may count several times.
 	Left   int64
 	Reason string
+	// Checked is the end of the last check, in which the other members were asked for all blocks after the copies; zero: there was none. CopiedBlocks then
+	// has the blocks that they had, and those that were copied later.
+	Checked time.Time
 }
 
 // Totals are counters of copies. Several Movers, one after the other, may have the same Totals.
@@ -59,21 +65,29 @@ func (m *Mover) Progress() Progress {
 }
 
 // setPhase records the phase.
-func (m *Mover) setPhase(phase Phase) {
+func (m *Mover) setPhase(phase Phase) { m.set(func(p *Progress) { p.Phase = phase }) }
+
+// set changes the progress.
+func (m *Mover) set(change func(*Progress)) {
 	m.mu.Lock()
-	changed := m.progress.Phase != phase
-	m.progress.Phase = phase
+	was := m.progress.Phase
+	change(&m.progress)
+	changed := m.progress.Phase != was
 	m.mu.Unlock()
 	if changed {
 		m.opts.Changed()
 	}
 }
 
-// begin begins a pass. A pass with nothing to copy does not change the phase.
-func (p *pass) begin(any bool) {
-	if any {
-		p.setPhase(Copying)
-	}
+// begin begins a pass over blocks of which any, or none, are to be copied or compared. A pass over none does not change the phase. The
+// phase and the number of blocks change together: Done is never shown with blocks that were not copied yet.
+func (p *pass) begin(any bool, total storage.Removed) {
+	p.set(func(now *Progress) {
+		now.Blocks, now.Bytes = total.Blocks, total.Bytes
+		if any {
+			now.Phase = Copying
+		}
+	})
 }
 
 // endPass records the result of a pass.
@@ -87,7 +101,9 @@ func (m *Mover) endPass(p *pass) {
 		m.setPhase(Waiting)
 		return
 	}
-	if m.Progress().Phase != Done {
+	if now := m.Progress(); now.Phase != Done && now.CopiedBlocks < blocks {
+		m.log.Warn("other nodes have evicted or lost blocks that were copied to them", "blocks", blocks-now.CopiedBlocks, "of", blocks)
+	} else if now.Phase != Done {
 		m.log.Info("other nodes have all blocks of this node", "blocks", blocks)
 	}
 	m.setPhase(Done)

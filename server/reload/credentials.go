@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"fmt"
 	"os"
 	"slices"
@@ -33,6 +34,8 @@ type contents struct {
 	roles *access.Policy
 	// tls is nil without auth.TLSCert.
 	tls *tls.Config
+	// authorities has the SHA-256 of each certificate of auth.ClientCA.
+	authorities [][sha256.Size]byte
 	// leaf describes the certificate and ca the client CA, for people. Each is "" if there is no
 	// such file.
 	leaf, ca string
@@ -57,6 +60,10 @@ func (c *Credentials) Tokens() []string { return c.current.Load().tokens }
 // FirstToken returns the first bearer token of auth.TokenFile, which the process sends as a client of processes with the same
 // file. Without auth.TokenFile it returns "".
 func (c *Credentials) FirstToken() string { return c.current.Load().first }
+
+// ClientCAs returns the SHA-256 of each certificate of auth.ClientCA, which verify the certificates of clients. Without
+// auth.ClientCA it returns none. The caller does not change the slice.
+func (c *Credentials) ClientCAs() [][sha256.Size]byte { return c.current.Load().authorities }
 
 // Roles returns the policy of the roles file or of the roles document in etcd, nil if auth has neither. After
 // RolesState.Until the policy is outdated (access.Policy.Outdated).
@@ -113,16 +120,37 @@ func readContents(auth config.Auth) (*contents, error) {
 	if auth.ClientCA == "" {
 		return c, nil
 	}
-	pem, err := os.ReadFile(auth.ClientCA)
+	text, err := os.ReadFile(auth.ClientCA)
 	if err != nil {
 		return nil, fmt.Errorf("config: auth.client_ca: %w", err)
 	}
 	c.tls.ClientCAs, c.tls.ClientAuth = x509.NewCertPool(), tls.RequireAndVerifyClientCert
-	if !c.tls.ClientCAs.AppendCertsFromPEM(pem) {
+	for _, cert := range certificates(text) {
+		c.tls.ClientCAs.AddCert(cert)
+		c.authorities = append(c.authorities, sha256.Sum256(cert.Raw))
+	}
+	if len(c.authorities) == 0 {
 		return nil, fmt.Errorf("config: auth.client_ca: %s holds no certificate in PEM", auth.ClientCA)
 	}
-	c.ca = fmt.Sprintf("certificates %x", fingerprint(pem))
+	c.ca = fmt.Sprintf("certificates %x", fingerprint(text))
 	return c, nil
+}
+
+// certificates returns the certificates in a text in PEM. Blocks that are no certificates are ignored, as
+// x509.CertPool.AppendCertsFromPEM ignores them.
+func certificates(text []byte) (all []*x509.Certificate) {
+	for {
+		var block *pem.Block
+		if block, text = pem.Decode(text); block == nil {
+			return all
+		}
+		if block.Type != "CERTIFICATE" || len(block.Headers) > 0 {
+			continue
+		}
+		if cert, err := x509.ParseCertificate(block.Bytes); err == nil {
+			all = append(all, cert)
+		}
+	}
 }
 
 // fingerprint returns the first 8 bytes of the SHA-256 of public, which are enough to tell files

@@ -46,13 +46,13 @@
 // change one after another, each by one assignment that cannot fail. A call that runs meanwhile
 // uses the old or the new value of each setting.
 //
-// No connection is closed. A TLS connection keeps the certificates of its handshake. A gRPC call is
+// A TLS connection keeps the certificates of its handshake. Options.Changed closes the gRPC connections of clients whose
+// certificates a new auth.client_ca does not verify, and no others. A gRPC call is
 // accepted if its token is in the file when the call begins. To replace a token, list the new and the
 // old one in the file (one a line), reload, give the new one to the clients, then remove the old one
 // and reload. Tokens of auth.roles_file are replaced in the same way. A session of the data plane
-// belongs to the credential of its client in auth.roles_file, and Options.Changed ends the session when
-// that credential is removed. With auth.token_file a session has no credential: it stays open when the
-// bearer token of its client is removed, and only a restart of the node ends it. A TLS
+// belongs to the credential of its client in auth.roles_file or auth.token_file, and to the CA of its certificate in
+// auth.client_ca. Options.Changed ends the session when either is removed. A TLS
 // session that is resumed after a reload of auth.client_ca is verified with the new CA (crypto/tls).
 //
 // Watch: the directories of the files, and of the symbolic links to them, are watched (inotify), so

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -363,9 +364,18 @@ func TestConnectionsOutliveTheirCertificate(t *testing.T) {
 	oldPair := old.Issue(nil)
 	p.write("ca", string(old.PEM))
 	p.next.Auth.ClientCA = p.path("ca")
+	// authority compares the authorities in use with the one of a test.
+	authority := func(want *testkit.Authority) {
+		t.Helper()
+		block, _ := pem.Decode(want.PEM)
+		if got := p.creds.ClientCAs(); len(got) != 1 || got[0] != sha256.Sum256(block.Bytes) {
+			t.Errorf("authorities %x; want that of the file", got)
+		}
+	}
 	if _, err := p.reloader.Reload(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	authority(old)
 	if _, _, err := p.connect(); err == nil {
 		t.Fatal("a client without a certificate is accepted")
 	}
@@ -388,6 +398,7 @@ func TestConnectionsOutliveTheirCertificate(t *testing.T) {
 	if _, err := p.reloader.Reload(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	authority(next)
 	go func() { _, _ = client.Write([]byte("still")) }() // the read reports a failure
 	got := make([]byte, 5)
 	if _, err := io.ReadFull(server, got); err != nil || string(got) != "still" {
