@@ -8,6 +8,11 @@
 //	chart_test.go    renders the chart, and changes the rendered objects: each change must be found
 //	verify_test.go   the rules that the objects follow
 //	program_test.go  settings and command lines, with the real program
+//
+//	make test-kubernetes
+//
+//	cluster_test.go     a Kubernetes of one machine, whose programs are those of the module kubernetes
+//	kubernetes_test.go  installs the chart there, and runs its pods
 package helm
 
 import (
