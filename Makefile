@@ -81,6 +81,10 @@ test-chart: ## the Helm chart: rendered and linted by Helm, each object against 
 	go -C deploy/helm vet .
 	go -C deploy/helm test -count=1 .
 
+.PHONY: test-kubernetes
+test-kubernetes: ## the Helm chart in a real Kubernetes on this machine, which is built from Go modules, once; needs root, etcd-server, containerd, runc, containernetworking-plugins, iptables, buildah and busybox-static
+	.ci/test-kubernetes
+
 # The linker's version script hides all symbols but those of penstock.h. Go also writes a header, which is removed because penstock.h replaces it.
 lib: ## bin/libpenstock.so and bin/penstock.h: the client for programs in C, and for Python; needs gcc
 	go build -buildmode=c-shared -tags=cuda -ldflags='-s -w -extldflags=-Wl,--version-script=$(CURDIR)/client/capi/penstock.map' -o $(LIB)/libpenstock.so ./client/capi

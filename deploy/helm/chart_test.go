@@ -8,6 +8,11 @@
 //	chart_test.go    renders the chart, and changes the rendered objects: each change must be found
 //	verify_test.go   the rules that the objects follow
 //	program_test.go  settings and command lines, with the real program
+//
+//	make test-kubernetes
+//
+//	cluster_test.go     a Kubernetes of one machine, whose programs are those of the module kubernetes
+//	kubernetes_test.go  installs the chart there, and runs its pods
 package helm
 
 import (
@@ -211,6 +216,7 @@ func TestMutants(t *testing.T) {
 		{"a policy without the other nodes", all, "    - ports: [{port: grpc}, {port: data}]\n      from:\n        - podSelector:\n            matchLabels:\n              app.kubernetes.io/name: penstock\n              app.kubernetes.io/instance: kv-cache\n              app.kubernetes.io/component: node\n", "    - ports: [{port: grpc}, {port: data}]\n      from:\n", "the pods of kv-node do not reach the port grpc"},
 		{"a policy for outgoing connections", all, "  policyTypes: [Ingress]", "  policyTypes: [Ingress, Egress]", "want Ingress only"},
 		{"another domain of the pods", all, "serviceName: kv-node", "serviceName: kv-nodes", "no headless Service kv-nodes"},
+		{"a gateway that does not discover the nodes of a cluster", all, "discover: true", "discover: false", "discover is false"},
 		{"an address that is no node", all, "- kv-node-1.kv-node.inference.svc.k8s.example:7420", "- kv-node-9.kv-node.inference.svc.k8s.example:7420", "kv-node-9.kv-node.inference.svc.k8s.example:7420 is the address of nothing"},
 		{"an advertised name without DNS", all, "$(PENSTOCK_NODE).kv-node.", "$(PENSTOCK_NODE).kv-nods.", "advertises"},
 		{"another service account", all, "serviceAccountName: kv\n", "serviceAccountName: kvv\n", "no ServiceAccount kvv"},

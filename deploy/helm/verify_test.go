@@ -498,12 +498,30 @@ func (v *verifier) files(o meta.Object, w workload) {
 	if clustered && c.Name == "node" && strings.Contains(fmt.Sprint(parsed["auth"]), "tls_cert") && setting(cluster, "peer_ca", "") != "/etc/penstock/tls/ca.crt" {
 		v.bad(o, "cluster.peer_ca is %q, so a node that drains does not trust the other nodes", setting(cluster, "peer_ca", ""))
 	}
+	if servers, ok := parsed["servers"].([]any); ok && c.Name == "gateway" {
+		if discovers := parsed["discover"] == true; discovers != v.isCluster() {
+			v.bad(o, "discover is %v with %d servers, and that they are a cluster is %v", discovers, len(servers), v.isCluster())
+		}
+	}
 	drain := drains[c.Args[0]]
 	timeout, err := time.ParseDuration(setting(parsed, "drain_timeout", drain.timeout.String()))
 	grace := time.Duration(*w.pod.Spec.TerminationGracePeriodSeconds) * time.Second
 	if before := time.Duration(c.Lifecycle.PreStop.Sleep.Seconds) * time.Second; err != nil || grace < before+timeout+drain.after {
 		v.bad(o, "terminationGracePeriodSeconds is %v, less than %v before the drain, %v for it, and %v after it: %v", grace, before, timeout, drain.after, err)
 	}
+}
+
+// isCluster reports whether the nodes are a cluster, whose clients must all discover the members.
+func (v *verifier) isCluster() bool {
+	for _, o := range v.objects {
+		if m, ok := o.(*core.ConfigMap); ok {
+			var settings map[string]any
+			if err := yaml.Unmarshal([]byte(m.Data["penstock.yaml"]), &settings); err == nil && settings["cluster"] != nil {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // identity checks the names of the pods of a StatefulSet: a headless Service has their DNS names, and

@@ -133,6 +133,9 @@ servers:
   {{- range $i := until (int .Values.node.replicas) }}
   - {{ include "penstock.fullname" $ }}-node-{{ $i }}.{{ include "penstock.nodeDomain" $ }}:7420
   {{- end }}
+{{- if .Values.etcd.endpoints }}
+discover: true
+{{- end }}
 {{- if eq .Values.auth.kind "token" }}
 token_file: /etc/penstock/token
 {{- else if hasPrefix "roles" .Values.auth.kind }}
