@@ -80,7 +80,8 @@
 //
 // # Attempts
 //
-// A failed connection or a status of 502, 503 or 504 ends an attempt, and so do failed polls of an
+// A failed connection or a status of 502, 503 or 504 ends an attempt, and so does an internal error of an
+// engine that does not answer the poll that follows, and so do failed polls of an
 // engine that has sent no byte of a response, if another engine is healthy. If no byte of a response body
 // has arrived, the next attempt goes to another engine. The front waits for the first byte of the
 // body before it passes on the status, because engines send the status before the prefill, when

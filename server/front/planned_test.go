@@ -543,6 +543,47 @@ func TestDecodeConnectionLost(t *testing.T) {
 	}
 }
 
+// dying are the answers of an engine of which a process has died, before the engine's server ends too.
+var dying = map[string]http.HandlerFunc{
+	"status": func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusInternalServerError)
+		fmt.Fprint(w, `{"error":{"message":"EngineCore encountered an issue."}}`)
+	},
+	"event": func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(w, `data: {"error": {"message": "EngineCore encountered an issue."}}`+"\n\ndata: [DONE]\n\n")
+	},
+}
+
+// TestDecodeEngineDies: the planner starts a request again whose decode engine responds with an error and
+// is not healthy. The client gets the error of an engine that is healthy.
+func TestDecodeEngineDies(t *testing.T) {
+	for name, answer := range dying {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t, Options{HealthInterval: time.Hour}, dualpath.Options{})
+			good := *c.d.work.Load()
+			c.d.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+				c.d.does(good)
+				c.d.sick.Store(true)
+				defer c.d.sick.Store(false)
+				answer(w, r)
+				waitGone(w, r)
+				q.Done(errors.New("a rank has ended"))
+			})
+			resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":"x"}`)
+			if err != nil || resp.StatusCode != http.StatusOK || text != "an answer" {
+				t.Fatalf("%v, %s, %v", resp, text, err)
+			}
+			if n := c.value("engine_failures_total", decodeSide); n != 1 {
+				t.Errorf("%v failures are counted", n)
+			}
+			c.d.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) { answer(w, r) })
+			if resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":"x"}`); err != nil || !strings.Contains(text, "EngineCore") {
+				t.Errorf("%v, %s, %v", resp, text, err)
+			}
+		})
+	}
+}
+
 // TestPrefillLost: the request to the prefill engine fails and its leader does not notice, so that the
 // decode engine would wait for the prompt. The front waits for the planner, responds, and both engines
 // end the request.
