@@ -265,6 +265,25 @@ def test_images_without_scale_out(trio: Cluster) -> None:
     assert media_errors(trio) == (unplanned + 3, errors + 1)
 
 
+def test_logprobs_of_a_prompt(trio: Cluster, agents: list[Session]) -> None:
+    """One engine computes the whole prompt of a request for its logprobs, although its KV is stored. The engines go on serving."""
+    prompt = agents[0].turns[0].prompt
+    first = trio.complete(prompt)
+    until(lambda: trio.metric(trio.planner, "penstock_planner_serving_requests") == 0, "end of the request")
+    before = trio.metric(trio.planner, "penstock_planner_read_tokens_total")
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    status, text = request(trio.control, trio.gateway.address, "/v1/completions", {**body, "prompt_logprobs": 0})
+    assert status == 200, text
+    (choice,) = json.loads(text)["choices"]
+    assert choice["token_ids"] == first.tokens
+    logprobs = [next(iter(one.values()))["logprob"] for one in choice["prompt_logprobs"][1:]]
+    assert len(logprobs) == len(prompt) - 1
+    assert len(set(logprobs)) > len(prompt) // 2  # they were computed
+    assert all(logprob <= 0 for logprob in logprobs)
+    assert trio.metric(trio.planner, "penstock_planner_read_tokens_total") == before
+    assert trio.complete(prompt).tokens == first.tokens
+
+
 def test_prefill_engine_killed(trio: Cluster, alone: Alone, agents: list[Session]) -> None:
     """The requests wait for the engine that is started in its place."""
     turns = Turns(trio, alone, agents, 0)

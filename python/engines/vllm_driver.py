@@ -515,7 +515,7 @@ def drift() -> list[str]:
             "shapes",
         ],
         MultiModalConfig: ["mm_processor_cache_gb"],
-        Request: ["update_block_hashes"],
+        Request: ["skip_reading_prefix_cache", "update_block_hashes"],
         SlidingWindowSpec: ["extra_retained_tokens", "sliding_window"],
         SupportsHMA: ["request_finished_all_groups"],
     }

@@ -967,6 +967,39 @@ func (c *cluster) alone(identify http.HandlerFunc) (got chan string) {
 	return got
 }
 
+// TestComputedAlone: a request for the logprobs of its prompt, for which vLLM loads no KV, and a beam search, in
+// which no request has the attempt, go to one engine, with the client's body.
+func TestComputedAlone(t *testing.T) {
+	c := newCluster(t, Options{}, dualpath.Options{})
+	got := c.alone(nil)
+	for _, s := range []struct{ path, fields, reason string }{
+		{"/v1/completions", `"prompt":"x","prompt_logprobs":0`, unplannedLogprobs},
+		{"/v1/completions", `"prompt":["x","y"],"echo":true,"logprobs":1`, unplannedLogprobs},
+		{"/v1/completions", `"prompt":"x","use_beam_search":true,"n":2`, unplannedBeams},
+		{"/v1/completions", `"prompt":"x","echo":true`, ""},
+		{"/v1/completions", `"prompt":"x","logprobs":1,"echo":false,"use_beam_search":false,"prompt_logprobs":null`, ""},
+		{"/v1/chat/completions", `"messages":[],"prompt_logprobs":-1`, unplannedLogprobs},
+		{"/v1/chat/completions", `"messages":[],"echo":true`, unplannedLogprobs}, // the default of top_logprobs is 0
+		{"/v1/chat/completions", `"messages":[{"content":"x"}],"logprobs":true,"top_logprobs":2`, ""},
+	} {
+		body, want := "{"+s.fields+"}", "an answer"
+		if s.reason != "" {
+			want = "alone"
+		}
+		before := c.value("unplanned_requests_total", s.reason)
+		resp, text, err := c.call(t.Context(), s.path, body)
+		if err != nil || resp.StatusCode != http.StatusOK || text != want {
+			t.Fatalf("%s: %v, %s, %v", body, resp, text, err)
+		}
+		if s.reason == "" {
+			continue
+		}
+		if sent := receive(t, got); sent != body || c.value("unplanned_requests_total", s.reason) != before+1 {
+			t.Errorf("%s: the engine got %s, or the request is not counted", body, sent)
+		}
+	}
+}
+
 // TestAdapters: a request for a LoRA adapter that the engines do not identify, or for a model that they do
 // not list, goes to one engine, with the client's body, and the planner does not get it.
 func TestAdapters(t *testing.T) {

@@ -166,6 +166,18 @@ func tokensIn(resp *http.Response, maxBytes int64) ([]kv.Token, error) {
 	return got.Tokens, nil
 }
 
+// set reports whether a request has a field that is not false.
+func set(f fields, name string) bool {
+	value := f.get(name)
+	return value != nil && string(value) != "false"
+}
+
+// wantsPromptLogprobs reports whether vLLM returns the logprobs of the prompt's tokens, for which the
+// engine computes the whole prompt.
+func wantsPromptLogprobs(f fields, chat bool) bool {
+	return f.get("prompt_logprobs") != nil || set(f, "echo") && (chat || f.get("logprobs") != nil)
+}
+
 // outputTokens returns the number of tokens that a request may generate. If the request has no such
 // number, it returns the default, which is the argument named otherwise.
 func outputTokens(f fields, chat bool, otherwise int) (int, error) {

@@ -437,6 +437,8 @@ class Scheduler:
                 f"engine {attempt.peer_engine} stores a block in {shards} shards, and this one in {self._shards}: set the option shards of"
                 " all engines to the greatest tensor_parallel_size"
             )
+        if request.skip_reading_prefix_cache:  # vLLM would run it beside its load, and fail when the load ends
+            return "the engine computes the whole prompt, for its logprobs, and loads no KV"
         state.chain = _adapter.Chain(ns, self._block)
         try:
             state.extra = self._extras.of(request)
