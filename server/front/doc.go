@@ -23,9 +23,11 @@
 //
 //	                          models: LoRA adapter? its salt ────────────► GET /v1/models, POST /v1/completions, through pooled
 //	                          unknown models ────────────────────────────► one engine, through pooled
-//	                          planned: text, messages ─► tokens ─────────► POST /tokenize, through pooled
-//	                          images ─► tokens, hashes, places ──────────► POST /v1/chat/completions/render, through pooled
+//	                          prompt's logprobs, beam search ────────────► one engine, through pooled
+//	                          planned: messages ─► tokens, and of images
+//	                            │ hashes, places ────────────────────────► POST /v1/chat/completions/render, through pooled
 //	                            │ no hashes ─────────────────────────────► one engine, through pooled
+//	                          text, messages without an answer ─► tokens ► POST /tokenize, through pooled
 //	                          session: gateway.Serve ─► storage, planner
 //	                            │ Started: attempt, epoch, both engines
 //	                            ├── max_tokens 1, no stream ─────────────► prefill engine; its answer is dropped

@@ -76,6 +76,8 @@ func (e *member) Recompute(string, traffic.Part) {}
 // newMember returns an engine that answers completions with its work.
 func newMember(t *testing.T, text string) *member {
 	e := &member{t: t, starts: make(chan *leader.Request, 64), gone: make(chan *leader.Request, 64), asked: make(chan string, 64)}
+	refuse := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusForbidden) })
+	e.render.Store(&refuse)
 	e.lists(`{"data":[{"id":"m","root":"/m","parent":null},{"id":"tuned","root":"/lora","parent":"m"}]}`)
 	e.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
 		readAll(q)
@@ -1253,6 +1255,56 @@ func TestMedia(t *testing.T) {
 	}
 	if n := c.value("prompt_tokens_total"); n != float64(2*len(prompt)) {
 		t.Errorf("%v tokens are counted", n)
+	}
+}
+
+// TestRenderedText: the tokens of a chat without images are those of renderPath, which depend on fields that
+// /tokenize does not have. If no engine sends them, they are those of /tokenize. After a refusal of the
+// path no engine is asked for a time.
+func TestRenderedText(t *testing.T) {
+	c := newCluster(t, Options{}, dualpath.Options{})
+	const body = `{"model":"m","reasoning_effort":"high","messages":[{"content":"0123456789"}]}`
+	prompts := make(chan int, 1)
+	good := *c.d.work.Load()
+	c.d.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+		prompts <- q.Prompt
+		good(w, r, q)
+	})
+	var asked atomic.Int32
+	for i, s := range []struct {
+		status        int
+		text          string
+		prompt, asked int
+	}{
+		{http.StatusOK, `{"token_ids":[1,2,3,4,5,6,7],"features":null}`, 7, 1},
+		{http.StatusOK, `{"token_ids":[1,2,3],"features":{"mm_hashes":{},"mm_placeholders":{}}}`, 3, 1},
+		{http.StatusOK, `{"token_ids":[],"features":null}`, len(`"0123456789"`), 1},
+		{http.StatusOK, `{}`, len(`"0123456789"`), 1},
+		{http.StatusOK, `{"token_ids":[1,2],"features":{"mm_hashes":{"image":["a"]},"mm_placeholders":{"image":[{"offset":0,"length":1}]}}}`, len(`"0123456789"`), 1},
+		{http.StatusBadRequest, `{"error":{}}`, len(`"0123456789"`), 1},
+		{http.StatusForbidden, ``, len(`"0123456789"`), 1},
+		{http.StatusOK, `{"token_ids":[1],"features":null}`, len(`"0123456789"`), 0},
+	} {
+		asked.Store(0)
+		c.renders(func(w http.ResponseWriter, r *http.Request) {
+			asked.Add(1)
+			got, err := io.ReadAll(r.Body)
+			if want := strings.TrimSuffix(body, "}") + `,"mm_payload":"none"}`; err != nil || string(got) != want {
+				t.Errorf("%s, %v; want %s", got, err, want)
+			}
+			w.WriteHeader(s.status)
+			fmt.Fprint(w, s.text)
+		})
+		resp, text, err := c.call(t.Context(), "/v1/chat/completions", body)
+		if err != nil || resp.StatusCode != http.StatusOK || text != "an answer" {
+			t.Fatalf("%d: %v, %s, %v", i, resp, text, err)
+		}
+		if n := receive(t, prompts); n != s.prompt || int(asked.Load()) != s.asked {
+			t.Errorf("%d: the engines have a prompt of %d tokens after %d questions; want %d after %d", i, n, asked.Load(), s.prompt, s.asked)
+		}
+	}
+	if n := c.value("render_errors_total"); n != 0 {
+		t.Errorf("%v errors; they count chats with images", n)
 	}
 }
 

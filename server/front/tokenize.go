@@ -73,8 +73,8 @@ func onePrompt(raw json.RawMessage) (json.RawMessage, error) {
 	return each[0], nil
 }
 
-// tokensOf returns the tokens of a request's prompt: the token ids in the request, or the token ids
-// from an engine's /tokenize. If resp is not nil, it is the refusal of that engine, and it is
+// tokensOf returns the tokens of a request's prompt: the token ids in the request, those of a chat
+// from renderPath if the engines serve it, or the token ids from an engine's /tokenize. If resp is not nil, it is the refusal of that engine, and it is
 // passed to the client.
 func (r *planned) tokensOf(out *http.Request, req *request) (tokens []kv.Token, resp *http.Response, err error) {
 	if err := checkFields(req.fields); err != nil {
@@ -84,6 +84,10 @@ func (r *planned) tokensOf(out *http.Request, req *request) (tokens []kv.Token, 
 	if isChat(out) {
 		if req.fields.get("messages") == nil {
 			return nil, nil, invalid("messages", "there are none")
+		}
+		// If no engine answers, /tokenize does, or has the reason for the client.
+		if tokens = r.renderText(out, req); tokens != nil {
+			return tokens, nil, nil
 		}
 		ask = req.fields.only(chatFields...).edited()
 	} else {
