@@ -9,6 +9,7 @@ import base64
 import io
 import json
 import string
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -74,6 +75,7 @@ class Turns:
         first = [max((turn.prompt for turn in s.turns), key=len) for s in some]
         tokens = alone.tokens(first, model=c.model)
         assert check(c.serve(first), tokens) == {"right": CLIENTS}
+        self.first = list(zip(first, tokens, strict=True))
         until(lambda: c.metric(c.planner, "penstock_planner_serving_requests") == 0, "end of the first turn")
         tails = [FIRST_TOKEN + (number * CLIENTS + i) % (VOCABULARY - FIRST_TOKEN) for i in range(CLIENTS)]
         self.prompts = [[*p, *t, *[tail] * BLOCK] for p, t, tail in zip(first, tokens, tails, strict=True)]
