@@ -307,6 +307,12 @@ def test_logprobs_of_a_prompt(trio: Cluster, agents: list[Session]) -> None:
     assert trio.complete(prompt).tokens == first.tokens
 
 
+def test_prompt_of_one_token(trio: Cluster, alone: Alone) -> None:
+    """The decode engine computes the prompt."""
+    prompts = [[FIRST_TOKEN], [FIRST_TOKEN + 1, FIRST_TOKEN]]
+    assert check(trio.serve(prompts), alone.tokens(prompts)) == {"right": 2}
+
+
 def test_prefill_engine_killed(trio: Cluster, alone: Alone, agents: list[Session]) -> None:
     """The requests wait for the engine that is started in its place."""
     turns = Turns(trio, alone, agents, 0)

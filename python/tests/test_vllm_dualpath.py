@@ -919,6 +919,18 @@ def test_images(make: Callable[..., Cluster]) -> None:
 
 
 @any_ranks
+def test_a_prompt_of_one_token(make: Callable[..., Cluster]) -> None:
+    """The decode engine computes the only token. vLLM would forget a load of it, and ask for the load again."""
+    c = make()
+    for _ in range(2):
+        (course,) = c.serve([7])
+        assert course.kinds()[-1] == EventKind.DONE
+        assert course.tokens == expected([7])
+        c.stored(course.prompt + course.tokens, (len(course.prompt + course.tokens) - 1) // BLOCK)
+    c.check()
+
+
+@any_ranks
 def test_a_request_that_computes_its_whole_prompt(make: Callable[..., Cluster]) -> None:
     """A request for the logprobs of its prompt has no use for KV of the prompt. The engines fail its attempts and compute it alone."""
     c = make()
