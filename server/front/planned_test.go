@@ -904,6 +904,7 @@ func TestUnsupported(t *testing.T) {
 		{"/v1/completions", `{"prompt":["x","y"]}`, "the list has 2 prompts"},
 		{"/v1/completions", `{"prompt":[[1],[2]]}`, "the list has 2 prompts"},
 		{"/v1/completions", `{"prompt":[]}`, "no tokens"},
+		{"/v1/completions", `{"prompt":""}`, "no tokens"},
 		{"/v1/completions", `{"prompt":[1.5]}`, "token ids"},
 		{"/v1/completions", `{"prompt":{"a":1}}`, "token ids"},
 		{"/v1/completions", `{"prompt":null}`, "prompt: there is none"},
@@ -1506,7 +1507,7 @@ func TestTokenize(t *testing.T) {
 	if resp, text := call(); resp.StatusCode != http.StatusUnprocessableEntity || text != "no such template" {
 		t.Errorf("%v, %s", resp, text)
 	}
-	for _, bad := range []string{`{"tokens":[]}`, `{"tokens":["x"]}`, `nothing`, strings.Repeat(" ", 1<<17)} {
+	for _, bad := range []string{`{}`, `{"tokens":["x"]}`, `nothing`, strings.Repeat(" ", 1<<17)} {
 		does(say(bad))
 		if resp, text := call(); resp.StatusCode != http.StatusBadGateway {
 			t.Errorf("%.20q: %v, %s", bad, resp, text)

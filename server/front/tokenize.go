@@ -164,8 +164,8 @@ func tokensIn(resp *http.Response, maxBytes int64) ([]kv.Token, error) {
 	if err := decode(resp, maxBytes, &got); err != nil {
 		return nil, err
 	}
-	if len(got.Tokens) == 0 {
-		return nil, errors.New("the response has no tokens")
+	if got.Tokens == nil {
+		return nil, errors.New("the response has no list of tokens")
 	}
 	return got.Tokens, nil
 }
