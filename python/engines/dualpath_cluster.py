@@ -418,14 +418,16 @@ class Cluster(Hosts):
         until(lambda: self.metric(self.gateway, "penstock_gateway_engine_healthy") == count, "healthy engines")
         until(lambda: self.metric(self.planner, "penstock_planner_groups") == count, "groups of engines")
 
-    def complete(self, prompt: list[int] | Chat, output: int = OUTPUT, generating: threading.Event | None = None) -> Answer:
+    def complete(
+        self, prompt: list[int] | Chat, output: int = OUTPUT, generating: threading.Event | None = None, model: str = "tiny"
+    ) -> Answer:
         """Send a prompt to the gateway as a client does. With an event the answer is a stream; its first tokens set the event.
 
         If the connection breaks before an answer begins, as it does when the gateway ends, the client sends the prompt again.
         """
         end = time.monotonic() + PATIENCE
         broken = 0
-        while (answer := send(self.control, self.gateway.address, prompt, output, generating)).status == 0:
+        while (answer := send(self.control, self.gateway.address, prompt, output, generating, model)).status == 0:
             assert time.monotonic() < end, answer
             broken += 1
             _pause()
@@ -468,11 +470,13 @@ class Cluster(Hosts):
             engine.rpc("begin_version", str(epoch))
 
 
-def send(network: Namespace, address: str, prompt: list[int] | Chat, output: int, generating: threading.Event | None) -> Answer:
+def send(
+    network: Namespace, address: str, prompt: list[int] | Chat, output: int, generating: threading.Event | None, model: str = "tiny"
+) -> Answer:
     """Send a prompt to a gateway or an engine. With an event the answer is a stream, whose first tokens set the event."""
     path, name = ("/v1/chat/completions", "messages") if isinstance(prompt[0], dict) else ("/v1/completions", "prompt")
     body = {
-        "model": "tiny", name: prompt, "max_tokens": output, "temperature": 0, "ignore_eos": True, "return_token_ids": True,
+        "model": model, name: prompt, "max_tokens": output, "temperature": 0, "ignore_eos": True, "return_token_ids": True,
         "stream": generating is not None,
     }  # fmt: skip
     begin = time.perf_counter()

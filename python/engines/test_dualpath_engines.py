@@ -9,6 +9,7 @@ import base64
 import io
 import json
 import string
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -17,9 +18,9 @@ from typing import Any
 import pytest
 from dualpath_cluster import BITS, PATIENCE, TOKEN_BYTES, Answer, Chat, Cluster, check, cluster, request, until
 from harness.faults import damage
-from harness.model import FIRST_TOKEN, IMAGE_TOKENS, VOCABULARY, make_lfm2, make_llava
+from harness.model import FIRST_TOKEN, IMAGE_TOKENS, VOCABULARY, make_adapter, make_lfm2, make_llava
 from harness.sessions import Session
-from harness.vllm import BLOCK, LFM2, OUTPUT, Stored, Vllm
+from harness.vllm import BLOCK, LFM2, OUTPUT, Snapshots, Stored, Vllm
 
 CLIENTS = 10
 SLOW = BITS // 40
@@ -74,6 +75,7 @@ class Turns:
         first = [max((turn.prompt for turn in s.turns), key=len) for s in some]
         tokens = alone.tokens(first, model=c.model)
         assert check(c.serve(first), tokens) == {"right": CLIENTS}
+        self.first = list(zip(first, tokens, strict=True))
         until(lambda: c.metric(c.planner, "penstock_planner_serving_requests") == 0, "end of the first turn")
         tails = [FIRST_TOKEN + (number * CLIENTS + i) % (VOCABULARY - FIRST_TOKEN) for i in range(CLIENTS)]
         self.prompts = [[*p, *t, *[tail] * BLOCK] for p, t, tail in zip(first, tokens, tails, strict=True)]
@@ -179,66 +181,87 @@ def test_ranks(vllm: Vllm, alone: Alone, agents: list[Session], tmp_path: Path, 
         assert c.engines["d0"].event("attempts") > 0
 
 
-def test_rank_with_state_killed(vllm: Vllm, agents: list[Session], tmp_path: Path) -> None:
-    """One of two ranks of the prefill engine of a model with recurrent state is killed while storage is read, and vLLM ends the engine. Its
-    requests wait for the engine that is started in its place. A prefix is found up to the last state that was stored. The engines have the
-    names of those of ``faulty``, so this test runs before that cluster starts.
+def test_ranks_with_state_killed(vllm: Vllm, agents: list[Session], tmp_path: Path) -> None:
+    """The engines of a model with recurrent state have two ranks, but for one decode engine, whose rank has the state of both. While
+    storage is read, one rank of each wide engine is killed, and vLLM ends these engines. A prefill engine that is started again and the
+    other decode engine serve the requests. A prefix is found exactly up to the last state that was stored. The engines have the names of
+    those of ``faulty``, so this test runs before that cluster starts.
     """
     model = str(make_lfm2(tmp_path / "model"))
     alone = Alone(vllm, **LFM2)
     (tmp_path / "cluster").mkdir()
-    with cluster(vllm, tmp_path / "cluster", ["p0", "d0"], wide=["p0"], model=model, hybrid=True) as c:
+    with cluster(vllm, tmp_path / "cluster", ["p0", "d0", "d1"], wide=["p0", "d0"], model=model, hybrid=True) as c:
         turns = Turns(c, alone, agents, 0)
+        assert min(engine.event("attempts") for engine in c.engines.values()) > 0
         vllm.stop(f"alone {model}")
         before = replans(c)
+        states = Snapshots()
+        for prompt, tokens in turns.first:
+            states.add(prompt, tokens)
+        wanted = sum(states.cached(prompt) for prompt in turns.prompts)
+
+        def found() -> float:
+            return c.metric(c.gateway, "penstock_gateway_hit_tokens_total")
+
+        assert found() == 0
 
         def fault() -> None:
+            c.engines["d0"].kill_rank(0)
             c.engines["p0"].kill_rank(1)
             c.limit(BITS)
-            c.start_engines()
+            c.engines["p0"].start(model)
+            c.engines["p0"].wait()
 
         assert check(in_the_middle(c, turns, fault), turns.tokens) == {"right": CLIENTS}
         assert replans(c) > before
+        assert found() == wanted > 0
         until(lambda: c.metric(c.planner, "penstock_planner_serving_requests") == 0, "end of the second turn")
-        found = c.metric(c.gateway, "penstock_gateway_hit_tokens_total")
         serves(c, turns)
-        ends = [(len(prompt) - 1) // BLOCK * BLOCK for prompt in turns.prompts]
-        assert c.metric(c.gateway, "penstock_gateway_hit_tokens_total") - found == sum(ends)
+        assert found() - wanted == sum((len(prompt) - 1) // BLOCK * BLOCK for prompt in turns.prompts)
 
 
 def test_images(vllm: Vllm, tmp_path: Path) -> None:
     """Chats with images are planned. A chat finds the KV of an earlier chat up to the end of its last common part, and with another image
-    up to the text before the image. As in the test before, the engines have the names of those of ``faulty``.
+    up to the text before the image. With a LoRA adapter that changes the encoder of images it finds only the KV of that adapter. As in the
+    test before, the engines have the names of those of ``faulty``.
     """
     model = make_llava(tmp_path / "model")
     before, between, after, elsewhere = text(50, 1), text(40, 2), text(30, 3), text(100, 4)
     one, other = image(1), image(2)
-    # The image takes the tokens from 50 on, from the second to the fourth block, and the other one those from 154 on.
+    # The image takes the tokens from 50 on, from the second to the fourth block, and the other one those from 155 on.
     first, second = [before, one, between], [before, one, between, other, after]
     found = [
-        (first, 0),
-        (second, (50 + IMAGE_TOKENS + 40) // BLOCK * BLOCK),
-        ([before, other, between], 50 // BLOCK * BLOCK),
-        (second, (50 + 2 * IMAGE_TOKENS + 40 + 30) // BLOCK * BLOCK),
-        ([elsewhere, one, one, after], 0),
-        ([elsewhere, one, other, after], (100 + IMAGE_TOKENS) // BLOCK * BLOCK),
+        ("tiny", first, 0),
+        ("tiny", second, (50 + IMAGE_TOKENS + 40) // BLOCK * BLOCK),
+        ("tiny", [before, other, between], 50 // BLOCK * BLOCK),
+        ("tiny", second, (50 + 2 * IMAGE_TOKENS + 40 + 30) // BLOCK * BLOCK),
+        ("tiny", [elsewhere, one, one, after], 0),
+        ("tiny", [elsewhere, one, other, after], (100 + IMAGE_TOKENS) // BLOCK * BLOCK),
+        ("red", first, 0),
+        ("red", second, (50 + IMAGE_TOKENS + 40) // BLOCK * BLOCK),
     ]
-    chats: list[Chat] = [[{"role": "user", "content": parts}] for parts, _ in found]
-    vllm.start("images alone", None, model=model, limit_mm_per_prompt={"image": 2}, enable_prefix_caching=False)
-    tokens: list[list[int]] = vllm.call("images alone", "chat", chats=chats, output=OUTPUT)
+    chats: list[Chat] = [[{"role": "user", "content": parts}] for _, parts, _ in found]
+    adapter = str(make_adapter(tmp_path / "red", model, seed=1))
+    lora = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "enable_tower_connector_lora": True}
+    vllm.start("images alone", None, model=model, limit_mm_per_prompt={"image": 2}, enable_prefix_caching=False, **lora)
+    red = {"lora_name": "red", "lora_int_id": 1, "lora_path": adapter}
+    adapters = [red if name == "red" else None for name, _, _ in found]
+    tokens: list[list[int]] = vllm.call("images alone", "chat", chats=chats, adapters=adapters, output=OUTPUT)
     vllm.stop("images alone")
-    assert len(set(map(tuple, tokens))) == len({json.dumps(chat) for chat in chats})
+    assert len(set(map(tuple, tokens))) == len({(name, json.dumps(parts)) for name, parts, _ in found})
     (tmp_path / "cluster").mkdir()
-    options = ["--enable-scale-out", "--limit-mm-per-prompt", json.dumps({"image": 2})]
+    options = ["--enable-scale-out", "--limit-mm-per-prompt", json.dumps({"image": 2}), "--lora-modules", f"red={adapter}"]
+    options += ["--enable-lora", "--max-loras", "2", "--max-lora-rank", "8", "--enable-tower-connector-lora"]
     with cluster(vllm, tmp_path / "cluster", ["p0", "d0"], model=str(model), options=options) as c:
         question = {"model": "tiny", "messages": chats[0], "mm_payload": "none"}
         status, rendered = request(c.control, c.engines["d0"].address, "/v1/chat/completions/render", question)
         assert (status, json.loads(rendered)["features"]["kwargs_data"]) == (200, None)  # no pixels
-        for k, (chat, wanted) in enumerate(zip(chats, tokens, strict=True)):
+        for k, ((name, _, hit), chat, wanted) in enumerate(zip(found, chats, tokens, strict=True)):
             before_it = c.metric(c.gateway, "penstock_gateway_hit_tokens_total")
-            assert check(c.serve([chat], stream=k % 2 == 1), [wanted]) == {"right": 1}
+            answer = c.complete(chat, OUTPUT, threading.Event() if k % 2 else None, name)
+            assert check([answer], [wanted]) == {"right": 1}
             until(lambda: c.metric(c.planner, "penstock_planner_serving_requests") == 0, "end of the chat")
-            assert c.metric(c.gateway, "penstock_gateway_hit_tokens_total") - before_it == found[k][1], k
+            assert c.metric(c.gateway, "penstock_gateway_hit_tokens_total") - before_it == hit, k
         until(
             lambda: c.metric(c.gateway, "penstock_gateway_planned_requests_total", 'outcome="done"') == len(chats),
             "end of all chats at the gateway",
@@ -263,6 +286,31 @@ def test_images_without_scale_out(trio: Cluster) -> None:
         answer = trio.complete([{"role": "user", "content": [image(1)]}])
         assert answer.status == 400, answer
     assert media_errors(trio) == (unplanned + 3, errors + 1)
+
+
+def test_logprobs_of_a_prompt(trio: Cluster, agents: list[Session]) -> None:
+    """One engine computes the whole prompt of a request for its logprobs, although its KV is stored. The engines go on serving."""
+    prompt = agents[0].turns[0].prompt
+    first = trio.complete(prompt)
+    until(lambda: trio.metric(trio.planner, "penstock_planner_serving_requests") == 0, "end of the request")
+    before = trio.metric(trio.planner, "penstock_planner_read_tokens_total")
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    status, text = request(trio.control, trio.gateway.address, "/v1/completions", {**body, "prompt_logprobs": 0})
+    assert status == 200, text
+    (choice,) = json.loads(text)["choices"]
+    assert choice["token_ids"] == first.tokens
+    logprobs = [next(iter(one.values()))["logprob"] for one in choice["prompt_logprobs"][1:]]
+    assert len(logprobs) == len(prompt) - 1
+    assert len(set(logprobs)) > len(prompt) // 2  # they were computed
+    assert all(logprob <= 0 for logprob in logprobs)
+    assert trio.metric(trio.planner, "penstock_planner_read_tokens_total") == before
+    assert trio.complete(prompt).tokens == first.tokens
+
+
+def test_prompt_of_one_token(trio: Cluster, alone: Alone) -> None:
+    """The decode engine computes the prompt."""
+    prompts = [[FIRST_TOKEN], [FIRST_TOKEN + 1, FIRST_TOKEN]]
+    assert check(trio.serve(prompts), alone.tokens(prompts)) == {"right": 2}
 
 
 def test_prefill_engine_killed(trio: Cluster, alone: Alone, agents: list[Session]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from harness.model import IMAGE, IMAGE_TOKENS, make_llava
+from harness.model import IMAGE, IMAGE_TOKENS, make_adapter, make_llava
 from harness.sessions import Session
 from harness.vllm import BLOCK, Vllm, connector
 
@@ -16,6 +16,8 @@ BEFORE, AFTER = 40, 100
 WHOLE = (BEFORE + IMAGE_TOKENS + AFTER) // BLOCK * BLOCK
 
 OPTIONS: dict[str, Any] = {"limit_mm_per_prompt": {"image": 1}}
+TOWER: dict[str, Any] = {"enable_lora": True, "max_loras": 3, "max_lora_rank": 8, "enable_tower_connector_lora": True}
+"""Options of an engine in which two adapters change the encoder of images too."""
 
 
 def test_images_across_processes(vllm: Vllm, tmp_path: Path, agents: list[Session], node: testing.Node) -> None:
@@ -53,3 +55,33 @@ def test_images_across_processes(vllm: Vllm, tmp_path: Path, agents: list[Sessio
     seen = vllm.call("images numbered", "counters")
     assert (seen["unnamed"], seen["saves"] > 0) == (2, True)
     vllm.stop("images numbered")
+
+
+def test_images_of_an_adapter(vllm: Vllm, tmp_path: Path, agents: list[Session], node: testing.Node) -> None:
+    """An adapter that changes the encoder of images has KV of its own, which is found under another name of the adapter. vLLM keeps encoded
+    images under the adapter's name, so an image is not cached when the name has had another path."""
+    model = make_llava(tmp_path / "llava")
+    red, blue = (str(make_adapter(tmp_path / name, model, seed=seed)) for seed, name in enumerate(("red", "blue"), 1))
+    text = agents[0].turns[1].prompt
+    prompt = [*text[:BEFORE], IMAGE, *text[BEFORE : BEFORE + AFTER]]
+
+    def generate(engine: str, *loras: tuple[str, int, str] | None) -> tuple[list[list[int]], list[int]]:
+        adapters = [None if lora is None else dict(zip(("lora_name", "lora_int_id", "lora_path"), lora, strict=True)) for lora in loras]
+        answers = [vllm.generate(engine, [prompt], images=[1], adapters=[adapter])[0] for adapter in adapters]
+        return [a["tokens"] for a in answers], [a["cached"] for a in answers]
+
+    vllm.start("tower alone", None, model=model, enable_prefix_caching=False, **OPTIONS, **TOWER)
+    wanted = generate("tower alone", None, ("red", 1, red), ("blue", 2, blue))[0]
+    assert len(set(map(tuple, wanted))) == 3
+    vllm.stop("tower alone")
+
+    vllm.start("tower", connector(node), model=model, **OPTIONS, **TOWER)
+    assert generate("tower", None, ("red", 1, red), ("blue", 2, blue)) == (wanted, [0, 0, 0])
+    vllm.stop("tower")
+
+    vllm.start("tower again", connector(node), model=model, **OPTIONS, **TOWER)
+    assert generate("tower again", ("scarlet", 1, red), ("navy", 2, blue)) == (wanted[1:], [WHOLE, WHOLE])
+    assert vllm.call("tower again", "counters")["unnamed"] == 0
+    assert generate("tower again", ("scarlet", 3, blue))[1] == [0]
+    assert vllm.call("tower again", "counters")["unnamed"] == 1
+    vllm.stop("tower again")

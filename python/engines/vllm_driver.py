@@ -131,10 +131,12 @@ class Driver:
             self.llm.llm_engine.step()
         return [{"tokens": list(d.outputs[0].token_ids), "cached": d.num_cached_tokens, "finish": d.outputs[0].finish_reason} for d in done]
 
-    def chat(self, chats: list[list[dict[str, Any]]], output: int = 8) -> list[list[int]]:
-        """Return the tokens that follow each chat, greedy. A chat is a list of messages as in the HTTP interface."""
+    def chat(self, chats: list[list[dict[str, Any]]], adapters: list[dict[str, Any] | None], output: int = 8) -> list[list[int]]:
+        """Return the tokens that follow each chat with its adapter, greedy. A chat is a list of messages as in the HTTP interface."""
         sampling = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
-        return [list(self.llm.chat(one, sampling, use_tqdm=False)[0].outputs[0].token_ids) for one in chats]
+        loras = [None if adapter is None else LoRARequest(**adapter) for adapter in adapters]
+        done = [self.llm.chat(one, sampling, use_tqdm=False, lora_request=lora) for one, lora in zip(chats, loras, strict=True)]
+        return [list(answer.outputs[0].token_ids) for (answer,) in done]
 
     def turn(self, prompt: list[int], output: int) -> dict[str, Any]:
         """Serve one request alone, greedy. Return its tokens, its number of cached tokens, and the seconds until its first token.
@@ -515,7 +517,7 @@ def drift() -> list[str]:
             "shapes",
         ],
         MultiModalConfig: ["mm_processor_cache_gb"],
-        Request: ["update_block_hashes"],
+        Request: ["skip_reading_prefix_cache", "update_block_hashes"],
         SlidingWindowSpec: ["extra_retained_tokens", "sliding_window"],
         SupportsHMA: ["request_finished_all_groups"],
     }

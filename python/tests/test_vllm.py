@@ -165,11 +165,12 @@ def layout_of(groups: tuple[Group, ...]) -> Layout:
 
 
 def extras(adapters: Adapters | None = None, **options: Any) -> Extras:
-    """Return the extra keys of requests, with vLLM's keys of a block except images."""
+    """Return the extra keys of requests, with vLLM's keys of a block, in which all images begin at the second block."""
 
     def keys(request: Request, start: int, end: int) -> tuple[Any, ...] | None:
         lora = request.lora_request
         found: list[tuple[Any, ...]] = [] if lora is None else [("lora", lora.lora_name, lora.lora_path)]
+        found += [("mm", image.identifier, BLOCK - start) for image in request.mm_features if start >= BLOCK]
         found += [("cache_salt", request.cache_salt)] if request.cache_salt and start == 0 else []
         return tuple(found) or None
 
@@ -355,10 +356,47 @@ def test_a_request_waits_for_the_files_of_its_adapter_within_a_bound(node: testi
 def test_images_that_the_engine_numbers_are_not_cached(engine: Engine) -> None:
     """Another process gives the same numbers to other images."""
     made = extras(images=False)
-    request = dataclasses.replace(prompt("a", 3), mm_features=(SimpleNamespace(identifier="renderer0-mm-1-image-0"),))
+    request = dataclasses.replace(prompt("a", 3), mm_features=(image("renderer0-mm-1-image-0"),))
     with pytest.raises(InvalidError, match="numbers images and does not hash them"):
         made.of(request)
     assert made.of(prompt("b", 3)) is None
+
+
+def image(hash_: str, lora: Lora | None = None) -> Any:
+    """Return an image as vLLM's Request has it: with enable_tower_connector_lora its identifier begins with the adapter's name."""
+    return SimpleNamespace(identifier=hash_ if lora is None else f"{lora.lora_name}:{hash_}", mm_hash=hash_)
+
+
+def test_images_of_an_adapter_have_no_name(adapters: Adapters, tmp_path: Path) -> None:
+    """Where an adapter changes the encoder of images, the ids have the adapter's digest and the image's hash, not the adapter's name."""
+    path, other = write_adapter(tmp_path / "a", b"weights"), write_adapter(tmp_path / "b", b"WEIGHTS")
+    made = extras(adapters, lora=(True,))
+
+    def of(lora: Lora | None, *images: Any) -> list[object]:
+        request = dataclasses.replace(prompt("p", 2), lora_request=lora, mm_features=images)
+        while not made.ready(request):
+            pass
+        extra = made.of(request)
+        return [] if extra is None else [extra(0, BLOCK), extra(BLOCK, 2 * BLOCK)]
+
+    red, same, blue = Lora("red", 1, path), Lora("scarlet", 2, path), Lora("blue", 3, other)
+    adapter = (digest(adapters, path), False, True)
+    wanted: list[object] = [(adapter, ()), (adapter, (("mm", "x:1", 0), ("mm", "2", 0)))]
+    for lora in (red, same):
+        assert of(lora, image("x:1", lora), image("2", lora)) == wanted
+        assert of(lora, image("x:1"), image("2")) == wanted  # without the option
+    assert of(blue, image("2", blue))[1] == ((digest(adapters, other, 3), False, True), (("mm", "2", 0),))
+    assert of(None, image("red:1")) == [None, (None, (("mm", "red:1", 0),))]
+
+    # vLLM's cache of encoded images has the images of two adapters under one name.
+    taken = Lora("red", 4, other)
+    assert of(taken, image("2"))  # without the option there is one encoder
+    for lora in (taken, red):
+        with pytest.raises(InvalidError, match=r"an earlier adapter had the name 'red' .* give each adapter a name of its own"):
+            of(lora, image("2", lora))
+    assert of(taken)
+    assert of(same, image("2", same))
+    assert not made._waiting
 
 
 def test_an_option_that_is_not_known_is_named() -> None:

@@ -102,6 +102,7 @@ class Request:
     output: int
     num_computed_tokens: int = 0
     num_output_tokens: int = 0
+    skip_reading_prefix_cache: bool = False
     lora_request: Any = None
     cache_salt: str | None = None
     mm_features: tuple[Any, ...] = ()
@@ -135,7 +136,7 @@ EXTRAS = Extras(keys, None)
 
 def image(identifier: str, start: int, stop: int) -> Any:
     """Return an image of a prompt, in the tokens from start to stop."""
-    return SimpleNamespace(identifier=identifier, start=start, stop=stop)
+    return SimpleNamespace(identifier=identifier, mm_hash=identifier, start=start, stop=stop)
 
 
 class Broadcasts:
@@ -432,6 +433,10 @@ class Engine:
                 tokens, later = self.side.lookup(request, len(cached) * BLOCK)
                 if tokens is None:
                     continue
+                if request.skip_reading_prefix_cache:  # vLLM asks, and does not use the answer
+                    tokens, later = 0, False
+                    request.blocks = self._take(whole)
+                    self.side.allocated(request, self._tables(request), 0)
                 self.loaded_tokens[request.request_id] = tokens
                 if later:
                     if self.states:
@@ -442,7 +447,7 @@ class Engine:
                     request.num_computed_tokens = len(cached) * BLOCK + tokens
                     self.side.allocated(request, self._tables(request), tokens)
                     continue
-                request.blocks = cached
+                request.blocks = request.blocks or cached
                 request.num_computed_tokens = len(cached) * BLOCK + tokens
             self.waiting.remove(request)
             self.running.append(request)
@@ -555,6 +560,8 @@ class Course:
     request: Any
     salt: str | None = None
     images: tuple[Any, ...] = ()
+    computed: bool = False
+    """The engine computes the whole prompt, as for its logprobs."""
     events: list[Event] = dataclasses.field(default_factory=list)
     prefill: tuple[Engine, Request] | None = None
     decode: tuple[Engine, Request] | None = None
@@ -619,7 +626,9 @@ class Cluster:
         assert event.kind == EventKind.STARTED
         params = {"penstock": {"attempt": event.attempt, "epoch": event.epoch}}
         pe, de = self.engines[event.prefill], self.engines[event.decode]
-        extra: dict[str, Any] = {"cache_salt": course.salt, "mm_features": course.images}
+        extra: dict[str, Any] = {
+            "cache_salt": course.salt, "mm_features": course.images, "skip_reading_prefix_cache": course.computed,
+        }  # fmt: skip
         course.prefill = pe, Request(f"{event.attempt} at {pe.name}", list(course.prompt), params, 1, **extra)
         course.decode = de, Request(f"{event.attempt} at {de.name}", list(course.prompt), params, OUTPUT, **extra)
         for engine, request in (course.prefill, course.decode):
@@ -906,6 +915,38 @@ def test_images(make: Callable[..., Cluster]) -> None:
     c.until_over(course)
     c.idle()
     assert course.kinds()[-1] == EventKind.FAILED
+    c.check()
+
+
+@any_ranks
+def test_a_prompt_of_one_token(make: Callable[..., Cluster]) -> None:
+    """The decode engine computes the only token. vLLM would forget a load of it, and ask for the load again."""
+    c = make()
+    for _ in range(2):
+        (course,) = c.serve([7])
+        assert course.kinds()[-1] == EventKind.DONE
+        assert course.tokens == expected([7])
+        c.stored(course.prompt + course.tokens, (len(course.prompt + course.tokens) - 1) // BLOCK)
+    c.check()
+
+
+@any_ranks
+def test_a_request_that_computes_its_whole_prompt(make: Callable[..., Cluster]) -> None:
+    """A request for the logprobs of its prompt has no use for KV of the prompt. The engines fail its attempts and compute it alone."""
+    c = make()
+    prompt = list(range(37))
+    c.serve(prompt)
+    c.stored(prompt + expected(prompt), 10)
+    c.idle()
+    loads = [e.side._counters["loads"] for e in c.engines.values()]
+    course = c.submit(prompt)
+    course.computed = True
+    c.until_over(course)
+    assert course.kinds()[-1] == EventKind.FAILED
+    c.idle()
+    assert [e.side._counters["loads"] for e in c.engines.values()] == loads
+    (again,) = c.serve(prompt)
+    assert again.tokens == expected(prompt)
     c.check()
 
 

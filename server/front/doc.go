@@ -23,9 +23,11 @@
 //
 //	                          models: LoRA adapter? its salt ────────────► GET /v1/models, POST /v1/completions, through pooled
 //	                          unknown models ────────────────────────────► one engine, through pooled
-//	                          planned: text, messages ─► tokens ─────────► POST /tokenize, through pooled
-//	                          images ─► tokens, hashes, places ──────────► POST /v1/chat/completions/render, through pooled
+//	                          prompt's logprobs, beam search ────────────► one engine, through pooled
+//	                          planned: messages ─► tokens, and of images
+//	                            │ hashes, places ────────────────────────► POST /v1/chat/completions/render, through pooled
 //	                            │ no hashes ─────────────────────────────► one engine, through pooled
+//	                          text, messages without an answer ─► tokens ► POST /tokenize, through pooled
 //	                          session: gateway.Serve ─► storage, planner
 //	                            │ Started: attempt, epoch, both engines
 //	                            ├── max_tokens 1, no stream ─────────────► prefill engine; its answer is dropped
@@ -80,7 +82,8 @@
 //
 // # Attempts
 //
-// A failed connection or a status of 502, 503 or 504 ends an attempt, and so do failed polls of an
+// A failed connection or a status of 502, 503 or 504 ends an attempt, and so does an internal error of an
+// engine that does not answer the poll that follows, and so do failed polls of an
 // engine that has sent no byte of a response, if another engine is healthy. If no byte of a response body
 // has arrived, the next attempt goes to another engine. The front waits for the first byte of the
 // body before it passes on the status, because engines send the status before the prefill, when

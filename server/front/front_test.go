@@ -370,6 +370,30 @@ func TestAnotherEngine(t *testing.T) {
 	}
 }
 
+// TestEngineDies: an error of an engine that is not healthy any more is not the client's answer, and the
+// request goes to the other engine. The error of a healthy engine is the client's answer.
+func TestEngineDies(t *testing.T) {
+	for name, answer := range dying {
+		t.Run(name, func(t *testing.T) {
+			bad, good := newEngine(t, answer), newEngine(t, say("good"))
+			s := start(t, Options{HealthInterval: time.Hour}, bad)
+			if _, text, _ := s.post(`{"prompt":"x"}`); !strings.Contains(text, "EngineCore") {
+				t.Errorf("a healthy engine: %s", text)
+			}
+			s = start(t, Options{HealthInterval: time.Hour}, bad, good)
+			bad.sick.Store(true)
+			for range 4 { // at first, half of the requests go to each engine
+				if code, text, _ := s.post(`{"prompt":"x"}`); code != 200 || text != "good" {
+					t.Errorf("%d %s", code, text)
+				}
+			}
+			if n := s.value("retries_total", bad.URL); n != 1 {
+				t.Errorf("%v retries are counted", n)
+			}
+		})
+	}
+}
+
 // TestEngineThatIsGone: when no process listens at an engine's address, requests go to the other
 // engine. They return when the engine listens again.
 func TestEngineThatIsGone(t *testing.T) {

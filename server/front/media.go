@@ -16,7 +16,8 @@ import (
 
 const (
 	// renderPath is vLLM's endpoint for the tokens of a chat with the hashes and the places of its
-	// images. vLLM serves it if it was started with --enable-scale-out.
+	// images. vLLM serves it if it was started with --enable-scale-out. The tokens are those of the
+	// chat for every model and every field, which is not so for /tokenize.
 	renderPath = "/v1/chat/completions/render"
 	// mediaBytes is the size of the response of renderPath for each image and for each other part that
 	// is not text, in addition to its size for text. It is enough for 32768 tokens.
@@ -132,6 +133,19 @@ func (r *planned) render(out *http.Request, req *request, m media) ([]kv.Token, 
 	return nil, nil, &notRenderedError{err}
 }
 
+// renderText returns the tokens of a chat without images, or nil if no engine sends them.
+func (r *planned) renderText(out *http.Request, req *request) []kv.Token {
+	if r.pauses.paused("") {
+		return nil
+	}
+	tokens, images, err := r.askRender(out, req, media{})
+	if err != nil || len(images) > 0 {
+		r.front.opts.Logger.Debug("no engine rendered a chat, whose tokens come from /tokenize", "err", err)
+		return nil
+	}
+	return tokens
+}
+
 func (r *planned) askRender(out *http.Request, req *request, m media) ([]kv.Token, []image, error) {
 	f := r.front
 	// The engine gets the client's request, because most of its fields may decide the tokens. With
@@ -151,10 +165,13 @@ func (r *planned) askRender(out *http.Request, req *request, m media) ([]kv.Toke
 	if refusesRender(resp) {
 		r.pauses.pause("")
 		if !r.renderRefused.Swap(true) {
-			f.opts.Logger.Warn("an engine refuses "+renderPath+", so chats with images go to one engine without a plan; start the engines with --enable-scale-out", "engine", name, "status", resp.Status)
+			f.opts.Logger.Warn("an engine refuses "+renderPath+", so chats with images go to one engine without a plan, and other chats are not planned right if their tokens are not those of /tokenize; start the engines with --enable-scale-out", "engine", name, "status", resp.Status)
 		}
 	}
 	tokens, images, err := renderedIn(resp, maxBytes)
+	if err == nil && m.parts > 0 && len(images) == 0 {
+		err = errors.New("the response has no images")
+	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("%s: %w", name, err)
 	}
@@ -203,8 +220,11 @@ func renderedIn(resp *http.Response, maxBytes int64) ([]kv.Token, []image, error
 	for _, p := range got.Features.Places {
 		places += len(p)
 	}
-	if places != len(images) || places == 0 {
+	if places != len(images) {
 		return nil, nil, fmt.Errorf("the response has %d hashes and %d places of images", len(images), places)
+	}
+	if len(got.Tokens) == 0 {
+		return nil, nil, errors.New("the response has no tokens")
 	}
 	slices.SortFunc(images, func(a, b image) int { return a.offset - b.offset })
 	end := 0

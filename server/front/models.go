@@ -44,9 +44,11 @@ type identity struct {
 
 // The reasons for which a completion is not planned, for metrics.
 const (
-	unplannedAdapter  = "adapter"  // the model is a LoRA adapter that no engine has identified, or that the engines identify differently
-	unplannedMedia    = "media"    // the prompt has parts that are not text, and no engine sent their hashes, or the engines have other hashes
-	unplannedUnlisted = "unlisted" // the engines do not list the model: an engine may load an adapter of that name, or refuses it
+	unplannedAdapter  = "adapter"         // the model is a LoRA adapter that no engine has identified, or that the engines identify differently
+	unplannedMedia    = "media"           // the prompt has parts that are not text, and no engine sent their hashes, or the engines have other hashes
+	unplannedLogprobs = "prompt_logprobs" // the engine computes the whole prompt, for its logprobs
+	unplannedBeams    = "beam_search"     // the engine makes a request of its own for each step, and these name no attempt
+	unplannedUnlisted = "unlisted"        // the engines do not list the model: an engine may load an adapter of that name, or refuses it
 )
 
 // unplanned returns the reason for which a request is not planned, or "" for a request that is. If no

@@ -131,9 +131,14 @@ func (r *planned) serveAny(out *http.Request, req *request) (resp *http.Response
 		return nil, "", err
 	}
 	model, adapter := modelOf(req.fields), ""
-	if media.parts > 0 && (r.pauses.paused(model) || checkFields(req.fields) != nil) {
+	switch {
+	case wantsPromptLogprobs(req.fields, isChat(out)):
+		reason = unplannedLogprobs
+	case set(req.fields, "use_beam_search"):
+		reason = unplannedBeams
+	case media.parts > 0 && (r.pauses.paused(model) || checkFields(req.fields) != nil):
 		reason = unplannedMedia
-	} else {
+	default:
 		reason, adapter = r.models.unplanned(out, req.fields)
 	}
 	if reason == "" {

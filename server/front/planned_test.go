@@ -76,6 +76,8 @@ func (e *member) Recompute(string, traffic.Part) {}
 // newMember returns an engine that answers completions with its work.
 func newMember(t *testing.T, text string) *member {
 	e := &member{t: t, starts: make(chan *leader.Request, 64), gone: make(chan *leader.Request, 64), asked: make(chan string, 64)}
+	refuse := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusForbidden) })
+	e.render.Store(&refuse)
 	e.lists(`{"data":[{"id":"m","root":"/m","parent":null},{"id":"tuned","root":"/lora","parent":"m"}]}`)
 	e.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
 		readAll(q)
@@ -543,6 +545,47 @@ func TestDecodeConnectionLost(t *testing.T) {
 	}
 }
 
+// dying are the answers of an engine of which a process has died, before the engine's server ends too.
+var dying = map[string]http.HandlerFunc{
+	"status": func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusInternalServerError)
+		fmt.Fprint(w, `{"error":{"message":"EngineCore encountered an issue."}}`)
+	},
+	"event": func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(w, `data: {"error": {"message": "EngineCore encountered an issue."}}`+"\n\ndata: [DONE]\n\n")
+	},
+}
+
+// TestDecodeEngineDies: the planner starts a request again whose decode engine responds with an error and
+// is not healthy. The client gets the error of an engine that is healthy.
+func TestDecodeEngineDies(t *testing.T) {
+	for name, answer := range dying {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t, Options{HealthInterval: time.Hour}, dualpath.Options{})
+			good := *c.d.work.Load()
+			c.d.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+				c.d.does(good)
+				c.d.sick.Store(true)
+				defer c.d.sick.Store(false)
+				answer(w, r)
+				waitGone(w, r)
+				q.Done(errors.New("a rank has ended"))
+			})
+			resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":"x"}`)
+			if err != nil || resp.StatusCode != http.StatusOK || text != "an answer" {
+				t.Fatalf("%v, %s, %v", resp, text, err)
+			}
+			if n := c.value("engine_failures_total", decodeSide); n != 1 {
+				t.Errorf("%v failures are counted", n)
+			}
+			c.d.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) { answer(w, r) })
+			if resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":"x"}`); err != nil || !strings.Contains(text, "EngineCore") {
+				t.Errorf("%v, %s, %v", resp, text, err)
+			}
+		})
+	}
+}
+
 // TestPrefillLost: the request to the prefill engine fails and its leader does not notice, so that the
 // decode engine would wait for the prompt. The front waits for the planner, responds, and both engines
 // end the request.
@@ -861,6 +904,7 @@ func TestUnsupported(t *testing.T) {
 		{"/v1/completions", `{"prompt":["x","y"]}`, "the list has 2 prompts"},
 		{"/v1/completions", `{"prompt":[[1],[2]]}`, "the list has 2 prompts"},
 		{"/v1/completions", `{"prompt":[]}`, "no tokens"},
+		{"/v1/completions", `{"prompt":""}`, "no tokens"},
 		{"/v1/completions", `{"prompt":[1.5]}`, "token ids"},
 		{"/v1/completions", `{"prompt":{"a":1}}`, "token ids"},
 		{"/v1/completions", `{"prompt":null}`, "prompt: there is none"},
@@ -924,6 +968,39 @@ func (c *cluster) alone(identify http.HandlerFunc) (got chan string) {
 		e.answer.Store(&handler)
 	}
 	return got
+}
+
+// TestComputedAlone: a request for the logprobs of its prompt, for which vLLM loads no KV, and a beam search, in
+// which no request has the attempt, go to one engine, with the client's body.
+func TestComputedAlone(t *testing.T) {
+	c := newCluster(t, Options{}, dualpath.Options{})
+	got := c.alone(nil)
+	for _, s := range []struct{ path, fields, reason string }{
+		{"/v1/completions", `"prompt":"x","prompt_logprobs":0`, unplannedLogprobs},
+		{"/v1/completions", `"prompt":["x","y"],"echo":true,"logprobs":1`, unplannedLogprobs},
+		{"/v1/completions", `"prompt":"x","use_beam_search":true,"n":2`, unplannedBeams},
+		{"/v1/completions", `"prompt":"x","echo":true`, ""},
+		{"/v1/completions", `"prompt":"x","logprobs":1,"echo":false,"use_beam_search":false,"prompt_logprobs":null`, ""},
+		{"/v1/chat/completions", `"messages":[],"prompt_logprobs":-1`, unplannedLogprobs},
+		{"/v1/chat/completions", `"messages":[],"echo":true`, unplannedLogprobs}, // the default of top_logprobs is 0
+		{"/v1/chat/completions", `"messages":[{"content":"x"}],"logprobs":true,"top_logprobs":2`, ""},
+	} {
+		body, want := "{"+s.fields+"}", "an answer"
+		if s.reason != "" {
+			want = "alone"
+		}
+		before := c.value("unplanned_requests_total", s.reason)
+		resp, text, err := c.call(t.Context(), s.path, body)
+		if err != nil || resp.StatusCode != http.StatusOK || text != want {
+			t.Fatalf("%s: %v, %s, %v", body, resp, text, err)
+		}
+		if s.reason == "" {
+			continue
+		}
+		if sent := receive(t, got); sent != body || c.value("unplanned_requests_total", s.reason) != before+1 {
+			t.Errorf("%s: the engine got %s, or the request is not counted", body, sent)
+		}
+	}
 }
 
 // TestAdapters: a request for a LoRA adapter that the engines do not identify, or for a model that they do
@@ -1182,6 +1259,56 @@ func TestMedia(t *testing.T) {
 	}
 }
 
+// TestRenderedText: the tokens of a chat without images are those of renderPath, which depend on fields that
+// /tokenize does not have. If no engine sends them, they are those of /tokenize. After a refusal of the
+// path no engine is asked for a time.
+func TestRenderedText(t *testing.T) {
+	c := newCluster(t, Options{}, dualpath.Options{})
+	const body = `{"model":"m","reasoning_effort":"high","messages":[{"content":"0123456789"}]}`
+	prompts := make(chan int, 1)
+	good := *c.d.work.Load()
+	c.d.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+		prompts <- q.Prompt
+		good(w, r, q)
+	})
+	var asked atomic.Int32
+	for i, s := range []struct {
+		status        int
+		text          string
+		prompt, asked int
+	}{
+		{http.StatusOK, `{"token_ids":[1,2,3,4,5,6,7],"features":null}`, 7, 1},
+		{http.StatusOK, `{"token_ids":[1,2,3],"features":{"mm_hashes":{},"mm_placeholders":{}}}`, 3, 1},
+		{http.StatusOK, `{"token_ids":[],"features":null}`, len(`"0123456789"`), 1},
+		{http.StatusOK, `{}`, len(`"0123456789"`), 1},
+		{http.StatusOK, `{"token_ids":[1,2],"features":{"mm_hashes":{"image":["a"]},"mm_placeholders":{"image":[{"offset":0,"length":1}]}}}`, len(`"0123456789"`), 1},
+		{http.StatusBadRequest, `{"error":{}}`, len(`"0123456789"`), 1},
+		{http.StatusForbidden, ``, len(`"0123456789"`), 1},
+		{http.StatusOK, `{"token_ids":[1],"features":null}`, len(`"0123456789"`), 0},
+	} {
+		asked.Store(0)
+		c.renders(func(w http.ResponseWriter, r *http.Request) {
+			asked.Add(1)
+			got, err := io.ReadAll(r.Body)
+			if want := strings.TrimSuffix(body, "}") + `,"mm_payload":"none"}`; err != nil || string(got) != want {
+				t.Errorf("%s, %v; want %s", got, err, want)
+			}
+			w.WriteHeader(s.status)
+			fmt.Fprint(w, s.text)
+		})
+		resp, text, err := c.call(t.Context(), "/v1/chat/completions", body)
+		if err != nil || resp.StatusCode != http.StatusOK || text != "an answer" {
+			t.Fatalf("%d: %v, %s, %v", i, resp, text, err)
+		}
+		if n := receive(t, prompts); n != s.prompt || int(asked.Load()) != s.asked {
+			t.Errorf("%d: the engines have a prompt of %d tokens after %d questions; want %d after %d", i, n, asked.Load(), s.prompt, s.asked)
+		}
+	}
+	if n := c.value("render_errors_total"); n != 0 {
+		t.Errorf("%v errors; they count chats with images", n)
+	}
+}
+
 // TestMediaUnplanned: a chat with images goes to one engine if no engine sends its tokens with valid
 // hashes and places. After a refusal of the path no engine is asked for a time, for any model. The
 // first refusal is logged.
@@ -1380,7 +1507,7 @@ func TestTokenize(t *testing.T) {
 	if resp, text := call(); resp.StatusCode != http.StatusUnprocessableEntity || text != "no such template" {
 		t.Errorf("%v, %s", resp, text)
 	}
-	for _, bad := range []string{`{"tokens":[]}`, `{"tokens":["x"]}`, `nothing`, strings.Repeat(" ", 1<<17)} {
+	for _, bad := range []string{`{}`, `{"tokens":["x"]}`, `nothing`, strings.Repeat(" ", 1<<17)} {
 		does(say(bad))
 		if resp, text := call(); resp.StatusCode != http.StatusBadGateway {
 			t.Errorf("%.20q: %v, %s", bad, resp, text)

@@ -64,13 +64,28 @@ func unavailable(status int) bool {
 //
 // An engine may close an idle connection just when a request is sent on it. The request is then
 // sent once more.
+//
+// If a process of an engine dies, the engine's server responds with errors until it ends too. So the
+// error of an engine that is not healthy is a failure of the engine, not its response.
 func (f *Front) send(out *http.Request, e *engine, body payload) (*http.Response, error) {
 	resp, reused, err := f.sendOnce(out, e, body)
 	if err != nil && reused && out.Context().Err() == nil {
 		f.metrics.retries.WithLabelValues(e.name).Inc()
 		resp, _, err = f.sendOnce(out, e, body)
 	}
+	if err == nil && failed(resp) {
+		if why := f.poll(out.Context(), e); why != nil {
+			_ = resp.Body.Close()
+			return nil, fmt.Errorf("the engine responded with an error and is not healthy: %v", why) // without the type: this request has reached the engine
+		}
+	}
 	return resp, err
+}
+
+// failed reports whether a response is an internal error of the engine: its status, or the first event
+// of its stream.
+func failed(resp *http.Response) bool {
+	return resp.StatusCode == http.StatusInternalServerError || bytes.HasPrefix(resp.Body.(*answer).start, []byte(`data: {"error":`))
 }
 
 // sendOnce is send without the second attempt. reused reports whether the connection had served an

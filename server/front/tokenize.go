@@ -73,8 +73,8 @@ func onePrompt(raw json.RawMessage) (json.RawMessage, error) {
 	return each[0], nil
 }
 
-// tokensOf returns the tokens of a request's prompt: the token ids in the request, or the token ids
-// from an engine's /tokenize. If resp is not nil, it is the refusal of that engine, and it is
+// tokensOf returns the tokens of a request's prompt: the token ids in the request, those of a chat
+// from renderPath if the engines serve it, or the token ids from an engine's /tokenize. If resp is not nil, it is the refusal of that engine, and it is
 // passed to the client.
 func (r *planned) tokensOf(out *http.Request, req *request) (tokens []kv.Token, resp *http.Response, err error) {
 	if err := checkFields(req.fields); err != nil {
@@ -84,6 +84,10 @@ func (r *planned) tokensOf(out *http.Request, req *request) (tokens []kv.Token, 
 	if isChat(out) {
 		if req.fields.get("messages") == nil {
 			return nil, nil, invalid("messages", "there are none")
+		}
+		// If no engine answers, /tokenize does, or has the reason for the client.
+		if tokens = r.renderText(out, req); tokens != nil {
+			return tokens, nil, nil
 		}
 		ask = req.fields.only(chatFields...).edited()
 	} else {
@@ -160,10 +164,22 @@ func tokensIn(resp *http.Response, maxBytes int64) ([]kv.Token, error) {
 	if err := decode(resp, maxBytes, &got); err != nil {
 		return nil, err
 	}
-	if len(got.Tokens) == 0 {
-		return nil, errors.New("the response has no tokens")
+	if got.Tokens == nil {
+		return nil, errors.New("the response has no list of tokens")
 	}
 	return got.Tokens, nil
+}
+
+// set reports whether a request has a field that is not false.
+func set(f fields, name string) bool {
+	value := f.get(name)
+	return value != nil && string(value) != "false"
+}
+
+// wantsPromptLogprobs reports whether vLLM returns the logprobs of the prompt's tokens, for which the
+// engine computes the whole prompt.
+func wantsPromptLogprobs(f fields, chat bool) bool {
+	return f.get("prompt_logprobs") != nil || set(f, "echo") && (chat || f.get("logprobs") != nil)
 }
 
 // outputTokens returns the number of tokens that a request may generate. If the request has no such

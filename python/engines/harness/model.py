@@ -16,7 +16,8 @@ FIRST_TOKEN = 3
 IMAGE = VOCABULARY
 """Token id that stands for an image in a prompt of the model that make_llava writes."""
 
-IMAGE_TOKENS = 64
+IMAGE_TOKENS = 65
+"""Of 64 patches and of the class token: vLLM's LoRA takes the vision tower to have as many tokens as the prompt has for the image."""
 
 
 def make_llama(directory: Path, *, hidden: int = 128, layers: int = 4, positions: int = 4096, seed: int = 0, **config: Any) -> Path:
@@ -75,7 +76,7 @@ def make_llava(directory: Path) -> Path:
     from transformers import CLIPImageProcessor, CLIPVisionConfig, LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor
 
     positions, patch = 4096, 8
-    side = patch * math.isqrt(IMAGE_TOKENS)
+    side = patch * math.isqrt(IMAGE_TOKENS - 1)
     torch.manual_seed(0)
     vision = CLIPVisionConfig(
         hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, image_size=side, patch_size=patch,
@@ -83,7 +84,12 @@ def make_llava(directory: Path) -> Path:
     )  # fmt: skip
     text = _llama_config(hidden=128, layers=4, positions=positions, vocab_size=VOCABULARY + 64)
     config = LlavaConfig(
-        vision_config=vision, text_config=text, image_token_index=IMAGE, image_seq_length=IMAGE_TOKENS, initializer_range=0.15
+        vision_config=vision,
+        text_config=text,
+        image_token_index=IMAGE,
+        image_seq_length=IMAGE_TOKENS,
+        initializer_range=0.15,
+        vision_feature_select_strategy="full",
     )
     LlavaForConditionalGeneration(config).to(torch.float32).save_pretrained(directory, safe_serialization=True)
     # vLLM reads the names that LLaVA's released checkpoints have. transformers writes the vision tower under shorter ones.
@@ -94,7 +100,7 @@ def make_llava(directory: Path) -> Path:
         image_processor=CLIPImageProcessor(size={"shortest_edge": side}, crop_size={"height": side, "width": side}),
         tokenizer=_tokenizer(positions, {"<image>": IMAGE}),
         patch_size=patch,
-        vision_feature_select_strategy="default",
+        vision_feature_select_strategy="full",
         image_token="<image>",
         num_additional_image_tokens=1,
         chat_template=_CHAT,
@@ -153,26 +159,35 @@ def make_lfm2(directory: Path) -> Path:
 
 
 def make_adapter(directory: Path, model: Path, *, seed: int, rank: int = 8) -> Path:
-    """Write a LoRA adapter of a model's attention, as PEFT saves it, to the directory, and return the directory.
+    """Write a LoRA adapter of a model's attention, as PEFT saves it, to the directory, and return the directory. Of a model of
+    make_llava it is an adapter of the vision tower too.
 
     Its weights are random and large enough that the tokens are others than those of the model and of another seed.
     """
     import torch
     from safetensors.torch import save_file
 
-    shape = json.loads((model / "config.json").read_text())
-    hidden, head = shape["hidden_size"], shape["head_dim"]
-    heads = {"q_proj": shape["num_attention_heads"], "k_proj": shape["num_key_value_heads"], "v_proj": shape["num_key_value_heads"]}
+    config = json.loads((model / "config.json").read_text())
+    parts = {"model.layers": config}
+    if "vision_config" in config:
+        parts = {
+            "model.language_model.layers": config["text_config"],
+            "model.vision_tower.vision_model.encoder.layers": config["vision_config"],
+        }
     generator = torch.Generator().manual_seed(seed)
     weights = {}
-    for layer in range(shape["num_hidden_layers"]):
-        for module, count in heads.items():
-            name = f"base_model.model.model.layers.{layer}.self_attn.{module}"
-            weights[f"{name}.lora_A.weight"] = torch.randn(rank, hidden, generator=generator) * 0.3
-            weights[f"{name}.lora_B.weight"] = torch.randn(count * head, rank, generator=generator) * 0.3
+    for layers, shape in parts.items():
+        hidden, heads = shape["hidden_size"], shape["num_attention_heads"]
+        head, pairs = shape.get("head_dim", hidden // heads), shape.get("num_key_value_heads", heads)
+        for layer in range(shape["num_hidden_layers"]):
+            for module, count in {"q_proj": heads, "k_proj": pairs, "v_proj": pairs}.items():
+                name = f"base_model.model.{layers}.{layer}.self_attn.{module}"
+                weights[f"{name}.lora_A.weight"] = torch.randn(rank, hidden, generator=generator) * 0.3
+                weights[f"{name}.lora_B.weight"] = torch.randn(count * head, rank, generator=generator) * 0.3
     directory.mkdir(parents=True, exist_ok=True)
     save_file(weights, directory / "adapter_model.safetensors")
-    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank, "target_modules": sorted(heads)}
+    targets = ["k_proj", "q_proj", "v_proj"]
+    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank, "target_modules": targets}
     (directory / "adapter_config.json").write_text(json.dumps(settings))
     return directory
 

@@ -7,6 +7,9 @@ digest of its files, so that the same adapter is found under every name, number 
     adapter_config.json, adapter_model.safetensors ─► digest ─┐
     LoRA's dtype and modules in the engine ───────────────────┴► extra of every block ─┐
     vLLM's keys of the block: salt, images, embeddings ─► extra of that block ─────────┴► Chain
+
+With ``--enable-tower-connector-lora`` an adapter changes the encoder of images too. vLLM then puts the adapter's name in front of an
+image's hash, in its keys and in its cache of encoded images. The extras have the hash without the name, beside the adapter's digest.
 """
 
 from __future__ import annotations
@@ -140,6 +143,7 @@ class Extras:
         self._timeout = timeout
         self._clock = clock
         self._waiting: dict[str, tuple[Future[str], float]] = {}  # by request
+        self._encoders: dict[str, str | None] = {}  # by name: the path of the adapter that has encoded images; None: of several
 
     def ready(self, request: Any) -> bool:
         """Return whether ``of`` can be called. The first call begins to read the files of the request's adapter."""
@@ -155,7 +159,14 @@ class Extras:
 
         Raises InvalidError if other processes could not compute the same extras.
         """
+        named = {image.identifier: image.mm_hash for image in request.mm_features if image.mm_hash not in (None, image.identifier)}
+        encoder = not named or self._one_encoder(request.lora_request)
         adapter = self.adapter(request)
+        if not encoder:
+            raise errors.InvalidError(
+                f"an earlier adapter had the name {request.lora_request.lora_name!r} and another path, and the engine may have its"
+                " encodings of the request's images: with enable_tower_connector_lora, give each adapter a name of its own"
+            )
         if request.mm_features and not self._images:
             raise errors.InvalidError(
                 "without its prefix cache and its cache of processed images, the engine numbers images and does not hash them:"
@@ -166,10 +177,17 @@ class Extras:
 
         def extra(start: int, end: int) -> object:
             # vLLM's key of the adapter has its name and path.
-            keys = tuple(key for key in self._keys(request, start, end) or () if key[0] != "lora")
+            own = (key for key in self._keys(request, start, end) or () if key[0] != "lora")
+            keys = tuple((key[0], named.get(key[1], key[1]), *key[2:]) if key[0] == "mm" else key for key in own)
             return (adapter, keys) if adapter is not None or keys else None
 
         return extra
+
+    def _one_encoder(self, lora: Any) -> bool:
+        """Return whether all images that were encoded under the adapter's name so far were encoded by that adapter."""
+        if self._encoders.setdefault(lora.lora_name, lora.lora_path) != lora.lora_path:
+            self._encoders[lora.lora_name] = None
+        return self._encoders[lora.lora_name] is not None
 
     def adapter(self, request: Any) -> tuple[object, ...] | None:
         """Return what determines the KV of the request's adapter, or None without one. It raises as ``of`` does.

@@ -354,6 +354,8 @@ class Scheduler:
                     return self._alone(state, failure)
             if turn.request != request.request_id:
                 return self._alone(state, f"request {turn.request} has named attempt {state.name} before")
+            if not self._job_blocks(request.num_tokens):
+                return 0, False
             if self._states:
                 return self._lookup_state(request, turn)
             if self._role == Role.DECODE:
@@ -364,14 +366,16 @@ class Scheduler:
 
     def _lookup_state(self, request: Any, turn: _Turn) -> tuple[int | None, bool]:
         """Return the result of lookup for a model with recurrent state. The lock is held."""
-        blocks = self._job_blocks(request.num_tokens)
-        if self._role == Role.DECODE or not blocks:
-            return blocks * self._block, bool(blocks)
+        if self._role == Role.DECODE:
+            return self._job_blocks(request.num_tokens) * self._block, True
         first = self._first(turn)
         return None if first is None else first * self._block, bool(first)
 
     def _job_blocks(self, tokens: int) -> int:
-        """Return the length of a job for a prompt of that many tokens, in blocks."""
+        """Return the length of a job for a prompt of that many tokens, in blocks. It is 0 for one token, which the decode engine computes:
+        vLLM would take the prompt for one that was not loaded, and would load it again, for ever."""
+        if tokens == 1:
+            return 0
         return (tokens - 1) // self._block if self._states else -(-tokens // self._block)
 
     def _first(self, turn: _Turn) -> int | None:
@@ -437,6 +441,8 @@ class Scheduler:
                 f"engine {attempt.peer_engine} stores a block in {shards} shards, and this one in {self._shards}: set the option shards of"
                 " all engines to the greatest tensor_parallel_size"
             )
+        if request.skip_reading_prefix_cache:  # vLLM would run it beside its load, and fail when the load ends
+            return "the engine computes the whole prompt, for its logprobs, and loads no KV"
         state.chain = _adapter.Chain(ns, self._block)
         try:
             state.extra = self._extras.of(request)
