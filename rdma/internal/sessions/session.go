@@ -152,15 +152,20 @@ func (s *Session[O]) releaseLocked(o O) {
 	s.FreeBytes += o.base().bytes
 	o.Reset()
 	s.free = append(s.free, o)
+	s.grantLocked()
+	if invariants.Enabled {
+		s.checkLocked()
+	}
+}
+
+// grantLocked grants ops to the first waiters of each queue, as long as there is room for them.
+func (s *Session[O]) grantLocked() {
 	for queue := range s.waiters {
 		for len(s.waiters[queue]) > 0 && s.roomLocked(queue, s.waiters[queue][0].bytes) {
 			w := s.waiters[queue][0]
 			s.waiters[queue] = s.waiters[queue][1:]
 			w.granted <- s.takeLocked(queue, w.bytes)
 		}
-	}
-	if invariants.Enabled {
-		s.checkLocked()
 	}
 }
 
@@ -224,7 +229,8 @@ func (s *Session[O]) await(ctx context.Context, queue int, w *waiter[O]) (none O
 	}
 }
 
-// leave removes w from the queue. It returns false if w is not in the queue any more.
+// leave removes w from the queue. It returns false if w is not in the queue any more. The waiters behind
+// w may need less room than w, so leave grants the waiters for which there is room.
 func (s *Session[O]) leave(queue int, w *waiter[O]) bool {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -233,6 +239,7 @@ func (s *Session[O]) leave(queue int, w *waiter[O]) bool {
 		return false
 	}
 	s.waiters[queue] = slices.Delete(s.waiters[queue], i, i+1)
+	s.grantLocked()
 	return true
 }
 

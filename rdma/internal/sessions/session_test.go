@@ -117,6 +117,50 @@ func TestReserveOrder(t *testing.T) {
 	})
 }
 
+// TestReserveAfterCancelled: when the first submitter of a queue gives up, the submitters behind it are granted
+// at once if there is room for them. They do not wait for the end of another operation.
+func TestReserveAfterCancelled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newFake(new(Counters), 8, 100, 0)
+		if _, err := s.Reserve(t.Context(), Plain, 10, false); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		large, small := make(chan error, 1), make(chan error, 2)
+		go func() {
+			_, err := s.Reserve(ctx, Plain, 100, false)
+			large <- err
+		}()
+		synctest.Wait()
+		for range 2 {
+			go func() {
+				_, err := s.Reserve(t.Context(), Plain, 10, false)
+				small <- err
+			}()
+		}
+		synctest.Wait()
+		if len(small) > 0 {
+			t.Fatal("a small operation passed the large one")
+		}
+		cancel()
+		synctest.Wait()
+		if err := <-large; !errors.Is(err, context.Canceled) {
+			t.Errorf("the large operation: %v", err)
+		}
+		if len(small) != 2 {
+			t.Fatalf("%d of 2 small operations were granted after the large one had given up", len(small))
+		}
+		for range 2 {
+			if err := <-small; err != nil {
+				t.Error(err)
+			}
+		}
+		if s.Active != 3 || s.FreeBytes != 70 {
+			t.Errorf("%d operations, %d bytes free; want 3, 70", s.Active, s.FreeBytes)
+		}
+	})
+}
+
 // TestReserveEnds: the wait for room ends with the submitter's context, and with the session.
 // Nothing is reserved or begun after that.
 func TestReserveEnds(t *testing.T) {
