@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -329,6 +330,10 @@ type Manager struct {
 	life    context.Context
 	endLife context.CancelFunc
 
+	// closing makes one call of Close release the buffers. closeErr is the result of every call.
+	closing  sync.Once
+	closeErr error
+
 	mu     sync.Mutex
 	closed bool
 	jobs   map[string]job
@@ -442,15 +447,22 @@ func copySpans(ctx context.Context, c copier.Copier, b copier.Batch, spans []cop
 
 // Close cancels the running jobs, waits for them and for the blocks that are being stored, and then
 // releases the buffers. It returns an error if a buffer could not be released because a peer may
-// still write to it. Close may be called twice.
+// still write to it. Close may be called twice; each call returns when the buffers have been released.
 func (m *Manager) Close() error {
+	m.closing.Do(func() {
+		m.endAll()
+		if err := m.release(); err != nil {
+			m.closeErr = fmt.Errorf("traffic: %w", err)
+		}
+	})
+	return m.closeErr
+}
+
+// endAll ends the jobs and waits for the manager's goroutines.
+func (m *Manager) endAll() {
 	m.mu.Lock()
-	first := !m.closed
 	m.closed = true
-	jobs := make([]job, 0, len(m.jobs))
-	for _, j := range m.jobs {
-		jobs = append(jobs, j)
-	}
+	jobs := slices.Collect(maps.Values(m.jobs))
 	m.mu.Unlock()
 	for _, j := range jobs {
 		_ = j.close(ErrClosed) // Finish returns ErrClosed to the job's owner
@@ -459,13 +471,6 @@ func (m *Manager) Close() error {
 	m.endLife()
 	m.mu.Unlock()
 	m.work.Wait()
-	if !first {
-		return nil
-	}
-	if err := m.release(); err != nil {
-		return fmt.Errorf("traffic: %w", err)
-	}
-	return nil
 }
 
 // Stats are a manager's gauges.
