@@ -92,7 +92,7 @@ func (m *Manager) Decode(ctx context.Context, job DecodeJob) (*Decode, error) {
 	if err := d.open(ctx, m, job.Request, "prefill side", d); err != nil {
 		return nil, err
 	}
-	if err := d.begin(); err != nil {
+	if err := d.here(d.begin); err != nil {
 		return nil, d.close(err)
 	}
 	return d, nil

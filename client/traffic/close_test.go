@@ -1,0 +1,153 @@
+package traffic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/tcp"
+)
+
+// TestCloseWhileWaiting: Close ends decode jobs that wait for memory. The end of one job gives its memory to
+// the next job, which Close ends while it begins.
+func TestCloseWhileWaiting(t *testing.T) {
+	testkit.VerifyNone(t)
+	s := newShelf()
+	pe := newEngine(t, s, geo.LayerCount(), 64, 1<<20)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 30 {
+		r, err := tcp.New(t.Context(), tcp.Options{})
+		must(err)
+		layout := layerMajor(geo.LayerCount(), 64, uint64(geo.LayerBytes(0)))
+		layout.Region, err = r.Register(make([]byte, 1<<20), rdma.RegisterOptions{Local: true})
+		must(err)
+		m, err := New(Options{Namespace: kv.Namespace{Name: "m", Geometry: geo}, Storage: newAt(s), Compute: r, BufferBytes: 1, Device: layout})
+		must(err)
+		var jobs sync.WaitGroup
+		blocks := int(m.Stats().BufferBytes/geo.BlockBytes()) * 2 / 3 // two such jobs do not fit
+		for i := range 4 {
+			jobs.Go(func() {
+				d, err := m.Decode(context.Background(), DecodeJob{Request: fmt.Sprint(i), Blocks: blocks, Pages: make([]uint32, blocks), Peer: pe.peer})
+				if err == nil {
+					err = d.Finish(context.Background())
+				}
+				if !errors.Is(err, ErrClosed) {
+					t.Errorf("job %d: %v", i, err)
+				}
+			})
+		}
+		for m.Stats().Jobs < 4 {
+			runtime.Gosched()
+		}
+		must(m.Close())
+		jobs.Wait()
+		must(r.Close())
+	}
+}
+
+// windowEngine counts the open windows of the regions that are registered with it. opening, if set, is
+// called before a window of several spans is opened.
+type windowEngine struct {
+	rdma.Engine
+	open    atomic.Int32
+	opening func()
+}
+
+func (e *windowEngine) Register(mem []byte, o rdma.RegisterOptions) (rdma.Region, error) {
+	r, err := e.Engine.Register(mem, o)
+	return windowRegion{r, e}, err
+}
+
+type windowRegion struct {
+	rdma.Region
+	engine *windowEngine
+}
+
+func (r windowRegion) Window(off, n uint64, peers ...rdma.EngineID) (rdma.Window, error) {
+	return r.counted(r.Region.Window(off, n, peers...))
+}
+
+func (r windowRegion) WindowSpans(spans []rdma.Span, peers ...rdma.EngineID) (rdma.Window, error) {
+	if r.engine.opening != nil {
+		r.engine.opening()
+	}
+	return r.counted(r.Region.WindowSpans(spans, peers...))
+}
+
+func (r windowRegion) counted(w rdma.Window, err error) (rdma.Window, error) {
+	if err != nil {
+		return nil, err
+	}
+	r.engine.open.Add(1)
+	return &countedWindow{Window: w, engine: r.engine}, nil
+}
+
+type countedWindow struct {
+	rdma.Window
+	engine *windowEngine
+	once   sync.Once
+}
+
+func (w *countedWindow) Revoke(ctx context.Context) error {
+	err := w.Window.Revoke(ctx)
+	if err == nil {
+		w.once.Do(func() { w.engine.open.Add(-1) })
+	}
+	return err
+}
+
+// TestCancelWhileWindowOpens: a window that a job opens while Cancel has revoked its other windows is
+// revoked too.
+func TestCancelWhileWindowOpens(t *testing.T) {
+	testkit.VerifyNone(t)
+	s := newShelf()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	raw, err := tcp.New(ctx, tcp.Options{Listen: "127.0.0.1:0", Token: token})
+	if err != nil {
+		t.Fatal(err)
+	}
+	windows := &windowEngine{Engine: raw}
+	pe := newEngineOn(t, s, newAt(s), geo.LayerCount(), 512, 4<<20, newApart(t), raw, windows)
+	de := newEngine(t, s, geo.LayerCount(), 512, 4<<20)
+	const blocks, hit = 8, 6
+	s.put(1, hit)
+	r := newRequest(t, pe, de, 1, blocks, hit)
+	started := make(chan *Prefill, 1)
+	cancelled := make(chan struct{})
+	windows.opening = func() {
+		p := <-started
+		go func() {
+			defer close(cancelled)
+			p.Cancel()
+		}()
+		// Cancel ends the scope after it has revoked the windows.
+		for !errors.Is(p.scope.Write(ctx, rdma.Write{}), rdma.ErrCanceled) && ctx.Err() == nil {
+			runtime.Gosched()
+		}
+	}
+	p, d, _, _ := r.both(ctx, 0) // the decode side reads all
+	started <- p
+	select {
+	case <-cancelled:
+	case <-ctx.Done():
+		t.Fatal("no window was opened")
+	}
+	d.Cancel()
+	if n := windows.open.Load(); n != 0 {
+		t.Errorf("%d windows are open after the end of the job", n)
+	}
+}
