@@ -1,10 +1,12 @@
 package traffic
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -149,5 +151,70 @@ func TestCancelWhileWindowOpens(t *testing.T) {
 	d.Cancel()
 	if n := windows.open.Load(); n != 0 {
 		t.Errorf("%d windows are open after the end of the job", n)
+	}
+}
+
+// TestCallerReusesSlices: the caller may change the slices of a job, and those of Append, when the call has
+// returned. Blocks are stored under the ids that were passed.
+func TestCallerReusesSlices(t *testing.T) {
+	testkit.VerifyNone(t)
+	s := newShelf()
+	s.gate, s.waiting = make(chan struct{}), make(chan struct{}, 1)
+	pe, de := newEngine(t, s, geo.LayerCount(), 64, 1<<20), newEngine(t, s, geo.LayerCount(), 64, 1<<20)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	const blocks, hit = 6, 4
+	s.put(1, hit)
+	r := newRequest(t, pe, de, 1, blocks, hit)
+	ids, pages, read := slices.Clone(r.ids), slices.Clone(r.pages), []Part{{0, hit}}
+	p, err := pe.Prefill(ctx, PrefillJob{Request: r.name, IDs: ids, Blocks: blocks, Hit: hit, Parts: read, Pages: pages})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine := slices.Clone(r.ids)
+	minePages := slices.Clone(r.pages)
+	read[0], ids[hit-1] = Part{hit - 1, hit}, blockName(7, 7)
+	clear(pages)
+	d, err := de.Decode(ctx, DecodeJob{Request: r.name, IDs: mine, Blocks: blocks, Hit: hit, Pages: minePages, Peer: pe.peer})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine[hit] = blockName(7, 8) // the new block
+	clear(minePages)
+	if err := errors.Join(r.prefill(ctx, p), d.Ready(ctx), r.check()); err != nil {
+		t.Fatal(err)
+	}
+	decoded := blockName(1, blocks-1)
+	chain := append(slices.Clone(r.ids), decoded)
+	for l := range geo.LayerCount() {
+		fill(de.page(l, r.pages[blocks-1]), decoded, l)
+	}
+	if err := de.Append(ctx, r.name, chain, 1, r.pages[blocks-1]); err != nil {
+		t.Fatal(err)
+	}
+	chain[blocks-1] = blockName(7, 9)
+	select {
+	case <-s.waiting:
+	case <-ctx.Done():
+		t.Fatal("nothing is stored")
+	}
+	close(s.gate)
+	if err := errors.Join(d.Finish(ctx), de.Settle(ctx, decoded)); err != nil {
+		t.Fatal(err)
+	}
+	if n := de.Stats().Persisting; n != 0 {
+		t.Errorf("%d blocks are being written after the last has been", n)
+	}
+	for b := range blocks {
+		want := make([]byte, geo.LayerBytes(0))
+		fill(want, blockName(1, b), 0)
+		if full := s.blocks[blockName(1, b)]; full == nil || !bytes.Equal(full[:len(want)], want) {
+			t.Errorf("block %d is not stored, or with other bytes", b)
+		}
+	}
+	for b := range 10 {
+		if s.blocks[blockName(7, b)] != nil {
+			t.Errorf("a block was stored under an id that the caller put into its slice later")
+		}
 	}
 }
