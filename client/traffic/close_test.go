@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"runtime"
 	"slices"
 	"sync"
@@ -216,5 +217,119 @@ func TestCallerReusesSlices(t *testing.T) {
 		if s.blocks[blockName(7, b)] != nil {
 			t.Errorf("a block was stored under an id that the caller put into its slice later")
 		}
+	}
+}
+
+// TestRandomEnds: jobs of two engines end at random times: by Cancel of one side or of both, by a context, because
+// the session ends, or by Finish. After the last of them no memory, window, message or immediate of a job is left.
+func TestRandomEnds(t *testing.T) {
+	testkit.VerifyNone(t)
+	const jobs, blocks, hit = 60, 8, 5
+	for seed := range testkit.Rounds[uint64](8, 4) {
+		breaks := seed%2 == 1 // sessions end
+		rng := rand.New(rand.NewPCG(seed, 1))
+		s := newShelf()
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		var engines []*engine
+		var windows []*windowEngine
+		for range 2 {
+			raw, err := tcp.New(ctx, tcp.Options{Listen: "127.0.0.1:0", Token: token})
+			if err != nil {
+				t.Fatal(err)
+			}
+			w := &windowEngine{Engine: raw}
+			windows = append(windows, w)
+			engines = append(engines, newEngineOn(t, s, newAt(s), geo.LayerCount(), 512, 1<<20, nil, raw, w))
+		}
+		pe, de := engines[0], engines[1]
+		var running sync.WaitGroup
+		for i := range jobs {
+			sequence := int(seed)*jobs + i
+			s.put(sequence, hit)
+			r := newRequest(t, pe, de, sequence, blocks, hit)
+			for b := range r.pages {
+				r.pages[b] = uint32(i*blocks + b) // no other request has these pages
+			}
+			x, ends := rng.IntN(hit+1), [2]int{rng.IntN(5), rng.IntN(5)}
+			yields := [2]int{rng.IntN(400), rng.IntN(400)}
+			disconnects := breaks && rng.IntN(20) == 0
+			// end ends a job of one side.
+			end := func(side int, job interface {
+				Cancel()
+				Finish(context.Context) error
+			}, stop context.CancelFunc, finish func() error) {
+				for range yields[side] {
+					runtime.Gosched()
+				}
+				switch ends[side] {
+				case 0:
+					job.Cancel()
+				case 1:
+					stop()
+					_ = job.Finish(ctx)
+				case 2:
+					go job.Cancel()
+					_ = finish()
+				default:
+					_ = finish()
+				}
+			}
+			running.Go(func() {
+				ctx, stop := context.WithTimeout(ctx, time.Second/2)
+				defer stop()
+				p, err := pe.Prefill(ctx, PrefillJob{Request: r.name, IDs: r.ids, Blocks: blocks, Hit: hit, Parts: parts(0, x), Pages: r.pages})
+				if err != nil {
+					return
+				}
+				end(0, p, stop, func() error {
+					for l := range geo.LayerCount() {
+						if err := p.Layer(ctx, l); err != nil {
+							break
+						}
+						p.Computed(l)
+					}
+					return p.Finish(ctx)
+				})
+			})
+			running.Go(func() {
+				ctx, stop := context.WithTimeout(ctx, time.Second/2)
+				defer stop()
+				d, err := de.Decode(ctx, DecodeJob{Request: r.name, IDs: r.ids, Blocks: blocks, Hit: hit, Parts: parts(x, hit), Pages: r.pages, Peer: pe.peer})
+				if err != nil {
+					return
+				}
+				if disconnects {
+					de.rdma.Disconnect(pe.rdma.Addr().Engine)
+				}
+				end(1, d, stop, func() error { return d.Finish(ctx) })
+			})
+		}
+		running.Wait()
+		for i, e := range engines {
+			if n := windows[i].open.Load(); n != 0 {
+				t.Errorf("seed %d, engine %d: %d windows are open", seed, i, n)
+			}
+			if st := e.Stats(); st.BufferUsedBytes != 0 || st.Jobs != 0 || st.Persisting != 0 {
+				t.Errorf("seed %d, engine %d: %+v", seed, i, st)
+			}
+			if st := e.rdma.Stats(); st.ImmediatesDropped != 0 {
+				t.Errorf("seed %d, engine %d: %d immediates dropped", seed, i, st.ImmediatesDropped)
+			}
+		}
+		// The last messages of cancelled jobs may still be on their way. A message that the handler gets after
+		// the end of its session counts as one of the next session, so it may be left.
+		for !breaks {
+			pe.mu.Lock()
+			left := pe.earlyCount
+			pe.mu.Unlock()
+			if left == 0 {
+				break
+			}
+			if ctx.Err() != nil {
+				t.Fatalf("seed %d: %d early messages are left", seed, left)
+			}
+			runtime.Gosched()
+		}
+		cancel()
 	}
 }
