@@ -159,8 +159,8 @@ type Peer struct {
 	Remote string
 	// Dialed: this engine opened the session, and the peer accepted it.
 	Dialed bool
-	// InFlightOps and InFlightBytes are the operations, and their bytes, that this engine has
-	// submitted in the session and that have not ended.
+	// InFlightOps is the number of operations that this engine has submitted in the session and that
+	// have not ended. InFlightBytes are the bytes of the writes among them.
 	InFlightOps   int
 	InFlightBytes int64
 }
@@ -218,7 +218,6 @@ type Stats struct {
 	// began and ended. PeersTimedOut is the number of sessions that ended because nothing arrived
 	// from the peer for IdleTimeout.
 	SessionsOpened, SessionsClosed, PeersTimedOut uint64
-	// InFlightOps and InFlightBytes are the operations in flight to all peers at the moment, and
-	// their bytes.
+	// InFlightOps and InFlightBytes are the sums of those of all peers at the moment (Peer).
 	InFlightOps, InFlightBytes int64
 }

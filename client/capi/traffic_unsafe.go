@@ -280,7 +280,7 @@ func goTrafficAppend(t C.uint64_t, request *C.char, ids *C.uint8_t, n C.uint32_t
 		if pages == nil || nPages > kv.MaxLayers {
 			return invalid("penstock_traffic_append_pages: %d pages (1 to %d) at %p", uint32(nPages), kv.MaxLayers, pages)
 		}
-		return t.Append(text(request), slices.Clone(slice[kv.BlockID](ids, int(n))), kv.Epoch(epoch), limit(timeout), slices.Clone(slice[uint32](pages, int(nPages)))...)
+		return t.Append(text(request), slice[kv.BlockID](ids, int(n)), kv.Epoch(epoch), limit(timeout), slices.Clone(slice[uint32](pages, int(nPages)))...)
 	})
 }
 

@@ -106,9 +106,10 @@ type Options struct {
 	// SwitchRole, if set, changes the role of the group's engines to the role to. The leader calls
 	// it when the planner has sent an operator's order to change. The engines hold no request
 	// during the call. SwitchRole returns the members in the new role, or nil if they are the same.
-	// After an error the group keeps its role, and the operator gets the error. ctx ends with Run's
-	// context, and SwitchRole must then return. If SwitchRole is nil, the engines have a fixed
-	// role.
+	// An engine that Remove removes during the call is not a member in the new role, and an engine
+	// that Add adds is one. After an error the group keeps its role, and the operator gets the
+	// error. ctx ends with Run's context, and SwitchRole must then return. If SwitchRole is nil,
+	// the engines have a fixed role.
 	SwitchRole func(ctx context.Context, to Role) ([]Member, error)
 	// Logger logs lost sessions and failed requests. With nil nothing is logged.
 	Logger *slog.Logger

@@ -3,6 +3,7 @@ package leader
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 )
@@ -46,10 +47,14 @@ func (r Role) other() Role { return Prefill + Decode - r }
 // switchRole changes the engines' role. After a change it ends the session, so that the next
 // session registers the new role. Otherwise it reports why the engines keep their role.
 func (l *Leader) switchRole(ctx context.Context, to Role) {
-	members, err := l.membersIn(ctx, to)
+	before, returned, err := l.changeEngines(ctx, to)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.switching, l.announced = 0, 0
+	members := l.membersAfterLocked(before, returned)
+	if err == nil {
+		err = l.opts.checkAll(to, members)
+	}
 	switch {
 	case ctx.Err() != nil: // the group ends
 	case err != nil:
@@ -62,32 +67,47 @@ func (l *Leader) switchRole(ctx context.Context, to Role) {
 	}
 }
 
-// membersIn waits until the engines hold no request, calls Options.SwitchRole, and returns the
-// members in the new role.
-func (l *Leader) membersIn(ctx context.Context, to Role) ([]Member, error) {
+// changeEngines waits until the engines hold no request, and calls Options.SwitchRole. It returns the
+// members at the time of this call, and the members that SwitchRole returned.
+func (l *Leader) changeEngines(ctx context.Context, to Role) (before, returned []Member, err error) {
 	for {
 		l.mu.Lock()
-		held, members := len(l.held)+l.running, append([]Member(nil), l.members...)
+		held := len(l.held) + l.running
+		before = slices.Clone(l.members)
 		l.mu.Unlock()
 		if held == 0 {
-			changed, err := l.opts.SwitchRole(ctx, to)
-			if err != nil {
-				return nil, err
-			}
-			if changed != nil {
-				members = changed
-			}
-			for i, m := range members {
-				members[i] = m.withDefaults()
-			}
-			return members, l.opts.checkAll(to, members)
+			returned, err = l.opts.SwitchRole(ctx, to)
+			return before, returned, err
 		}
 		select {
 		case <-l.freed:
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return nil, nil, ctx.Err()
 		}
 	}
+}
+
+// membersAfterLocked returns the members after a call of Options.SwitchRole that returned the given
+// members: without those that were removed since before, and with those that were added since.
+func (l *Leader) membersAfterLocked(before, returned []Member) []Member {
+	if returned == nil {
+		return l.members
+	}
+	has := func(list []Member, name string) bool {
+		return slices.ContainsFunc(list, func(m Member) bool { return m.Name == name })
+	}
+	var members []Member
+	for _, m := range returned {
+		if !has(before, m.Name) || has(l.members, m.Name) {
+			members = append(members, m.withDefaults())
+		}
+	}
+	for _, m := range l.members {
+		if !has(before, m.Name) && !has(returned, m.Name) {
+			members = append(members, m)
+		}
+	}
+	return members
 }
 
 // roleNow returns the role of the engines.

@@ -186,6 +186,69 @@ func TestRoleRefused(t *testing.T) {
 	h.await("two groups", groups(2))
 }
 
+// TestMembersChangeDuringSwitch: an engine that is removed while the group changes its role does not return with
+// the new role, and an engine that is added meanwhile stays, whichever members SwitchRole returns.
+func TestMembersChangeDuringSwitch(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		returned []string // by SwitchRole; nil: the same members
+		want     string
+	}{
+		{"the same members", nil, "[E1 E2]"},
+		{"all members named", []string{"E0", "E1", "E2", "E3"}, "[E1 E2 E3]"},
+		{"some members named", []string{"E0", "E1"}, "[E1 E2]"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := newHost(t, dualpath.Options{})
+			e := h.newEngine()
+			h.lead(Decode, member("D", e))
+			requested, answers := make(chan Role, 1), make(chan []Member, 1)
+			l, _ := h.leadOptions(Options{Group: "E", Node: "E", Role: Decode, Members: []Member{member("E0", e), member("E1", e)}, SwitchRole: func(ctx context.Context, to Role) ([]Member, error) {
+				requested <- to
+				select {
+				case members := <-answers:
+					return members, nil
+				case <-ctx.Done():
+					return nil, ctx.Err()
+				}
+			}})
+			h.await("two groups", groups(2))
+			h.order("E", Prefill, 0)
+			next(t, h.ctx, requested)
+			if !l.Remove("E0") {
+				t.Fatal("E0 was not a member")
+			}
+			h.must(l.Add(member("E2", e)))
+			var members []Member
+			for _, name := range c.returned {
+				members = append(members, member(name, e))
+			}
+			answers <- members
+			var got string
+			h.await("the new role", func(top *pb.TopResponse) bool {
+				for _, g := range top.Groups {
+					if g.Group == "E" && g.Role == pb.Side_SIDE_PREFILL {
+						var names []string
+						for _, engine := range g.Engines {
+							names = append(names, engine.Engine)
+						}
+						slices.Sort(names)
+						got = fmt.Sprint(names)
+						return true
+					}
+				}
+				return false
+			})
+			if got != c.want {
+				t.Errorf("engines %s in the new role, want %s", got, c.want)
+			}
+			if members != nil && members[0].PromptBlocks != 0 {
+				t.Error("the slice that SwitchRole returned was changed")
+			}
+		})
+	}
+}
+
 // worker is an engine that ends its part of each request at once, or keeps the requests.
 type worker struct {
 	t    *testing.T

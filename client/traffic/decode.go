@@ -77,12 +77,13 @@ type localRead struct {
 }
 
 // Decode begins a job: it allocates the job's memory, offers this memory to the prefill side, and
-// starts to read the job's parts of the prefix. ctx bounds the whole job. Call Finish or Cancel at
-// the end.
+// starts to read the job's parts of the prefix. It keeps none of the job's slices. ctx bounds the
+// whole job. Call Finish or Cancel at the end.
 func (m *Manager) Decode(ctx context.Context, job DecodeJob) (*Decode, error) {
 	if err := m.checkDecode(&job); err != nil {
 		return nil, err
 	}
+	job.IDs, job.Parts, job.Pages = slices.Clone(job.IDs), slices.Clone(job.Parts), slices.Clone(job.Pages)
 	d := &Decode{job: job, have: make([]bool, job.Hit), pages: make(map[uint32]*pageList)}
 	if job.Hit < job.Blocks { // if all blocks are cached, none is new, and this engine may need all of them
 		d.resident = min(job.Resident, job.Hit)
@@ -92,7 +93,7 @@ func (m *Manager) Decode(ctx context.Context, job DecodeJob) (*Decode, error) {
 	if err := d.open(ctx, m, job.Request, "prefill side", d); err != nil {
 		return nil, err
 	}
-	if err := d.begin(); err != nil {
+	if err := d.here(d.begin); err != nil {
 		return nil, d.close(err)
 	}
 	return d, nil

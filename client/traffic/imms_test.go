@@ -2,11 +2,14 @@ package traffic
 
 import (
 	"context"
+	"errors"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
@@ -103,4 +106,61 @@ func TestImmediatesOfEndedJobs(t *testing.T) {
 	if n := raw.Stats().ImmediatesDropped; n != 0 {
 		t.Errorf("%d immediates were dropped", n)
 	}
+}
+
+// stuckEngine is an engine whose regions cannot be closed while stuck is set.
+type stuckEngine struct {
+	rdma.Engine
+	stuck error
+}
+
+func (e *stuckEngine) Register(mem []byte, o rdma.RegisterOptions) (rdma.Region, error) {
+	r, err := e.Engine.Register(mem, o)
+	return stuckRegion{r, e}, err
+}
+
+type stuckRegion struct {
+	rdma.Region
+	engine *stuckEngine
+}
+
+func (r stuckRegion) Close(ctx context.Context) error {
+	return errors.Join(r.engine.stuck, r.Region.Close(ctx))
+}
+
+// TestCloseTwice: each call of Close returns when the buffers have been released, or with the reason why one
+// could not be released, also a call that another one precedes.
+func TestCloseTwice(t *testing.T) {
+	testkit.VerifyNone(t)
+	s := newShelf()
+	raw, err := tcp.New(t.Context(), tcp.Options{Listen: "127.0.0.1:0", Token: token})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer raw.Close()
+	device, err := raw.Register(make([]byte, 1<<20), rdma.RegisterOptions{Local: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stuck := errors.New("a peer may still write")
+	m, err := New(Options{
+		Namespace: kv.Namespace{Name: "m", Geometry: geo}, Storage: newAt(s), Compute: &stuckEngine{raw, stuck}, BufferBytes: 1 << 20,
+		Device: func() Device {
+			d := layerMajor(geo.LayerCount(), 8, uint64(geo.LayerBytes(0)))
+			d.Region = device
+			return d
+		}(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var calls sync.WaitGroup
+	for range 3 {
+		calls.Go(func() {
+			if err := m.Close(); !errors.Is(err, stuck) {
+				t.Errorf("close: %v; want %v", err, stuck)
+			}
+		})
+	}
+	calls.Wait()
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -329,6 +330,10 @@ type Manager struct {
 	life    context.Context
 	endLife context.CancelFunc
 
+	// closing makes one call of Close release the buffers. closeErr is the result of every call.
+	closing  sync.Once
+	closeErr error
+
 	mu     sync.Mutex
 	closed bool
 	jobs   map[string]job
@@ -336,6 +341,8 @@ type Manager struct {
 	// earlyCount is the number of these messages, and earlyCount <= earlyMax.
 	early                map[string][]earlyMessage
 	earlyCount, earlyMax int
+	// senders has an element for each peer with a message in early.
+	senders map[rdma.EngineID]*earlySender
 
 	pending pending
 	// work counts goroutines: those of jobs, of writes of decoded blocks, and of messages to be
@@ -355,6 +362,13 @@ type job interface {
 	close(err error) error
 }
 
+// earlySender is a peer with kept messages. watch is an expectation that ends with the session to the peer;
+// nil until watchSender has set it.
+type earlySender struct {
+	messages int
+	watch    *rdma.Expectation
+}
+
 type earlyMessage struct {
 	from rdma.EngineID
 	m    *pb.TrafficMessage
@@ -369,7 +383,7 @@ func New(opts Options) (*Manager, error) {
 	}
 	m := &Manager{
 		opts: opts, log: opts.Logger, jobs: make(map[string]job),
-		early: make(map[string][]earlyMessage), earlyMax: maxEarly, returns: make(chan struct{}, returnsMax),
+		early: make(map[string][]earlyMessage), earlyMax: maxEarly, senders: make(map[rdma.EngineID]*earlySender), returns: make(chan struct{}, returnsMax),
 		geo:     newGeometry(opts.Namespace.Geometry, opts.Order),
 		pending: newPending(opts.PersistMax),
 		tables:  opts.Device.tables(),
@@ -442,30 +456,35 @@ func copySpans(ctx context.Context, c copier.Copier, b copier.Batch, spans []cop
 
 // Close cancels the running jobs, waits for them and for the blocks that are being stored, and then
 // releases the buffers. It returns an error if a buffer could not be released because a peer may
-// still write to it. Close may be called twice.
+// still write to it. Close may be called twice; each call returns when the buffers have been released.
 func (m *Manager) Close() error {
+	m.closing.Do(func() {
+		m.endAll()
+		if err := m.release(); err != nil {
+			m.closeErr = fmt.Errorf("traffic: %w", err)
+		}
+	})
+	return m.closeErr
+}
+
+// endAll ends the jobs and waits for the manager's goroutines.
+func (m *Manager) endAll() {
 	m.mu.Lock()
-	first := !m.closed
 	m.closed = true
-	jobs := make([]job, 0, len(m.jobs))
-	for _, j := range m.jobs {
-		jobs = append(jobs, j)
-	}
+	jobs := slices.Collect(maps.Values(m.jobs))
 	m.mu.Unlock()
 	for _, j := range jobs {
 		_ = j.close(ErrClosed) // Finish returns ErrClosed to the job's owner
 	}
 	m.mu.Lock()
 	m.endLife()
+	var watches []*rdma.Expectation
+	for _, s := range m.senders {
+		watches = append(watches, s.watch)
+	}
 	m.mu.Unlock()
+	cancelAll(watches)
 	m.work.Wait()
-	if !first {
-		return nil
-	}
-	if err := m.release(); err != nil {
-		return fmt.Errorf("traffic: %w", err)
-	}
-	return nil
 }
 
 // Stats are a manager's gauges.
@@ -517,11 +536,38 @@ func (m *Manager) begin(request string, j job) error {
 // takeEarly removes and returns the messages that arrived for a request before its job.
 func (m *Manager) takeEarly(request string) []earlyMessage {
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	out := m.early[request]
 	delete(m.early, request)
-	m.earlyCount -= len(out)
+	over := m.forgottenLocked(out)
+	m.mu.Unlock()
+	cancelAll(over)
 	return out
+}
+
+// forgottenLocked counts messages that are not kept any more. It returns the watches of senders without
+// further messages, which the caller cancels without the lock.
+func (m *Manager) forgottenLocked(messages []earlyMessage) (over []*rdma.Expectation) {
+	m.earlyCount -= len(messages)
+	for _, e := range messages {
+		s := m.senders[e.from]
+		if s == nil {
+			continue // its session has ended
+		}
+		if s.messages--; s.messages == 0 {
+			delete(m.senders, e.from)
+			over = append(over, s.watch)
+		}
+	}
+	return over
+}
+
+// cancelAll cancels watches; a nil watch is cancelled by watchSender.
+func cancelAll(watches []*rdma.Expectation) {
+	for _, w := range watches {
+		if w != nil {
+			w.Cancel()
+		}
+	}
 }
 
 // keepEarlyLocked keeps a message for a job that has not begun. It returns false if there is no
@@ -535,27 +581,52 @@ func (m *Manager) keepEarlyLocked(from rdma.EngineID, t *pb.TrafficMessage) bool
 	return true
 }
 
-// dropEarlyLocked drops the kept messages of a request from the senders for which stale
-// returns true.
-func (m *Manager) dropEarlyLocked(request string, stale func(from rdma.EngineID) bool) {
-	kept := slices.DeleteFunc(m.early[request], func(e earlyMessage) bool { return stale(e.from) })
-	m.earlyCount -= len(m.early[request]) - len(kept)
+// dropEarlyLocked drops the kept messages of a request from one sender. It returns watches as
+// forgottenLocked does.
+func (m *Manager) dropEarlyLocked(request string, sender rdma.EngineID) []*rdma.Expectation {
+	var kept, dropped []earlyMessage
+	for _, e := range m.early[request] {
+		if e.from == sender {
+			dropped = append(dropped, e)
+		} else {
+			kept = append(kept, e)
+		}
+	}
 	if m.early[request] = kept; len(kept) == 0 {
 		delete(m.early, request)
 	}
+	return m.forgottenLocked(dropped)
 }
 
-// dropDead drops the kept messages of peers whose session has ended, because their jobs have ended
-// with the session.
-func (m *Manager) dropDead() {
-	alive := make(map[rdma.EngineID]bool)
-	for _, p := range m.opts.Compute.Peers() {
-		alive[p.ID] = true
+// watchSender arranges that the kept messages of a peer are dropped when the session ends over which they
+// came: their jobs have ended with the session, also if the peer opens another session. A message that the
+// handler gets after the end of its session is dropped with the next session.
+func (m *Manager) watchSender(from rdma.EngineID, s *earlySender) {
+	// No write carries this immediate.
+	watch, err := m.opts.Compute.ExpectImm(rdma.Expect{Imm: m.imm(1), Count: 1, From: []rdma.EngineID{from}, Done: func(error) { m.senderEnded(from, s) }})
+	if err != nil {
+		m.senderEnded(from, s) // the engine is closed
+		return
 	}
 	m.mu.Lock()
+	s.watch = watch
+	over := m.senders[from] != s || m.life.Err() != nil
+	m.mu.Unlock()
+	if over {
+		watch.Cancel()
+	}
+}
+
+// senderEnded drops the kept messages of a peer, unless the peer has none any more.
+func (m *Manager) senderEnded(from rdma.EngineID, s *earlySender) {
+	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.senders[from] != s {
+		return
+	}
+	delete(m.senders, from)
 	for request := range m.early {
-		m.dropEarlyLocked(request, func(from rdma.EngineID) bool { return !alive[from] })
+		m.dropEarlyLocked(request, from) // no watch is left
 	}
 }
 
@@ -591,32 +662,41 @@ func (m *Manager) receive(from rdma.EngineID, raw []byte) {
 // that has not begun on this manager, find drops the job's kept messages.
 func (m *Manager) find(from rdma.EngineID, t *pb.TrafficMessage) job {
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	j := m.jobs[t.Request]
+	var over []*rdma.Expectation
 	if j == nil && t.GetCancel() != nil {
-		m.dropEarlyLocked(t.Request, func(sender rdma.EngineID) bool { return sender == from })
+		over = m.dropEarlyLocked(t.Request, from)
 	}
+	m.mu.Unlock()
+	cancelAll(over)
 	return j
 }
 
 // keep keeps a message of a decode side until its job begins on this manager, or returns it to its
 // sender. The message must not be dropped, because the decode side would wait forever.
 func (m *Manager) keep(from rdma.EngineID, t *pb.TrafficMessage, raw []byte) {
-	for _, full := range []bool{false, true} {
-		if full {
-			m.dropDead()
-		}
-		m.mu.Lock()
-		if j := m.jobs[t.Request]; j != nil {
-			m.mu.Unlock()
-			j.message(from, t) // the job has begun since the call of find
-			return
-		}
-		kept := m.keepEarlyLocked(from, t)
+	m.mu.Lock()
+	if j := m.jobs[t.Request]; j != nil {
 		m.mu.Unlock()
-		if kept {
-			return
-		}
+		j.message(from, t) // the job has begun since the call of find
+		return
+	}
+	kept := m.keepEarlyLocked(from, t)
+	sender := m.senders[from]
+	first := kept && sender == nil
+	if first {
+		sender = new(earlySender)
+		m.senders[from] = sender
+	}
+	if kept {
+		sender.messages++
+	}
+	m.mu.Unlock()
+	if first {
+		m.watchSender(from, sender)
+	}
+	if kept {
+		return
 	}
 	back := &pb.TrafficMessage{Request: t.Request, Version: wireVersion, Body: &pb.TrafficMessage_Again{Again: &pb.TrafficAgain{Message: bytes.Clone(raw)}}}
 	m.returns <- struct{}{}

@@ -217,7 +217,7 @@ func (m *Manager) storeSome(ctx context.Context, request string, w client.WriteR
 // Append stores one block that decoding has filled: its KV is in the given pages of
 // device memory, one for each page table (Device.Tables). A layer with recurrent state may have
 // NoPage; the block is then stored without state. ids is the chain up to and including the block. Append
-// returns when the pages may change, before the write has ended (Settle waits for it).
+// returns when the pages and ids may change, before the write has ended (Settle waits for it).
 // A block whose parent is still waiting to be written is stored by the same write.
 func (m *Manager) Append(ctx context.Context, request string, ids []kv.BlockID, epoch kv.Epoch, pages ...uint32) error {
 	return m.AppendAfter(ctx, request, ids, epoch, nil, pages...)
@@ -241,6 +241,7 @@ func (m *Manager) AppendAfter(ctx context.Context, request string, ids []kv.Bloc
 	}
 	m.work.Add(1)
 	m.mu.Unlock()
+	ids = slices.Clone(ids)
 	end, ok := m.pending.begin(ids[len(ids)-1:])
 	if !ok {
 		m.work.Done()

@@ -87,11 +87,13 @@ type Prefill struct {
 }
 
 // Prefill begins a job. It reads the job's parts once the decode side has offered its
-// memory. ctx bounds the whole job. Call Finish or Cancel at the end.
+// memory. It keeps none of the job's slices. ctx bounds the whole job. Call Finish or Cancel at the
+// end.
 func (m *Manager) Prefill(ctx context.Context, job PrefillJob) (*Prefill, error) {
 	if err := m.checkPrefill(&job); err != nil {
 		return nil, err
 	}
+	job.IDs, job.Parts = slices.Clone(job.IDs), slices.Clone(job.Parts)
 	p := &Prefill{job: job, parts: job.Parts, from: make([]source, job.Hit), at: make([]uint64, job.Hit), in: make([]bool, m.geo.layers), sent: make([]bool, m.geo.layers), pages: slices.Clone(job.Pages), after: job.After, leaves: make([]leave, m.geo.layers)}
 	p.firstImm, p.imms = m.imm(m.geo.layers), m.geo.layers
 	if err := p.open(ctx, m, job.Request, "decode side", p); err != nil {

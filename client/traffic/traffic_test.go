@@ -1580,7 +1580,11 @@ func TestEarlyEnds(t *testing.T) {
 	if err := errors.Join(a.Finish(ctx), b.Finish(ctx)); !errors.Is(err, rdma.ErrPeerDied) {
 		t.Errorf("jobs whose other side is gone: %v", err)
 	}
-	r, d := offer(de, 4) // there is room again
+	early(0)
+	_, a = offer(gone, 5) // it has opened another session
+	early(1)
+	a.Cancel()
+	r, d := offer(de, 4)
 	p, err := pe.Prefill(ctx, PrefillJob{Request: r.name, Blocks: 1, Pages: r.pages})
 	if err != nil {
 		t.Fatal(err)

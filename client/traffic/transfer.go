@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"sync"
 	"time"
 
@@ -78,7 +77,7 @@ type transfer struct {
 	buffers []arena.Buffer
 	// reads cancel the running reads.
 	reads map[*context.CancelFunc]struct{}
-	// running counts the job's goroutines.
+	// running counts the job's goroutines, and callers of here.
 	running sync.WaitGroup
 	ended   sync.Once
 }
@@ -172,6 +171,27 @@ func (t *transfer) run(f func() error) bool {
 		}
 	}()
 	return true
+}
+
+// here is run on the caller's goroutine, for which close waits too. It returns the error of the job if f
+// returns an error or the job has ended.
+func (t *transfer) here(f func() error) error {
+	t.mu.Lock()
+	if t.err != nil {
+		defer t.mu.Unlock()
+		return t.err
+	}
+	t.running.Add(1)
+	t.mu.Unlock()
+	defer t.running.Done()
+	err := f()
+	if err == nil {
+		return nil
+	}
+	t.fail(err)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.err
 }
 
 // Cut ends the running reads. Each read stops as soon as possible and calls Stopped with the block
@@ -366,21 +386,15 @@ func (t *transfer) close(err error) error {
 		if err != nil {
 			t.cut()
 		}
-		t.mu.Lock()
-		windows := slices.Clone(t.windows)
-		t.mu.Unlock()
-		safe := true
-		for _, w := range windows {
-			if err := w.Revoke(within); err != nil {
-				safe = false
-			}
-		}
+		safe := t.revoke(within)
 		// An operation that ended because its session ended does not read the job's memory any
 		// more.
 		if err := t.scope.Cancel(within); err != nil && within.Err() != nil {
 			safe = false
 		}
 		t.running.Wait()
+		// The job's goroutines may have opened windows since.
+		safe = t.revoke(within) && safe
 		if err != nil {
 			t.forgetImms()
 		}
@@ -394,6 +408,21 @@ func (t *transfer) close(err error) error {
 		t.m.end(t.request, t.self)
 	})
 	return err
+}
+
+// revoke revokes the windows that the job has opened. It returns false if one could not be revoked.
+func (t *transfer) revoke(ctx context.Context) (safe bool) {
+	t.mu.Lock()
+	windows := t.windows
+	t.windows = nil
+	t.mu.Unlock()
+	safe = true
+	for _, w := range windows {
+		if err := w.Revoke(ctx); err != nil {
+			safe = false
+		}
+	}
+	return safe
 }
 
 // forgetImms drops the counts of immediates that arrived when the goroutines of the failed job did not wait

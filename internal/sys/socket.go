@@ -140,6 +140,32 @@ func WriteNow(conn *net.UnixConn, p []byte) (n int, err error) {
 	return n, nil
 }
 
+// AwaitHangUp returns nil when the peer of a unix socket has closed its end, or when this end does not
+// read any more (CloseRead). It reads nothing, so the socket may hold unread bytes. Error:
+// os.ErrDeadlineExceeded after the read deadline of conn, net.ErrClosed after its Close.
+func AwaitHangUp(conn *net.UnixConn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("sys: wait for the end of a unix socket: %w", err)
+	}
+	var failed error
+	if err := raw.Read(func(fd uintptr) bool {
+		// The runtime calls this function again after each event of the socket.
+		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+		for {
+			if _, failed = unix.Poll(poll, 0); !errors.Is(failed, unix.EINTR) {
+				return failed != nil || poll[0].Revents != 0
+			}
+		}
+	}); err != nil {
+		failed = err
+	}
+	if failed != nil {
+		return fmt.Errorf("sys: wait for the end of a unix socket: %w", failed)
+	}
+	return nil
+}
+
 // PeerUID returns the user id of the process at the other end of a unix socket: the process that
 // connected or that listens.
 func PeerUID(conn *net.UnixConn) (uint32, error) {

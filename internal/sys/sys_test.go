@@ -354,6 +354,43 @@ func TestWriteNow(t *testing.T) {
 	}
 }
 
+// TestAwaitHangUp: AwaitHangUp waits for the end of a socket, whether or not the socket has unread bytes,
+// and reads none of them. A read deadline ends the wait.
+func TestAwaitHangUp(t *testing.T) {
+	for _, unread := range []string{"", "unread"} {
+		conn, peer := socketPair(t)
+		ended := make(chan error, 1)
+		wait := func() { ended <- AwaitHangUp(conn) }
+		go wait()
+		if _, err := io.WriteString(peer, unread); err != nil {
+			t.Fatal(err)
+		}
+		if err := conn.SetReadDeadline(time.Unix(1, 0)); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-ended; !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%q unread, after the deadline: %v", unread, err)
+		}
+		if err := conn.SetReadDeadline(time.Time{}); err != nil {
+			t.Fatal(err)
+		}
+		go wait()
+		peer.Close()
+		if err := <-ended; err != nil {
+			t.Errorf("%q unread, after the peer has closed: %v", unread, err)
+		}
+		if got, err := io.ReadAll(conn); string(got) != unread || err != nil {
+			t.Errorf("%q was read after the wait, %v; want %q", got, err, unread)
+		}
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := AwaitHangUp(conn); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("a closed socket: %v", err)
+		}
+	}
+}
+
 // polled reports whether an epoll instance of this process watches the socket.
 func polled(t *testing.T, raw syscall.RawConn) bool {
 	t.Helper()

@@ -45,9 +45,10 @@ type Options struct {
 	// over the NICs. An endpoint has at most 4 pieces posted, so a message waits for at most 4
 	// pieces. Default 1 MiB, 64 KiB to 1 GiB.
 	PieceBytes int
-	// InFlightBytes and InFlightOps bound the bytes and the number of operations that are
-	// submitted to one peer and have not ended. An operation larger than InFlightBytes runs alone.
-	// Defaults 64 MiB and 1024 (at most MaxOps).
+	// InFlightBytes and InFlightOps bound the bytes and the number of writes that are submitted to
+	// one peer and have not ended. A write larger than InFlightBytes runs alone. Messages have a
+	// bound of their own, so that no message waits for the end of a write. Defaults 64 MiB and 1024
+	// (at most MaxOps).
 	InFlightBytes int64
 	InFlightOps   int
 	// MaxMessage is the longest Send, in bytes. Default 64 KiB, at most 1 MiB,
@@ -107,8 +108,8 @@ type Options struct {
 const (
 	// MaxDomains is the largest number of NICs of one engine.
 	MaxDomains = 16
-	// MaxOps is the largest number of operations of one session in flight in
-	// one direction.
+	// MaxOps is the largest number of writes of one session in flight in one
+	// direction.
 	MaxOps = 4096
 )
 

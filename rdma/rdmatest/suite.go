@@ -19,8 +19,8 @@ type Config struct {
 	// Listen makes the engine reachable. Its peers must then prove that they have Token.
 	Listen bool
 	Token  rdma.Token
-	// InFlightOps and InFlightBytes are the largest number of operations in flight to one peer,
-	// and of their bytes.
+	// InFlightOps and InFlightBytes are the largest number of writes in flight to one peer, and of
+	// their bytes.
 	InFlightOps   int
 	InFlightBytes int64
 	// EarlyImmediates is the number of unexpected immediates that are kept for each peer.

@@ -57,7 +57,7 @@ func TestDelayedAcks(t *testing.T) {
 		if c.signalled() {
 			t.Error("the ack of a message with flagAckMayWait was written at once")
 		}
-		o, err := c.s.Reserve(t.Context(), sessions.Plain, 8, true)
+		o, err := c.s.Reserve(t.Context(), sessions.Limited, 8, true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -101,11 +101,12 @@ func TestDelayedAcks(t *testing.T) {
 	})
 }
 
-// TestImmediateAcksPastHalfBudget: a sender past half its budget asks for immediate acks.
+// TestImmediateAcksPastHalfBudget: a sender with more than half of MaxMessages in flight asks for
+// immediate acks.
 func TestImmediateAcksPastHalfBudget(t *testing.T) {
 	c := idleConn(t)
-	for i := range c.s.e.opts.InFlightOps {
-		o, err := c.s.Reserve(t.Context(), sessions.Plain, 1, true)
+	for i := range MaxMessages {
+		o, err := c.s.Reserve(t.Context(), sessions.Limited, 1, true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -114,9 +115,12 @@ func TestImmediateAcksPastHalfBudget(t *testing.T) {
 		if err := c.s.submit(o); err != nil {
 			t.Fatal(err)
 		}
-		if want := 2*(i+1) <= c.s.e.opts.InFlightOps; o.ackMayWait != want {
-			t.Fatalf("message %d of %d may have its ack delayed: %v, want %v", i, c.s.e.opts.InFlightOps, o.ackMayWait, want)
+		if want := 2*(i+1) <= MaxMessages; o.ackMayWait != want {
+			t.Fatalf("message %d of %d may have its ack delayed: %v, want %v", i, MaxMessages, o.ackMayWait, want)
 		}
+	}
+	if _, err := c.s.Reserve(t.Context(), sessions.Limited, 1, true); !errors.Is(err, rdma.ErrBusy) {
+		t.Errorf("a message above MaxMessages: %v", err)
 	}
 }
 

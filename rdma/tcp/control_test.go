@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"context"
+	"errors"
 	"net"
 	"sync"
 	"testing"
@@ -49,9 +50,9 @@ func (c *jammedConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// TestMessagesPassBulk: while every payload connection is stuck in one direction or the other,
-// messages are delivered and acked in both directions, and so is a small write that had landed
-// before.
+// TestMessagesPassBulk: while every payload connection is stuck in one direction or the other, and
+// writes have the whole in-flight budget and wait for more, messages are delivered and acked in both
+// directions.
 func TestMessagesPassBulk(t *testing.T) {
 	testkit.VerifyNone(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -65,9 +66,9 @@ func TestMessagesPassBulk(t *testing.T) {
 			}
 		}
 		token := rdma.Token("messages pass what is large")
-		server, err := New(ctx, Options{Listen: "127.0.0.1:0", Token: token, Conns: conns, Wrap: j.wrap})
+		server, err := New(ctx, Options{Listen: "127.0.0.1:0", Token: token, Conns: conns, Wrap: j.wrap, InFlightOps: 2, InFlightBytes: 16 << 20})
 		must(err)
-		client, err := New(ctx, Options{Conns: conns, Wrap: j.wrap})
+		client, err := New(ctx, Options{Conns: conns, Wrap: j.wrap, InFlightOps: 2, InFlightBytes: 16 << 20})
 		must(err)
 		took := make(chan string, 100)
 		for _, e := range []*Engine{server, client} {
@@ -82,9 +83,19 @@ func TestMessagesPassBulk(t *testing.T) {
 			must(err)
 			src, err := way[0].Register(mem, rdma.RegisterOptions{Local: true})
 			must(err)
-			landed := rdma.NewFlag()
+			landed, later := rdma.NewFlag(), rdma.NewFlag()
 			must(way[0].Write(ctx, rdma.Write{Src: src, Dst: dst.Desc(), Len: uint64(len(mem)), Done: landed.Set}))
-			bulk = append(bulk, landed)
+			w := rdma.Write{Src: src, Dst: dst.Desc(), Len: uint64(len(mem)), Done: later.Set, NoWait: true}
+			if err := way[0].Write(ctx, w); !errors.Is(err, rdma.ErrBusy) {
+				t.Fatalf("a write beyond the budget: %v", err)
+			}
+			w.NoWait = false
+			go func() {
+				if err := way[0].Write(ctx, w); err != nil {
+					later.Set(err)
+				}
+			}()
+			bulk = append(bulk, landed, later)
 		}
 		<-j.stuck
 		for range 20 {

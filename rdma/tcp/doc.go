@@ -20,8 +20,9 @@
 //
 // Each rail has one more connection, its control connection. It carries messages, acks and reports
 // about rails, and no payload of writes. So the payload in the socket queue of a slow NIC never
-// delays a request, its answer, or an ack. If the dialer marks classes, the control connection has
-// the mark of the highest class.
+// delays a request, its answer, or an ack. Nor does a message wait for the in-flight budget of
+// writes: the number of messages has its own bound (MaxMessages). If the dialer marks classes, the
+// control connection has the mark of the highest class.
 //
 // A connection takes frames from its lane when it can write. So each NIC carries as much as it
 // can, even when NICs differ in speed. Large writes are cut into pieces for all NICs, and small
@@ -89,7 +90,7 @@
 //
 // If a message permits it, its ack waits up to a millisecond for another frame on the connection,
 // usually the answer. A request and its answer then take two system calls at each engine. A sender
-// that uses more than half of its in-flight budget does not permit this delay.
+// with more than half of MaxMessages in flight does not permit this delay.
 //
 // A frame that does not decode ends the session, because the stream can no longer be trusted. A
 // frame that decodes but is not allowed (key, bounds, revoked) is refused: its payload is read and
@@ -134,10 +135,10 @@
 //
 // # Bounds
 //
-// Each session has bounds for operations and bytes in flight (Options), unsent acks, slots
-// (MaxOps), and pieces of incomplete operations (16 Mi). The target enforces the last three. One
-// frame has at most 16 MiB of payload and a table of 256 runs. Writers never block readers, so two
-// engines that write to each other cannot deadlock.
+// Each session has bounds for writes and their bytes in flight (Options), messages in flight
+// (MaxMessages), unsent acks, slots (MaxOps), and pieces of incomplete operations (16 Mi). The
+// target enforces the last three. One frame has at most 16 MiB of payload and a table of 256 runs.
+// Writers never block readers, so two engines that write to each other cannot deadlock.
 //
 // Lock order: Engine.core.Mu → session.Mu; window.mu, region.mu and the locks of rdma/internal are
 // leaves. No lock is held across I/O or a callback. session.Mu guards the session's operations,

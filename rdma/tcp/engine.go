@@ -266,7 +266,7 @@ func (e *Engine) Send(ctx context.Context, to rdma.EngineID, msg []byte, done fu
 	if err != nil {
 		return err
 	}
-	o, err := s.Reserve(ctx, sessions.Plain, uint64(len(msg)), false)
+	o, err := s.Reserve(ctx, sessions.Limited, uint64(len(msg)), false)
 	if err != nil {
 		return err
 	}

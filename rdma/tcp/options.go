@@ -67,9 +67,10 @@ type Options struct {
 	// ZeroCopy has an effect only on Linux, without TLS, and where the system calls are permitted
 	// (not under gVisor or some seccomp filters).
 	ZeroCopy bool
-	// InFlightBytes and InFlightOps bound the bytes and the number of operations that are
-	// submitted to one peer and have not ended. An operation larger than InFlightBytes runs alone.
-	// Defaults 64 MiB and 1024 (at most MaxOps).
+	// InFlightBytes and InFlightOps bound the bytes and the number of writes that are submitted to
+	// one peer and have not ended. A write larger than InFlightBytes runs alone. Messages are
+	// bounded by MaxMessages, so that no message waits for the end of a write. Defaults 64 MiB and
+	// 1024 (at most MaxOps - MaxMessages).
 	InFlightBytes int64
 	InFlightOps   int
 	// MaxMessage is the longest Send, in bytes. Default 64 KiB, at most 1 MiB.
@@ -137,6 +138,9 @@ const (
 	// MaxOps is the largest number of operations of one session in flight in one direction. A peer
 	// that exceeds this number is disconnected.
 	MaxOps = 4096
+	// MaxMessages is the largest number of messages that are submitted to one peer and have not
+	// ended. Send waits for the end of a message if this number is reached.
+	MaxMessages = 256
 	// maxPiece is the largest payload of one frame, in bytes.
 	maxPiece = 16 << 20
 )
@@ -181,7 +185,7 @@ func (o *Options) Validate() error {
 		{Name: "Conns", Value: int64(o.Conns), Min: 1, Max: MaxConns},
 		{Name: "PieceBytes", Value: int64(o.PieceBytes), Min: 64 << 10, Max: maxPiece},
 		{Name: "InFlightBytes", Value: o.InFlightBytes, Min: 1, Max: 1 << 40},
-		{Name: "InFlightOps", Value: int64(o.InFlightOps), Min: 1, Max: MaxOps},
+		{Name: "InFlightOps", Value: int64(o.InFlightOps), Min: 1, Max: MaxOps - MaxMessages},
 		{Name: "MaxMessage", Value: int64(o.MaxMessage), Min: 1, Max: 1 << 20},
 		{Name: "MaxPeers", Value: int64(o.MaxPeers), Min: 1, Max: 1 << 20},
 		{Name: "EarlyImmediates", Value: int64(o.EarlyImmediates), Min: 1, Max: 1 << 24},

@@ -59,6 +59,7 @@ func newSession(e *Engine, peer rdma.EngineID, id [16]byte, n, lanes, conns int,
 	s.Init(peer, dialed, &e.core.Counters, sessions.Rules[*op]{
 		Ops: e.opts.InFlightOps, Bytes: e.opts.InFlightBytes,
 		New: func() *op { return &op{} }, Gone: s.gone,
+		Room: func() bool { return s.Limited < MaxMessages },
 	})
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	for i := range lanes {
@@ -85,8 +86,8 @@ func (s *session) submit(o *op) error {
 	}
 	o.unsent = len(o.cuts)
 	if o.kind == frameMessage {
-		// A sender that uses more than half of its budget does not permit delayed acks.
-		o.ackMayWait = 2*s.Active <= s.e.opts.InFlightOps && 2*s.FreeBytes >= s.e.opts.InFlightBytes
+		// A sender with more than half of MaxMessages in flight does not permit delayed acks.
+		o.ackMayWait = 2*s.Limited <= MaxMessages
 		s.messages.push(o.frame(0))
 		s.messenger.signal()
 	} else {

@@ -231,7 +231,7 @@ func TestOptions(t *testing.T) {
 		"Conns":             {Conns: 1000},
 		"PieceBytes":        {PieceBytes: 1},
 		"InFlightBytes":     {InFlightBytes: -1},
-		"InFlightOps":       {InFlightOps: MaxOps + 1},
+		"InFlightOps":       {InFlightOps: MaxOps - MaxMessages + 1},
 		"MaxMessage":        {MaxMessage: 1 << 30},
 		"IdleTimeout":       {HeartbeatInterval: time.Second, IdleTimeout: time.Second},
 		"HeartbeatInterval": {HeartbeatInterval: 1},

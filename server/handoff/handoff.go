@@ -330,18 +330,15 @@ func (l *Listener) converse(conn *net.UnixConn, s *Session, handle Handler) erro
 				return fmt.Errorf("handoff: ended a session: %w", err)
 			}
 		case msg[0] == api.KindCall:
-			call := &callContext{Context: ctx, in: in, cancel: cancel}
+			call := &callContext{Context: ctx, conn: conn, cancel: cancel}
 			out = handle(call, s.id, msg, append(out[:0], make([]byte, api.LocalFrameHeaderBytes)...))
-			watched := call.end()
+			call.end()
 			if !reply(conn, out) {
-				_ = conn.CloseRead() // ends the wait of callContext.watch for the next message
-				<-watched
 				return nil
 			}
 			if cap(out) > keptReplyBytes {
 				out = nil
 			}
-			<-watched
 		default:
 			return fmt.Errorf("handoff: ended a session: a message of kind %d with %d bytes", msg[0], len(msg))
 		}
@@ -353,7 +350,7 @@ func (l *Listener) converse(conn *net.UnixConn, s *Session, handle Handler) erro
 // goroutine.
 type callContext struct {
 	context.Context
-	in     *bufio.Reader
+	conn   *net.UnixConn
 	cancel context.CancelFunc
 
 	mu    sync.Mutex
@@ -373,26 +370,30 @@ func (c *callContext) Done() <-chan struct{} {
 	return c.Context.Done()
 }
 
-// watch waits for the engine's next message or for the end of the stream. The end of the stream
-// cancels the context.
+// watch cancels the context when the engine has closed the connection. It does not read from the
+// connection, because messages of the engine may wait behind the call (KindReturn). Without the watch
+// the end of the stream would be noticed only after these messages.
 func (c *callContext) watch(watched chan struct{}) {
 	defer close(watched)
-	if _, err := c.in.Peek(1); err != nil {
+	if err := sys.AwaitHangUp(c.conn); !errors.Is(err, os.ErrDeadlineExceeded) {
 		c.cancel()
 	}
 }
 
-// end is called when the call has been handled. When the returned channel is closed, no watch uses
-// in, so the connection's goroutine may read from in again.
-func (c *callContext) end() <-chan struct{} {
+// end is called when the call has been handled. After it no watch is running, and the connection has
+// no read deadline.
+func (c *callContext) end() {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.ended = true
-	if c.watched == nil {
-		c.watched = make(chan struct{})
-		close(c.watched)
+	watched := c.watched
+	c.mu.Unlock()
+	if watched == nil {
+		return
 	}
-	return c.watched
+	// SetReadDeadline fails only on a closed connection, on which the next read fails too.
+	_ = c.conn.SetReadDeadline(time.Unix(1, 0)) // ends the watch
+	<-watched
+	_ = c.conn.SetReadDeadline(time.Time{})
 }
 
 // keptReplyBytes is the maximum size of a reply buffer that is kept for reuse.

@@ -227,8 +227,8 @@ func TestCalls(t *testing.T) {
 	}
 }
 
-// TestDeathEndsItsCall: the context of a call ends with the engine's connection, and not with
-// another engine's.
+// TestDeathEndsItsCall: the context of a call ends with the engine's connection, also if the engine has
+// sent another message behind the call, and not with another engine's connection.
 func TestDeathEndsItsCall(t *testing.T) {
 	begun, ended := make(chan api.LocalID), make(chan api.LocalID, 2)
 	n := newNodeServing(t, nil, func(ctx context.Context, session api.LocalID, _, dst []byte) []byte {
@@ -243,6 +243,10 @@ func TestDeathEndsItsCall(t *testing.T) {
 			t.Fatal(err)
 		}
 		<-begun
+		// A thread of the engine returns a loan while the call is in progress.
+		if _, err := e.conn.Write(api.AppendReturn(nil, []uint64{7})); err != nil {
+			t.Fatal(err)
+		}
 	}
 	dying.hangUp()
 	if id := <-ended; id != dying.hello.Session {

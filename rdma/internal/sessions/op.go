@@ -26,9 +26,11 @@ type Op struct {
 	Done  func(error)
 	Runs  []Run
 	// source is the region from which the operation reads; nil for messages and empty writes.
-	// bytes is the number of bytes that the operation occupies in the budget.
-	source *sources.Readers
-	bytes  int64
+	// bytes is the number of bytes that the operation occupies in the budget. limited: it came through
+	// the queue Limited.
+	source  *sources.Readers
+	bytes   int64
+	limited bool
 
 	// Guarded by the session's Mu. reserved: the op belongs to a submitter that fills it in.
 	// Submitted: the operation is in flight. Tick is the engine's tick at submission.

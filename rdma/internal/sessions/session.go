@@ -30,8 +30,8 @@ type State struct {
 	// Why is the reason for the end of the session; nil until the session begins to end.
 	Why error
 	// Active is the number of ops that are reserved or submitted. Invariant: Active = len(Ops) -
-	// len(free).
-	Active int
+	// len(free). Limited is the number of these ops that came through the queue Limited.
+	Active, Limited int
 	// FreeBytes is the part of the budget that no operation occupies, in bytes.
 	FreeBytes int64
 }
@@ -65,8 +65,8 @@ func (s *State) alive() bool {
 	return s.Why == nil
 }
 
-// Queues of submitters that wait: Plain for writes, Limited for operations that Rules.Room also
-// limits.
+// Queues of submitters that wait: Plain for writes, which Rules.Ops and Rules.Bytes limit, and Limited
+// for messages, which only Rules.Room limits. So no message waits for the end of a write.
 const (
 	Plain   = 0
 	Limited = 1
@@ -75,15 +75,17 @@ const (
 // Rules are the limits and callbacks of a session that differ between engines. The functions are
 // called with State.Mu held.
 type Rules[O Operation] struct {
-	// Ops is the largest number of operations in flight, and Bytes the largest sum of their bytes.
+	// Ops is the largest number of operations of the queue Plain in flight, and Bytes the largest sum
+	// of their bytes.
 	Ops   int
 	Bytes int64
 	// New makes an op.
 	New func() O
 	// Gone returns the error of an operation on a session that has ended for the reason why.
 	Gone func(why error) error
-	// Room, if not nil, reports whether one more operation of the queue Limited may start. Started
-	// is called when such an operation has started. Ended is called when any operation ends.
+	// Room reports whether one more operation of the queue Limited may start. Started, if not nil, is
+	// called when such an operation has started. Ended, if not nil, is called when any operation
+	// ends.
 	Room    func() bool
 	Started func(o O)
 	Ended   func(o O)
@@ -118,7 +120,10 @@ func (s *Session[O]) Init(peer rdma.EngineID, dialed bool, counters *Counters, r
 
 // roomLocked reports whether an operation of the given size may start.
 func (s *Session[O]) roomLocked(queue int, bytes int64) bool {
-	return s.Active < s.rules.Ops && s.FreeBytes >= bytes && (queue == Plain || s.rules.Room())
+	if queue == Limited {
+		return s.rules.Room()
+	}
+	return s.Active-s.Limited < s.rules.Ops && s.FreeBytes >= bytes
 }
 
 // takeLocked reserves an op.
@@ -133,10 +138,15 @@ func (s *Session[O]) takeLocked(queue int, bytes int64) O {
 		s.Ops = append(s.Ops, o)
 	}
 	b := o.base()
-	b.reserved, b.bytes = true, bytes
+	b.reserved, b.limited = true, queue == Limited
 	s.Active++
-	s.FreeBytes -= bytes
-	if queue == Limited {
+	if !b.limited {
+		b.bytes = bytes
+		s.FreeBytes -= bytes
+		return o
+	}
+	s.Limited++
+	if s.rules.Started != nil {
 		s.rules.Started(o)
 	}
 	return o
@@ -149,9 +159,21 @@ func (s *Session[O]) releaseLocked(o O) {
 		s.rules.Ended(o)
 	}
 	s.Active--
-	s.FreeBytes += o.base().bytes
+	if b := o.base(); b.limited {
+		s.Limited--
+	} else {
+		s.FreeBytes += b.bytes
+	}
 	o.Reset()
 	s.free = append(s.free, o)
+	s.grantLocked()
+	if invariants.Enabled {
+		s.checkLocked()
+	}
+}
+
+// grantLocked grants ops to the first waiters of each queue, as long as there is room for them.
+func (s *Session[O]) grantLocked() {
 	for queue := range s.waiters {
 		for len(s.waiters[queue]) > 0 && s.roomLocked(queue, s.waiters[queue][0].bytes) {
 			w := s.waiters[queue][0]
@@ -159,26 +181,27 @@ func (s *Session[O]) releaseLocked(o O) {
 			w.granted <- s.takeLocked(queue, w.bytes)
 		}
 	}
-	if invariants.Enabled {
-		s.checkLocked()
-	}
 }
 
-// checkLocked panics if Active or FreeBytes does not match the ops.
+// checkLocked panics if Active, Limited or FreeBytes does not match the ops.
 func (s *Session[O]) checkLocked() {
-	active, bytes := 0, s.FreeBytes
+	active, limited, bytes := 0, 0, s.FreeBytes
 	for _, o := range s.Ops {
 		if b := o.base(); b.reserved {
 			active++
 			bytes += b.bytes
+			if b.limited {
+				limited++
+			}
 		}
 	}
+	invariants.Assert(limited == s.Limited, "%d ops of the queue Limited, Limited is %d", limited, s.Limited)
 	invariants.Assert(active == s.Active && active+len(s.free) == len(s.Ops), "%d ops, %d free, %d reserved, Active is %d", len(s.Ops), len(s.free), active, s.Active)
 	invariants.Assert(bytes == s.rules.Bytes, "reserved and free bytes are %d, the budget %d", bytes, s.rules.Bytes)
 }
 
-// Reserve takes an op for n bytes. If there is no room it waits, unless noWait is set. Waiters are
-// served in order.
+// Reserve takes an op for n bytes. If there is no room it waits, unless noWait is set. The waiters of a
+// queue are served in order.
 func (s *Session[O]) Reserve(ctx context.Context, queue int, n uint64, noWait bool) (none O, _ error) {
 	// An operation larger than the whole budget occupies all of it.
 	bytes := int64(min(n, uint64(s.rules.Bytes)))
@@ -224,7 +247,8 @@ func (s *Session[O]) await(ctx context.Context, queue int, w *waiter[O]) (none O
 	}
 }
 
-// leave removes w from the queue. It returns false if w is not in the queue any more.
+// leave removes w from the queue. It returns false if w is not in the queue any more. The waiters behind
+// w may need less room than w, so leave grants the waiters for which there is room.
 func (s *Session[O]) leave(queue int, w *waiter[O]) bool {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -233,6 +257,7 @@ func (s *Session[O]) leave(queue int, w *waiter[O]) bool {
 		return false
 	}
 	s.waiters[queue] = slices.Delete(s.waiters[queue], i, i+1)
+	s.grantLocked()
 	return true
 }
 

@@ -108,11 +108,82 @@ func TestReserveOrder(t *testing.T) {
 		if slices.Sort(names); !slices.Equal(names, []string{"b", "c"}) {
 			t.Errorf("%v came in when 60 bytes were free, want b and c", names)
 		}
-		if len(s.Ops) != 3 || s.Active != 3 || s.FreeBytes != 39 {
-			t.Errorf("%d ops, %d active, %d bytes free; want 3, 3, 39", len(s.Ops), s.Active, s.FreeBytes)
+		if len(s.Ops) != 3 || s.Active != 3 || s.FreeBytes != 49 {
+			t.Errorf("%d ops, %d active, %d bytes free; want 3, 3, 49", len(s.Ops), s.Active, s.FreeBytes)
 		}
 		if c.WritesOut.Load() != 1 || c.WriteFailuresOut.Load() != 1 {
 			t.Errorf("counted %d writes and %d failures, want 1 and 1", c.WritesOut.Load(), c.WriteFailuresOut.Load())
+		}
+	})
+}
+
+// TestLimitedPassesPlain: messages (the queue Limited) start when writes have the whole budget and wait for
+// more, and writes have the whole budget when messages are in flight.
+func TestLimitedPassesPlain(t *testing.T) {
+	s := newFake(new(Counters), 2, 100, 3)
+	reserve := func(queue int, n uint64, want error) (o *fakeOp) {
+		t.Helper()
+		o, err := s.Reserve(t.Context(), queue, n, true)
+		if !errors.Is(err, want) {
+			t.Fatalf("%d bytes in queue %d: %v, want %v", n, queue, err, want)
+		}
+		return o
+	}
+	reserve(Limited, 1000, nil)
+	first := reserve(Plain, 100, nil)
+	reserve(Limited, 1000, nil)
+	reserve(Plain, 1, rdma.ErrBusy) // no bytes
+	s.end(first, nil)
+	reserve(Plain, 1, nil)
+	reserve(Plain, 1, nil)
+	reserve(Plain, 1, rdma.ErrBusy) // no operation
+	reserve(Limited, 1, nil)
+	reserve(Limited, 1, rdma.ErrBusy) // Room
+	if s.Active != 5 || s.Limited != 3 || s.FreeBytes != 98 {
+		t.Errorf("%d operations, %d of them messages, and %d bytes free; want 5, 3, 98", s.Active, s.Limited, s.FreeBytes)
+	}
+}
+
+// TestReserveAfterCancelled: when the first submitter of a queue gives up, the submitters behind it are granted
+// at once if there is room for them. They do not wait for the end of another operation.
+func TestReserveAfterCancelled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newFake(new(Counters), 8, 100, 0)
+		if _, err := s.Reserve(t.Context(), Plain, 10, false); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		large, small := make(chan error, 1), make(chan error, 2)
+		go func() {
+			_, err := s.Reserve(ctx, Plain, 100, false)
+			large <- err
+		}()
+		synctest.Wait()
+		for range 2 {
+			go func() {
+				_, err := s.Reserve(t.Context(), Plain, 10, false)
+				small <- err
+			}()
+		}
+		synctest.Wait()
+		if len(small) > 0 {
+			t.Fatal("a small operation passed the large one")
+		}
+		cancel()
+		synctest.Wait()
+		if err := <-large; !errors.Is(err, context.Canceled) {
+			t.Errorf("the large operation: %v", err)
+		}
+		if len(small) != 2 {
+			t.Fatalf("%d of 2 small operations were granted after the large one had given up", len(small))
+		}
+		for range 2 {
+			if err := <-small; err != nil {
+				t.Error(err)
+			}
+		}
+		if s.Active != 3 || s.FreeBytes != 70 {
+			t.Errorf("%d operations, %d bytes free; want 3, 70", s.Active, s.FreeBytes)
 		}
 	})
 }
