@@ -61,22 +61,21 @@ func TestCloseWhileWaiting(t *testing.T) {
 	}
 }
 
-// windowEngine counts the open windows of the regions that are registered with it. opening, if set, is
-// called before a window of several spans is opened.
-type windowEngine struct {
-	rdma.Engine
+// openWindows counts the open windows of the regions of an engine. opening, if set, is called before a window of several
+// spans is opened.
+type openWindows struct {
 	open    atomic.Int32
 	opening func()
 }
 
-func (e *windowEngine) Register(mem []byte, o rdma.RegisterOptions) (rdma.Region, error) {
-	r, err := e.Engine.Register(mem, o)
-	return windowRegion{r, e}, err
+// over returns the engine with its windows counted.
+func (c *openWindows) over(e rdma.Engine) rdma.Engine {
+	return wrapping{e, func(r rdma.Region) rdma.Region { return windowRegion{r, c} }}
 }
 
 type windowRegion struct {
 	rdma.Region
-	engine *windowEngine
+	windows *openWindows
 }
 
 func (r windowRegion) Window(off, n uint64, peers ...rdma.EngineID) (rdma.Window, error) {
@@ -84,8 +83,8 @@ func (r windowRegion) Window(off, n uint64, peers ...rdma.EngineID) (rdma.Window
 }
 
 func (r windowRegion) WindowSpans(spans []rdma.Span, peers ...rdma.EngineID) (rdma.Window, error) {
-	if r.engine.opening != nil {
-		r.engine.opening()
+	if r.windows.opening != nil {
+		r.windows.opening()
 	}
 	return r.counted(r.Region.WindowSpans(spans, peers...))
 }
@@ -94,20 +93,20 @@ func (r windowRegion) counted(w rdma.Window, err error) (rdma.Window, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.engine.open.Add(1)
-	return &countedWindow{Window: w, engine: r.engine}, nil
+	r.windows.open.Add(1)
+	return &countedWindow{Window: w, windows: r.windows}, nil
 }
 
 type countedWindow struct {
 	rdma.Window
-	engine *windowEngine
-	once   sync.Once
+	windows *openWindows
+	once    sync.Once
 }
 
 func (w *countedWindow) Revoke(ctx context.Context) error {
 	err := w.Window.Revoke(ctx)
 	if err == nil {
-		w.once.Do(func() { w.engine.open.Add(-1) })
+		w.once.Do(func() { w.windows.open.Add(-1) })
 	}
 	return err
 }
@@ -123,8 +122,8 @@ func TestCancelWhileWindowOpens(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	windows := &windowEngine{Engine: raw}
-	pe := newEngineOn(t, s, newAt(s), geo.LayerCount(), 512, 4<<20, newApart(t), raw, windows)
+	var windows openWindows
+	pe := newEngineOn(t, s, newAt(s), geo.LayerCount(), 512, 4<<20, newApart(t), raw, windows.over(raw))
 	de := newEngine(t, s, geo.LayerCount(), 512, 4<<20)
 	const blocks, hit = 8, 6
 	s.put(1, hit)
@@ -155,7 +154,7 @@ func TestCancelWhileWindowOpens(t *testing.T) {
 	}
 }
 
-// TestCallerReusesSlices: the caller may change the slices of a job, and those of Append, when the call has
+// TestCallerReusesSlices: the caller may change the slices of a job and of Append when the call has
 // returned. Blocks are stored under the ids that were passed.
 func TestCallerReusesSlices(t *testing.T) {
 	testkit.VerifyNone(t)
@@ -231,15 +230,13 @@ func TestRandomEnds(t *testing.T) {
 		s := newShelf()
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		var engines []*engine
-		var windows []*windowEngine
-		for range 2 {
+		var windows [2]openWindows
+		for i := range windows {
 			raw, err := tcp.New(ctx, tcp.Options{Listen: "127.0.0.1:0", Token: token})
 			if err != nil {
 				t.Fatal(err)
 			}
-			w := &windowEngine{Engine: raw}
-			windows = append(windows, w)
-			engines = append(engines, newEngineOn(t, s, newAt(s), geo.LayerCount(), 512, 1<<20, nil, raw, w))
+			engines = append(engines, newEngineOn(t, s, newAt(s), geo.LayerCount(), 512, 1<<20, nil, raw, windows[i].over(raw)))
 		}
 		pe, de := engines[0], engines[1]
 		var running sync.WaitGroup
@@ -332,4 +329,47 @@ func TestRandomEnds(t *testing.T) {
 		}
 		cancel()
 	}
+}
+
+// stuckRegion is a region whose Close fails.
+type stuckRegion struct {
+	rdma.Region
+	err error
+}
+
+func (r stuckRegion) Close(ctx context.Context) error {
+	return errors.Join(r.err, r.Region.Close(ctx))
+}
+
+// TestCloseTwice: each call of Close returns when the buffers have been released, or with the reason why one
+// could not be released, also a call that another one precedes.
+func TestCloseTwice(t *testing.T) {
+	testkit.VerifyNone(t)
+	s := newShelf()
+	raw, err := tcp.New(t.Context(), tcp.Options{Listen: "127.0.0.1:0", Token: token})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer raw.Close()
+	layout := layerMajor(geo.LayerCount(), 8, uint64(geo.LayerBytes(0)))
+	layout.Region, err = raw.Register(make([]byte, 1<<20), rdma.RegisterOptions{Local: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stuck := errors.New("a peer may still write")
+	m, err := New(Options{
+		Namespace: kv.Namespace{Name: "m", Geometry: geo}, Storage: newAt(s), Compute: wrapping{raw, func(r rdma.Region) rdma.Region { return stuckRegion{r, stuck} }}, BufferBytes: 1 << 20, Device: layout,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var calls sync.WaitGroup
+	for range 3 {
+		calls.Go(func() {
+			if err := m.Close(); !errors.Is(err, stuck) {
+				t.Errorf("close: %v; want %v", err, stuck)
+			}
+		})
+	}
+	calls.Wait()
 }

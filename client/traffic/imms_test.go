@@ -2,46 +2,47 @@ package traffic
 
 import (
 	"context"
-	"errors"
 	"runtime"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/penstock-kv/penstock/internal/testkit"
-	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 
-// lateEngine revokes windows after before has returned. The windows of its regions are late too.
-type lateEngine struct {
+// wrapping is an engine that wraps its regions.
+type wrapping struct {
 	rdma.Engine
-	before func()
+	wrap func(rdma.Region) rdma.Region
 }
 
-func (e *lateEngine) Register(mem []byte, o rdma.RegisterOptions) (rdma.Region, error) {
+func (e wrapping) Register(mem []byte, o rdma.RegisterOptions) (rdma.Region, error) {
 	r, err := e.Engine.Register(mem, o)
-	return lateRegion{r, e}, err
+	if err != nil {
+		return nil, err
+	}
+	return e.wrap(r), nil
 }
 
+// lateRegion revokes its windows after before has returned.
 type lateRegion struct {
 	rdma.Region
-	engine *lateEngine
+	before *func()
 }
 
 func (r lateRegion) WindowSpans(spans []rdma.Span, peers ...rdma.EngineID) (rdma.Window, error) {
 	w, err := r.Region.WindowSpans(spans, peers...)
-	return lateWindow{w, r.engine}, err
+	return lateWindow{w, r.before}, err
 }
 
 type lateWindow struct {
 	rdma.Window
-	engine *lateEngine
+	before *func()
 }
 
 func (w lateWindow) Revoke(ctx context.Context) error {
-	w.engine.before()
+	(*w.before)()
 	return w.Window.Revoke(ctx)
 }
 
@@ -69,7 +70,9 @@ func TestImmediatesOfEndedJobs(t *testing.T) {
 		t.Fatal(err)
 	}
 	var held *heldEngine
-	late, expected := &lateEngine{Engine: raw}, &watches{Engine: raw}
+	var revoking func() // before a window of the prefill side is revoked
+	late := wrapping{raw, func(r rdma.Region) rdma.Region { return lateRegion{r, &revoking} }}
+	expected := &watches{Engine: raw}
 	pe := newEngineOn(t, s, newAt(s), geo.LayerCount(), 512, 4<<20, nil, late, expected)
 	de := newEngineOver(t, s, geo.LayerCount(), 512, 4<<20, nil, func(r rdma.Engine) rdma.Engine {
 		held = &heldEngine{Engine: r, entered: make(chan struct{}, 1000)}
@@ -82,7 +85,7 @@ func TestImmediatesOfEndedJobs(t *testing.T) {
 		r := newRequest(t, pe, de, i, blocks, hit)
 		p, d, _, _ := r.both(ctx, 0)
 		before := raw.Stats().ImmediatesIn
-		late.before = func() {
+		revoking = func() {
 			for expected.open.Load() > 0 && ctx.Err() == nil {
 				runtime.Gosched()
 			}
@@ -102,65 +105,8 @@ func TestImmediatesOfEndedJobs(t *testing.T) {
 			<-held.entered
 		}
 	}
-	late.before = func() {}
+	revoking = func() {}
 	if n := raw.Stats().ImmediatesDropped; n != 0 {
 		t.Errorf("%d immediates were dropped", n)
 	}
-}
-
-// stuckEngine is an engine whose regions cannot be closed while stuck is set.
-type stuckEngine struct {
-	rdma.Engine
-	stuck error
-}
-
-func (e *stuckEngine) Register(mem []byte, o rdma.RegisterOptions) (rdma.Region, error) {
-	r, err := e.Engine.Register(mem, o)
-	return stuckRegion{r, e}, err
-}
-
-type stuckRegion struct {
-	rdma.Region
-	engine *stuckEngine
-}
-
-func (r stuckRegion) Close(ctx context.Context) error {
-	return errors.Join(r.engine.stuck, r.Region.Close(ctx))
-}
-
-// TestCloseTwice: each call of Close returns when the buffers have been released, or with the reason why one
-// could not be released, also a call that another one precedes.
-func TestCloseTwice(t *testing.T) {
-	testkit.VerifyNone(t)
-	s := newShelf()
-	raw, err := tcp.New(t.Context(), tcp.Options{Listen: "127.0.0.1:0", Token: token})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer raw.Close()
-	device, err := raw.Register(make([]byte, 1<<20), rdma.RegisterOptions{Local: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	stuck := errors.New("a peer may still write")
-	m, err := New(Options{
-		Namespace: kv.Namespace{Name: "m", Geometry: geo}, Storage: newAt(s), Compute: &stuckEngine{raw, stuck}, BufferBytes: 1 << 20,
-		Device: func() Device {
-			d := layerMajor(geo.LayerCount(), 8, uint64(geo.LayerBytes(0)))
-			d.Region = device
-			return d
-		}(),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var calls sync.WaitGroup
-	for range 3 {
-		calls.Go(func() {
-			if err := m.Close(); !errors.Is(err, stuck) {
-				t.Errorf("close: %v; want %v", err, stuck)
-			}
-		})
-	}
-	calls.Wait()
 }
