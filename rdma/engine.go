@@ -218,6 +218,6 @@ type Stats struct {
 	// began and ended. PeersTimedOut is the number of sessions that ended because nothing arrived
 	// from the peer for IdleTimeout.
 	SessionsOpened, SessionsClosed, PeersTimedOut uint64
-	// InFlightOps and InFlightBytes are the sums of those of all peers at the moment (Peer).
+	// InFlightOps and InFlightBytes are the sums of Peer.InFlightOps and Peer.InFlightBytes over all peers at the moment.
 	InFlightOps, InFlightBytes int64
 }

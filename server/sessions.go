@@ -45,7 +45,7 @@ type Sessions struct {
 	mu sync.Mutex
 	// engines has the credential of each engine that had a session.
 	engines map[rdma.EngineID]*owner
-	// policy is the policy, bearers are the bearer tokens if policy is nil, and authorities are those of auth.client_ca, from which
+	// policy is the policy, bearers are the bearer tokens if policy is nil, and authorities are the certificates of auth.client_ca, from which
 	// tokens and owners were derived. tokens has the tokens, owners the client of each token, and valid
 	// the bearer token of each credential, "" for the credential of a principal; it is nil if no credential is required.
 	policy      *access.Policy

@@ -6445,7 +6445,7 @@ type ListVolumesResponse struct {
 	Volumes []*VolumeStatus        `protobuf:"bytes,1,rep,name=volumes,proto3" json:"volumes,omitempty"`
 	Adopted []*AdoptedNode         `protobuf:"bytes,2,rep,name=adopted,proto3" json:"adopted,omitempty"`
 	// pending are the erasures of epoch secrets that are not complete on the volumes of this node, sorted by namespace id; adopted
-	// has those of adopted nodes. A volume that is missing is here and not in volumes. A node of an older version does not set them.
+	// has the erasures of adopted nodes. A volume that is missing is here and not in volumes. A node of an older version does not set them.
 	Pending       []*PendingErasure `protobuf:"bytes,3,rep,name=pending,proto3" json:"pending,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -7784,7 +7784,7 @@ type MoveStatus struct {
 	Phase          string                 `protobuf:"bytes,1,opt,name=phase,proto3" json:"phase,omitempty"`                                    // copying, waiting (blocks are left, which are tried again) or done
 	Blocks         int64                  `protobuf:"varint,2,opt,name=blocks,proto3" json:"blocks,omitempty"`                                 // blocks on the node that are to be copied
 	Bytes          int64                  `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`                                   // their payload
-	CopiedBlocks   int64                  `protobuf:"varint,4,opt,name=copied_blocks,json=copiedBlocks,proto3" json:"copied_blocks,omitempty"` // those that other nodes have, as far as they were compared; with checked_unix_ms, those that they had then, and later copies
+	CopiedBlocks   int64                  `protobuf:"varint,4,opt,name=copied_blocks,json=copiedBlocks,proto3" json:"copied_blocks,omitempty"` // blocks that other nodes have, as far as they were compared; with checked_unix_ms, blocks that they had then, and later copies
 	CopiedBytes    int64                  `protobuf:"varint,5,opt,name=copied_bytes,json=copiedBytes,proto3" json:"copied_bytes,omitempty"`
 	BytesPerSecond int64                  `protobuf:"varint,6,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
 	SecondsLeft    int64                  `protobuf:"varint,7,opt,name=seconds_left,json=secondsLeft,proto3" json:"seconds_left,omitempty"` // at this rate; 0: unknown

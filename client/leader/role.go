@@ -88,7 +88,7 @@ func (l *Leader) changeEngines(ctx context.Context, to Role) (before, returned [
 }
 
 // membersAfterLocked returns the members after a call of Options.SwitchRole that returned the given
-// members: without those that were removed since before, and with those that were added since.
+// members: without the members that Remove has removed since before, and with the members that Add has added since.
 func (l *Leader) membersAfterLocked(before, returned []Member) []Member {
 	if returned == nil {
 		return l.members

@@ -38,8 +38,8 @@ index or the directory that volume list shows.`,
 func newVolumeList(c *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "List the volumes, with the progress of those that are draining",
-		Long: `List the volumes, with the progress of those that are draining, and the adopted nodes. A
+		Short: "List the volumes, with the progress of their drains",
+		Long: `List the volumes, with the progress of their drains, and the adopted nodes. A
 volume that may still have secrets of ended epochs has a line with their namespaces.`,
 		Args: args(cobra.NoArgs),
 	}

@@ -11,7 +11,7 @@
 //
 //	make test-kubernetes
 //
-//	cluster_test.go     a Kubernetes of one machine, whose programs are those of the module kubernetes
+//	cluster_test.go     a Kubernetes of one machine, with the programs of the module kubernetes
 //	kubernetes_test.go  installs the chart there, and runs its pods
 package helm
 

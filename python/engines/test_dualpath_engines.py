@@ -184,8 +184,8 @@ def test_ranks(vllm: Vllm, alone: Alone, agents: list[Session], tmp_path: Path, 
 def test_ranks_with_state_killed(vllm: Vllm, agents: list[Session], tmp_path: Path) -> None:
     """The engines of a model with recurrent state have two ranks, but for one decode engine, whose rank has the state of both. While
     storage is read, one rank of each wide engine is killed, and vLLM ends these engines. A prefill engine that is started again and the
-    other decode engine serve the requests. A prefix is found exactly up to the last state that was stored. The engines have the names of
-    those of ``faulty``, so this test runs before that cluster starts.
+    other decode engine serve the requests. A prefix is found exactly up to the last state that was stored. The engines have the same names
+    as in ``faulty``, so this test runs before that cluster starts.
     """
     model = str(make_lfm2(tmp_path / "model"))
     alone = Alone(vllm, **LFM2)
@@ -223,7 +223,7 @@ def test_ranks_with_state_killed(vllm: Vllm, agents: list[Session], tmp_path: Pa
 def test_images(vllm: Vllm, tmp_path: Path) -> None:
     """Chats with images are planned. A chat finds the KV of an earlier chat up to the end of its last common part, and with another image
     up to the text before the image. With a LoRA adapter that changes the encoder of images it finds only the KV of that adapter. As in the
-    test before, the engines have the names of those of ``faulty``.
+    test before, the engines have the same names as in ``faulty``.
     """
     model = make_llava(tmp_path / "model")
     before, between, after, elsewhere = text(50, 1), text(40, 2), text(30, 3), text(100, 4)

@@ -16,8 +16,8 @@ import (
 
 const (
 	// renderPath is vLLM's endpoint for the tokens of a chat with the hashes and the places of its
-	// images. vLLM serves it if it was started with --enable-scale-out. The tokens are those of the
-	// chat for every model and every field, which is not so for /tokenize.
+	// images. vLLM serves it if it was started with --enable-scale-out. Its tokens are right for every
+	// model and every field of a chat. The tokens of /tokenize are not.
 	renderPath = "/v1/chat/completions/render"
 	// mediaBytes is the size of the response of renderPath for each image and for each other part that
 	// is not text, in addition to its size for text. It is enough for 32768 tokens.

@@ -1259,8 +1259,8 @@ func TestMedia(t *testing.T) {
 	}
 }
 
-// TestRenderedText: the tokens of a chat without images are those of renderPath, which depend on fields that
-// /tokenize does not have. If no engine sends them, they are those of /tokenize. After a refusal of the
+// TestRenderedText: the tokens of a chat without images come from renderPath, because they depend on fields that
+// /tokenize does not have. If no engine sends them, they come from /tokenize. After a refusal of the
 // path no engine is asked for a time.
 func TestRenderedText(t *testing.T) {
 	c := newCluster(t, Options{}, dualpath.Options{})

@@ -73,9 +73,9 @@ func onePrompt(raw json.RawMessage) (json.RawMessage, error) {
 	return each[0], nil
 }
 
-// tokensOf returns the tokens of a request's prompt: the token ids in the request, those of a chat
-// from renderPath if the engines serve it, or the token ids from an engine's /tokenize. If resp is not nil, it is the refusal of that engine, and it is
-// passed to the client.
+// tokensOf returns the tokens of a request's prompt: the token ids in the request, for a chat the token
+// ids from renderPath if the engines serve it, or else the token ids from an engine's /tokenize. If resp is not nil, it is the
+// refusal of that engine, and it is passed to the client.
 func (r *planned) tokensOf(out *http.Request, req *request) (tokens []kv.Token, resp *http.Response, err error) {
 	if err := checkFields(req.fields); err != nil {
 		return nil, nil, err

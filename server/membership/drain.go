@@ -81,8 +81,8 @@ const (
 	MoveCopying MovePhase = "copying"
 	// MoveWaiting: blocks are left that could not be copied. They are tried again.
 	MoveWaiting MovePhase = "waiting"
-	// MoveDone: all blocks were copied, or other members had them. CopiedBlocks has those that they still had at the time Checked: they may have
-	// evicted some meanwhile. Blocks that are stored later are copied too.
+	// MoveDone: all blocks were copied, or other members had them. These may have evicted some meanwhile: CopiedBlocks is the number of
+	// blocks that they had at the time Checked. Blocks that are stored later are copied too.
 	MoveDone MovePhase = "done"
 )
 

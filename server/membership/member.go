@@ -69,8 +69,8 @@ type NodeRecord struct {
 type Details struct {
 	NICs    []NIC    `json:"nics,omitempty"`
 	Volumes []Volume `json:"volumes,omitempty"`
-	// Erasures has the volumes that may still have secrets of ended epochs, sorted by path. Volumes does not have
-	// those that are missing.
+	// Erasures has the volumes that may still have secrets of ended epochs, sorted by path. Volumes has no
+	// missing volumes.
 	Erasures []Erasures `json:"erasures,omitempty"`
 	// HotPrefixes is the number of the node's hot prefixes that have copies on other nodes.
 	HotPrefixes int64 `json:"hot_prefixes,omitempty"`

@@ -217,7 +217,7 @@ func (m *Mover) checkDue() bool {
 	return m.progress.Phase != Done && time.Since(m.progress.Checked) >= 9*m.checkTook
 }
 
-// check asks the other nodes for all blocks, without copies, and counts anew those that they have. It returns an error only if ctx
+// check asks the other nodes for all blocks, without copies, and counts anew the blocks that they have. It returns an error only if ctx
 // has ended.
 func (m *Mover) check(ctx context.Context, p *pass) error {
 	began := time.Now()

@@ -16,7 +16,7 @@ const (
 	// Waiting: blocks are left that could not be copied. They are tried again.
 	Waiting Phase = "waiting"
 	// Done: every block was copied, or its new nodes had it. They may have evicted or lost some of them meanwhile, which are not
-	// copied again: CopiedBlocks has those that they had at the time Checked.
+	// copied again: CopiedBlocks is the number of blocks that they had at the time Checked.
 	Done Phase = "done"
 )
 
@@ -27,7 +27,7 @@ type Progress struct {
 	// Blocks and Bytes are the blocks that the node has, and Copied those of them that other members
 	// have, as far as they were compared since Run began.
 	Blocks, Bytes, CopiedBlocks, CopiedBytes int64
-	// BytesPerSecond is the rate of the last seconds, and Left the time that the rest takes at this
+	// BytesPerSecond is the rate of the last seconds, and Rest the time that the rest takes at this
 	// rate; 0: unknown.
 	BytesPerSecond int64
 	Rest           time.Duration
@@ -35,8 +35,8 @@ type Progress struct {
 	// the first of them was not. A block that several sequences have may count several times.
 	Left   int64
 	Reason string
-	// Checked is the end of the last check, in which the other members were asked for all blocks after the copies; zero: there was none. CopiedBlocks then
-	// has the blocks that they had, and those that were copied later.
+	// Checked is the end of the last check, in which the other members were asked for all blocks after the copies; zero: there was none. CopiedBlocks is then
+	// the number of blocks that they had, and of blocks that were copied later.
 	Checked time.Time
 }
 
