@@ -28,6 +28,9 @@ type epochTable struct {
 	// erasures has, for each namespace with ended epochs whose secrets some volume may still have, the
 	// last of these epochs and the volumes.
 	erasures map[kv.NamespaceID]erasure
+	// made has the epochs whose secrets were all made since the store was opened. A volume that is missing never had them.
+	// It is in no catalogue.
+	made map[EpochID]bool
 	// wipe is the number of the last change that removed secrets. A catalogue area that was written
 	// with this number or a higher one has no secret that was removed before.
 	wipe uint64
@@ -50,7 +53,7 @@ func (e erasure) of(ended kv.Epoch, now time.Time) erasure {
 }
 
 func newEpochTable() *epochTable {
-	return &epochTable{secrets: make(map[EpochID][]crypt.Secret), erasures: make(map[kv.NamespaceID]erasure)}
+	return &epochTable{secrets: make(map[EpochID][]crypt.Secret), erasures: make(map[kv.NamespaceID]erasure), made: make(map[EpochID]bool)}
 }
 
 // empty reports whether a catalogue with the table is one of a store without secrets.
@@ -92,6 +95,7 @@ func (t *epochTable) clone() *epochTable {
 	next.wipe = t.wipe
 	maps.Copy(next.secrets, t.secrets)
 	maps.Copy(next.erasures, t.erasures)
+	maps.Copy(next.made, t.made)
 	return next
 }
 
@@ -112,7 +116,7 @@ func (t *epochTable) merge(secrets []ondisk.EpochSecret, erasures []ondisk.Erasu
 }
 
 // without returns a table that has the secrets of the live epochs only, and an erasure of the others, which end
-// at the time now, on the volumes. It returns t if there is nothing to remove.
+// at the time now, on the volumes that may have their secrets. It returns t if there is nothing to remove.
 func (t *epochTable) without(live map[EpochID]bool, volumes []*volume, now time.Time) *epochTable {
 	next := t
 	for id := range t.secrets {
@@ -124,9 +128,12 @@ func (t *epochTable) without(live map[EpochID]bool, volumes []*volume, now time.
 			next.wipe++
 		}
 		delete(next.secrets, id)
+		delete(next.made, id)
 		e := next.erasures[id.Namespace].of(id.Epoch, now)
 		for _, v := range volumes {
-			e.volumes.add(int(v.index))
+			if !v.missing || !t.made[id] {
+				e.volumes.add(int(v.index))
+			}
 		}
 		next.erasures[id.Namespace] = e
 	}
@@ -192,7 +199,7 @@ func (s *Store) withSecrets(live []EpochID) (*epochTable, error) {
 		if next == t {
 			next = t.clone()
 		}
-		next.secrets[id] = []crypt.Secret{secret}
+		next.secrets[id], next.made[id] = []crypt.Secret{secret}, true
 	}
 	return next, nil
 }

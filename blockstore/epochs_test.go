@@ -427,6 +427,13 @@ func TestErasureOfAMissingVolume(t *testing.T) {
 	present := all[:2:2]
 	s = reopenAll(t, degraded, present)
 	pending("before the end", 0)
+	// The epochs of a namespace that is created and deleted meanwhile leave no erasure: the missing volume never had their secrets.
+	for n := range kv.Epoch(3) {
+		if err := errors.Join(s.SetCatalogue(t.Context(), []byte("other"), first, epoch(9, n+1)), s.EraseEpochs(t.Context(), first)); err != nil {
+			t.Fatal(err)
+		}
+		pending("after the end of an epoch that the missing volume never had", 0)
+	}
 	if err := errors.Join(s.SetCatalogue(t.Context(), []byte("two"), second), s.EraseEpochs(t.Context(), second)); err != nil {
 		t.Fatal(err)
 	}
