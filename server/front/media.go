@@ -165,7 +165,7 @@ func (r *planned) askRender(out *http.Request, req *request, m media) ([]kv.Toke
 	if refusesRender(resp) {
 		r.pauses.pause("")
 		if !r.renderRefused.Swap(true) {
-			f.opts.Logger.Warn("an engine refuses "+renderPath+", so chats with images go to one engine without a plan, and other chats are not planned right if their tokens are not those of /tokenize; start the engines with --enable-scale-out", "engine", name, "status", resp.Status)
+			f.opts.Logger.Warn("an engine refuses "+renderPath+", so chats with images go to one engine without a plan, and so do other chats, after failed attempts, if the engines have other tokens for them than /tokenize; start the engines with --enable-scale-out", "engine", name, "status", resp.Status)
 		}
 	}
 	tokens, images, err := renderedIn(resp, maxBytes)

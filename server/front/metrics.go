@@ -84,7 +84,7 @@ func newMetrics(r prometheus.Registerer, engines []*engine) *metrics {
 		tokenizeErrors: prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "tokenize_errors_total", Help: "Prompts of which no engine made tokens."}),
 		renderErrors:   prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "render_errors_total", Help: "Chats with images or other media of which no engine sent the tokens with the hashes of the images. They went to one engine without a plan."}),
 		modelsErrors:   prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "models_errors_total", Help: "Failed requests for the list of the engines' models, and for the identity of a LoRA adapter."}),
-		unplanned:      prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "unplanned_requests_total", Help: "Completions that went to one engine without a plan, because no engine identifies their LoRA adapter, because no engine sent the hashes of the images and other media in their prompt or because the engines have other hashes, because their model is not in the engines' list, because the engine computes the whole prompt for its logprobs, or for beam search (adapter, media, unlisted, prompt_logprobs, beam_search)."}, []string{"reason"}),
+		unplanned:      prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "unplanned_requests_total", Help: "Completions that went to one engine without a plan, because no engine identifies their LoRA adapter, because no engine sent the hashes of the images and other media in their prompt or because the engines have other hashes, because their model is not in the engines' list, because all attempts at a chat failed whose tokens came from /tokenize, because the engine computes the whole prompt for its logprobs, or for beam search (adapter, media, unlisted, tokens, prompt_logprobs, beam_search)."}, []string{"reason"}),
 		promptTokens:   prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "prompt_tokens_total", Help: "Tokens of the prompts of such requests."}),
 		hitTokens:      prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "hit_tokens_total", Help: "Tokens of these prompts that storage had when the request arrived."}),
 		start:          prometheus.NewHistogram(prometheus.HistogramOpts{Name: prefix + "start_seconds", Help: "Time from the submission of such a request to its first start.", Buckets: firstByteBuckets}),
@@ -95,7 +95,7 @@ func newMetrics(r prometheus.Registerer, engines []*engine) *metrics {
 	for _, outcome := range outcomes {
 		m.planned.WithLabelValues(outcome)
 	}
-	for _, reason := range []string{unplannedAdapter, unplannedMedia, unplannedUnlisted, unplannedLogprobs, unplannedBeams} {
+	for _, reason := range []string{unplannedAdapter, unplannedMedia, unplannedUnlisted, unplannedTokens, unplannedLogprobs, unplannedBeams} {
 		m.unplanned.WithLabelValues(reason)
 	}
 	for _, e := range engines {

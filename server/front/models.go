@@ -46,6 +46,7 @@ type identity struct {
 const (
 	unplannedAdapter  = "adapter"         // the model is a LoRA adapter that no engine has identified, or that the engines identify differently
 	unplannedMedia    = "media"           // the prompt has parts that are not text, and no engine sent their hashes, or the engines have other hashes
+	unplannedTokens   = "tokens"          // no engine serves renderPath, and all attempts at the chat with the tokens of /tokenize failed
 	unplannedLogprobs = "prompt_logprobs" // the engine computes the whole prompt, for its logprobs
 	unplannedBeams    = "beam_search"     // the engine makes a request of its own for each step, and these name no attempt
 	unplannedUnlisted = "unlisted"        // the engines do not list the model: an engine may load an adapter of that name, or refuses it

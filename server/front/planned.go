@@ -157,6 +157,9 @@ func (r *planned) serveAny(out *http.Request, req *request) (resp *http.Response
 			// The adapter's files, or the engines' options of LoRA, may differ between the engines or from
 			// those of the identity.
 			reason = unplannedAdapter
+		case failed && isChat(out) && r.pauses.paused(""):
+			// The tokens came from /tokenize, and the engines may have others.
+			reason = unplannedTokens
 		default:
 			return resp, "", err
 		}

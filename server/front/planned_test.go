@@ -1309,6 +1309,47 @@ func TestRenderedText(t *testing.T) {
 	}
 }
 
+// TestChatOfOtherTokens: a chat whose tokens came from /tokenize, because the engines refuse renderPath, goes to one
+// engine if all its attempts fail. A prompt that is not a chat, and a chat with the tokens of renderPath, fail.
+func TestChatOfOtherTokens(t *testing.T) {
+	c := newCluster(t, Options{}, dualpath.Options{})
+	got := c.alone(nil)
+	for _, e := range []*member{c.p, c.d} {
+		e.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+			q.Done(errors.New("the gateway planned another prompt"))
+			<-r.Context().Done()
+		})
+	}
+	var serves atomic.Bool
+	c.renders(func(w http.ResponseWriter, r *http.Request) {
+		if !serves.Load() {
+			w.WriteHeader(http.StatusForbidden)
+			return
+		}
+		fmt.Fprint(w, `{"token_ids":[1,2,3],"features":null}`)
+	})
+	const chat = `{"model":"m","messages":[{"content":"0123456789"}]}`
+	resp, text, err := c.call(t.Context(), "/v1/chat/completions", chat)
+	if err != nil || resp.StatusCode != http.StatusOK || text != "alone" {
+		t.Fatalf("%v, %s, %v", resp, text, err)
+	}
+	receive(t, got)
+	if n := c.value("unplanned_requests_total", unplannedTokens); n != 1 {
+		t.Errorf("%v requests are counted", n)
+	}
+	if resp, text, err := c.call(t.Context(), "/v1/completions", `{"model":"m","prompt":"0123456789"}`); err != nil || resp.StatusCode != http.StatusServiceUnavailable {
+		t.Errorf("a prompt: %v, %s, %v", resp, text, err)
+	}
+	serves.Store(true)
+	c.resume()
+	if resp, text, err := c.call(t.Context(), "/v1/chat/completions", chat); err != nil || resp.StatusCode != http.StatusServiceUnavailable {
+		t.Errorf("rendered: %v, %s, %v", resp, text, err)
+	}
+	if n := c.value("unplanned_requests_total", unplannedTokens); n != 1 {
+		t.Errorf("%v requests are counted in the end", n)
+	}
+}
+
 // TestMediaUnplanned: a chat with images goes to one engine if no engine sends its tokens with valid
 // hashes and places. After a refusal of the path no engine is asked for a time, for any model. The
 // first refusal is logged.
