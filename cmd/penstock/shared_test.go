@@ -64,15 +64,15 @@ func adoptedBy(t *testing.T, s *served) (names, addrs []string) {
 	return names, addrs
 }
 
-// adoptedClient waits until b has adopted the volumes of the node a, of which it is the first new owner, and serves
-// them. It returns a client of the adopted node.
+// adoptedClient waits until b has adopted the volumes of the node a and serves them. It returns a client of the adopted
+// node.
 func adoptedClient(t *testing.T, a *process, b *served) *served {
 	t.Helper()
 	var addrs []string
 	awaitTrue(t, "the volumes are adopted", func() bool {
 		var names []string
 		names, addrs = adoptedBy(t, b)
-		return slices.Equal(names, []string{"a:2"})
+		return len(names) == 1 && strings.HasPrefix(names[0], "a:") // on a busy machine b may lose its lease, and adopt again
 	})
 	awaitTrue(t, "the adopted node serves", func() bool { return states(t, b) == "a:serving b:serving" })
 	guest := a.client(t)

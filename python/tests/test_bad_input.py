@@ -52,6 +52,7 @@ def test_a_namespace_of_another_definition(store: Store, ns: Namespace) -> None:
         (InvalidError, {"name": "with space"}),
         (InvalidError, {"name": ""}),
         (InvalidError, {"name": "a\0b"}),
+        (InvalidError, {"name": "a\udc80"}),
         (InvalidError, {"layers": 0}),
         (InvalidError, {"layers": -1}),
         (InvalidError, {"layers": 2**32 + 1}),
@@ -81,6 +82,7 @@ def test_invalid_definitions(store: Store, kind: type[Exception], definition: di
         (TypeError, [1]),
         (InvalidError, [""]),
         (InvalidError, ["x" * 257]),
+        (InvalidError, ["a", "\udc80"]),
     ],
 )
 def test_invalid_keys(ns: Namespace, kind: type[Exception], keys: Any) -> None:

@@ -308,7 +308,11 @@ func (c *Config) Validate() error {
 			bad("data, shared_data", "directory %q is empty or named twice", d)
 		}
 	}
-	checkAddresses(bad, map[string]string{"listen": c.Listen, "http": c.HTTP})
+	addrs := map[string]string{"listen": c.Listen, "http": c.HTTP}
+	if c.DataPlane.Provider != ProviderSHM {
+		addrs["data_listen"] = c.DataListen
+	}
+	checkAddresses(bad, addrs)
 	c.checkDataPlane(bad)
 	oneOf("io", c.IO, "auto", "uring", "posix", "usrbio")
 	oneOf("durability", c.Durability, "async", "batch", "sync")
@@ -418,7 +422,6 @@ func (c *Config) checkDataPlane(bad complaint) {
 		bad("advertise", "%q needs a data_listen with a fixed port, not %s", c.Advertise, c.DataListen)
 	}
 	if p.Provider != ProviderSHM {
-		checkAddresses(bad, map[string]string{"data_listen": c.DataListen})
 		return
 	}
 	if !strings.HasPrefix(c.DataListen, "/") {

@@ -175,6 +175,23 @@ func TestValidateNamesEveryBadKey(t *testing.T) {
 	}
 }
 
+// TestOneAddressOfTwoSettings: two listeners cannot have one address, unless the system chooses the port.
+func TestOneAddressOfTwoSettings(t *testing.T) {
+	for _, tc := range []struct{ listen, data, http, want string }{
+		{"127.0.0.1:7", "127.0.0.1:8", "127.0.0.1:7", `config: listen: "127.0.0.1:7" is the address of http too`},
+		{"127.0.0.1:7", "127.0.0.1:7", "", `config: listen: "127.0.0.1:7" is the address of data_listen too`},
+		{"127.0.0.1:6", "[::1]:7", "[::1]:7", `config: http: "[::1]:7" is the address of data_listen too`},
+		{"127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0", ""},
+		{"127.0.0.1:7", "127.0.0.2:7", "[::1]:7", ""},
+	} {
+		c := config.Default()
+		c.Data, c.Listen, c.DataListen, c.HTTP = []string{"/a"}, tc.listen, tc.data, tc.http
+		if err := c.Validate(); (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%+v: %v", tc, err)
+		}
+	}
+}
+
 // TestTextsThatCannotBeShown: gRPC cannot send a text that is not UTF-8, and a control character in a name changes tables
 // and logs. Such settings are refused, except the arguments of a command.
 func TestTextsThatCannotBeShown(t *testing.T) {
@@ -261,6 +278,7 @@ func TestPlannerMistakes(t *testing.T) {
 		"listen":         func(c *config.Planner) { c.Listen = "nowhere" },
 		"reachable":      func(c *config.Planner) { c.Listen = "0.0.0.0:7430" },
 		"http":           func(c *config.Planner) { c.HTTP = "7432" },
+		"of http too":    func(c *config.Planner) { c.HTTP = c.Listen },
 		"drain_timeout":  func(c *config.Planner) { c.DrainWithin = -1 },
 		"auth.tls_cert":  func(c *config.Planner) { c.Auth.TLSCert = "x" },
 		"log.level":      func(c *config.Planner) { c.Log.Level = "loud" },

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"slices"
@@ -95,9 +96,11 @@ func (bad complaint) texts(c any) {
 	}
 }
 
-// checkAddresses reports addresses that are not host:port; http may be empty.
+// checkAddresses reports addresses that are not host:port, and an address of two settings; http may be empty.
 func checkAddresses(bad complaint, addrs map[string]string) {
-	for key, addr := range addrs {
+	settings := make(map[string]string) // by address
+	for _, key := range slices.Sorted(maps.Keys(addrs)) {
+		addr := addrs[key]
 		if addr == "" && key == "http" {
 			continue
 		}
@@ -106,7 +109,10 @@ func checkAddresses(bad complaint, addrs map[string]string) {
 			bad(key, "%q is not host:port", addr)
 		} else if _, err := strconv.ParseUint(port, 10, 16); err != nil {
 			bad(key, "%q: port %q is not a number from 0 to 65535", addr, port)
+		} else if other := settings[addr]; other != "" && port != "0" {
+			bad(key, "%q is the address of %s too: give one of them another port", addr, other)
 		}
+		settings[addr] = key
 	}
 }
 

@@ -58,4 +58,7 @@ def _text(what: str, value: str | os.PathLike[str] | None) -> bytes | None:
         raise TypeError(f"{what}: {value!r} of type {type(value).__name__}; want a string")
     if "\0" in text:
         raise errors.InvalidError(f"{what}: {text!r} has a zero character")
-    return text.encode()
+    try:
+        return text.encode()
+    except UnicodeEncodeError as e:
+        raise errors.InvalidError(f"{what}: {text!r} is not UTF-8: {e.reason}") from e

@@ -29,7 +29,10 @@ class Keys(Sequence[bytes]):
     def __init__(self, keys: Iterable[Key]) -> None:
         if isinstance(keys, (bytes, str)):
             raise TypeError(f"keys: {keys!r:.60}; want a sequence of keys, not a single key")
-        parts = [key.encode() if isinstance(key, str) else key for key in keys]
+        try:
+            parts = [key.encode() if isinstance(key, str) else key for key in keys]
+        except UnicodeEncodeError as e:
+            raise InvalidError(f"key {e.object[:40]!r} is not UTF-8: {e.reason}") from e
         for part in parts:
             if not isinstance(part, bytes):
                 raise TypeError(f"a key of type {type(part).__name__}; want bytes or str")
