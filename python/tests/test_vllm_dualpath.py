@@ -801,7 +801,8 @@ def test_prefix_cache_after_a_failure(make: Callable[..., Cluster]) -> None:
     d0 = c.engines["d0"]
     cached = dict(d0.cached)
     course = c.submit([*prompt, 1])
-    c.until(lambda: course.decode is not None and course.decode[1].waits)
+    # Both engines have begun the attempt. Before that, an attempt whose request is aborted waits for another request.
+    c.until(lambda: course.decode is not None and course.decode[1].waits and c.engines["p0"].side.busy)
     assert course.prefill is not None
     course.prefill[0].abort(course.prefill[1].request_id)
     c.until_over(course)
