@@ -151,6 +151,24 @@ func writeFile(t testing.TB, dir, name string, content []byte) string {
 	return path
 }
 
+// diagnose runs doctor on a node in this process, and returns its checks by layer. The test fails if a check has failed, except
+// that of the memory: the process has the memory of other tests, too.
+func (s *served) diagnose(args ...string) map[string]layer {
+	s.t.Helper()
+	r := s.run(append([]string{"doctor", "--format", "json"}, args...)...)
+	var d diagnosis
+	if err := json.Unmarshal([]byte(r.out), &d); err != nil {
+		s.t.Fatalf("doctor: exit %d: %v in\n%s%s", r.code, err, r.out, r.err)
+	}
+	layers := make(map[string]layer)
+	for _, l := range d.Layers {
+		if layers[l.Layer] = l; l.State == layerFailed && l.Layer != "memory" {
+			s.t.Errorf("doctor: %+v", l)
+		}
+	}
+	return layers
+}
+
 // tokens returns count token ids from first on, in the format of a tokens file.
 func tokens(first, count int) []byte {
 	var b bytes.Buffer

@@ -307,13 +307,9 @@ func TestPendingErasures(t *testing.T) {
 	// examine compares the line of doctor with a state and a pattern. Doctor makes and deletes a namespace.
 	examine := func(state, detail string) {
 		t.Helper()
-		r := s.run("doctor", "--format", "json")
-		for _, l := range decode[diagnosis](t, r).Layers {
-			if l.Layer == "epoch keys" && l.State == state && regexp.MustCompile(detail).MatchString(l.Detail) {
-				return
-			}
+		if l := s.diagnose()["epoch keys"]; l.State != state || !regexp.MustCompile(detail).MatchString(l.Detail) {
+			t.Errorf("doctor has %+v; want %s %s", l, state, detail)
 		}
-		t.Errorf("doctor has no line %s %s:\n%s", state, detail, r.out)
 	}
 	restart := func(change func() error) {
 		t.Helper()

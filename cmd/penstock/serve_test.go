@@ -336,9 +336,8 @@ func TestDamageIsFound(t *testing.T) {
 	if err != nil || !bytes.Equal(got, bytesOf(1, 4*8192)[:2*8192]) {
 		t.Errorf("the fetched file is not the prefix before the damage (%d bytes, %v)", len(got), err)
 	}
-	doctor := s.run("doctor")
-	if doctor.code != exitOK || !strings.Contains(doctor.out, "corrupt blocks were found") {
-		t.Errorf("doctor: exit %d\n%s", doctor.code, doctor.out)
+	if l := s.diagnose()["state"]; !strings.Contains(l.Hint, "corrupt blocks were found") {
+		t.Errorf("doctor: %+v", l)
 	}
 }
 
@@ -392,7 +391,7 @@ func TestTokenAndTLS(t *testing.T) {
 	all := append(secure, "--token-file", token)
 	s.run(append([]string{"ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024"}, all...)...).must(t)
 	s.run(append([]string{"block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile}, all...)...).must(t)
-	s.run(append([]string{"doctor"}, all...)...).must(t)
+	s.diagnose(all...)
 }
 
 // TestTLSIsTheNodesChoice: the same client flags work with an encrypted and with a plain data

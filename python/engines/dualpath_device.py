@@ -103,6 +103,7 @@ class Request:
     cache_salt: str | None = None
     mm_features: tuple[Any, ...] = ()
     prompt_embeds: Any = None
+    skip_reading_prefix_cache: bool = False
     blocks: list[int] = field(default_factory=list)
     waits: bool = False  # for an asynchronous load
     states: list[int] = field(default_factory=list)
