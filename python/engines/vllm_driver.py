@@ -522,7 +522,8 @@ def drift() -> list[str]:
         SupportsHMA: ["request_finished_all_groups"],
     }
     for kind, names in uses.items():
-        has = {*dir(kind), *getattr(kind, "__dataclass_fields__", {})}
+        assigned = re.findall(r"self\.(\w+)(?:: [^=]+)? = ", inspect.getsource(kind))
+        has = {*dir(kind), *getattr(kind, "__dataclass_fields__", {}), *assigned}
         found += [f"the engine's {kind.__name__} has no {name}" for name in names if name not in has]
     for function in (LoRAModel.from_local_checkpoint, PEFTHelper.from_local_dir):
         files = re.findall(r'"([\w.]+\.(?:bin|json|pt|safetensors))"', inspect.getsource(function))
