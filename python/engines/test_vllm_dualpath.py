@@ -521,8 +521,13 @@ def test_ids_of_images(node: testing.Node) -> None:
         ns = store.namespace("images", block_tokens=block, layers=1, token_bytes=8, ids=True)
         for vector in vectors:
             lora = SimpleNamespace(lora_name="a", lora_path="/a", is_3d_lora_weight=False) if vector["adapter"] else None
+            prefix = "a:" if lora else ""  # with enable_tower_connector_lora, the adapter's name
             images = [
-                SimpleNamespace(identifier=i["hash"], mm_position=SimpleNamespace(offset=i["offset"], length=i["length"]))
+                SimpleNamespace(
+                    identifier=prefix + i["hash"],
+                    mm_hash=i["hash"],
+                    mm_position=SimpleNamespace(offset=i["offset"], length=i["length"]),
+                )
                 for i in vector["images"]
             ]
             request = SimpleNamespace(
