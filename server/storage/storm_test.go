@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -173,7 +174,8 @@ func (s *storm) step() {
 	case 24:
 		s.release()
 	case 25:
-		time.Sleep(time.Duration(1+s.rng.IntN(40)) * time.Second)
+		// The passing of time is the input: leases expire, volumes are probed, ended epochs are reclaimed.
+		<-time.After(time.Duration(1+s.rng.IntN(40)) * time.Second)
 	case 26:
 		s.within("sync", s.node.Sync)
 	case 27:
@@ -221,29 +223,61 @@ func (s *storm) restart() {
 	s.open()
 }
 
-// calm ends the faults, and checks what is left after some time.
+// settles waits until missing returns "", at most ten minutes of virtual time. missing describes what is not reached yet.
+func (s *storm) settles(missing func() string) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), 10*time.Minute)
+	defer cancel()
+	for {
+		why := missing()
+		if why == "" {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			s.t.Errorf("after ten minutes: %s", why)
+			return
+		case <-time.After(time.Second): // the states have no common signal
+		}
+	}
+}
+
+// ailing describes the volumes that are not in one of the states, "" if there is none.
+func (s *storm) ailing(states ...health.State) string {
+	for _, v := range s.node.Stats().Store.Volumes {
+		if !slices.Contains(states, v.Health.State) {
+			return fmt.Sprintf("volume %s is %v: %v", v.Path, v.Health.State, v.Health.Cause)
+		}
+	}
+	return ""
+}
+
+// calm ends the faults, waits until the node has recovered, and checks what is left.
 func (s *storm) calm() {
 	t, ctx := s.t, context.Background()
 	for i := range s.devices {
 		s.setFault(i, "")
 	}
-	time.Sleep(10 * time.Minute)
 	if s.node.Stats().Store.LostBytes > 0 { // a volume was missing at the last start
 		s.restart()
 	}
+	s.settles(func() string { return s.ailing(health.OK, health.Draining) })
 	s.release()
 	for i := range s.devices {
 		if err := s.node.UndrainVolume(ctx, uint32(i)); err != nil {
 			t.Error(err)
 		}
 	}
-	for _, v := range s.node.Stats().Store.Volumes {
-		if v.Health.State != health.OK {
-			t.Errorf("volume %s is %v: %v", v.Path, v.Health.State, v.Health.Cause)
+	s.settles(func() string { return s.ailing(health.OK) })
+	s.settles(func() string {
+		state, why := s.node.WriteState()
+		if err := s.node.Ready(); state != "serving" || err != nil {
+			return fmt.Sprintf("the node is %s: %s; ready: %v", state, why, err)
 		}
-	}
-	if state, why := s.node.WriteState(); state != "serving" || s.node.Ready() != nil || s.node.Sync(ctx) != nil {
-		t.Errorf("the node is %s: %s; ready: %v", state, why, s.node.Ready())
+		return ""
+	})
+	if err := s.node.Sync(ctx); err != nil {
+		t.Error(err)
 	}
 	// The first read of a block that cannot be read drops it.
 	for _, dropped := range []bool{false, true} {
@@ -268,16 +302,18 @@ func (s *storm) calm() {
 			t.Error(err)
 		}
 	}
-	time.Sleep(2 * time.Minute)
-	st := s.node.Stats()
-	x := st.Index
-	if x.Pieces != 0 || x.Bytes != 0 || x.Unmatchable != 0 || x.Leases != 0 || x.Pins != 0 || st.Reservations != 0 || st.RunningReads != 0 || st.WaitingReads != 0 || st.Loans != 0 {
-		t.Errorf("still held: %+v", st)
-	}
-	if used := st.Store.Slots.UsedBytes(); used != 0 {
-		t.Errorf("%d bytes of slots are never free again: %+v", used, st.Store.Slots)
-	}
-	if k := s.node.EpochKeys(); len(k.Erasures) != 0 {
-		t.Errorf("pending erasures: %+v", k.Erasures)
-	}
+	s.settles(func() string {
+		st := s.node.Stats()
+		x := st.Index
+		if x.Pieces != 0 || x.Bytes != 0 || x.Unmatchable != 0 || x.Leases != 0 || x.Pins != 0 || st.Reservations != 0 || st.RunningReads != 0 || st.WaitingReads != 0 || st.Loans != 0 {
+			return fmt.Sprintf("still held: %+v", st)
+		}
+		if used := st.Store.Slots.UsedBytes(); used != 0 {
+			return fmt.Sprintf("%d bytes of slots are not free: %+v", used, st.Store.Slots)
+		}
+		if k := s.node.EpochKeys(); len(k.Erasures) != 0 {
+			return fmt.Sprintf("pending erasures: %+v", k.Erasures)
+		}
+		return ""
+	})
 }
