@@ -15,6 +15,13 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
+// pins returns the number of pins on the node.
+func (h *host) pins() int {
+	pins, _, err := h.node.Pins(nil, "", false, 0, 1000)
+	h.must(err)
+	return len(pins)
+}
+
 // sentEngine calls a function when a Match call has been sent.
 type sentEngine struct {
 	rdma.Engine
@@ -40,11 +47,6 @@ func TestPinOfAnEndedMatch(t *testing.T) {
 	ns := r.namespace("m", geometry, kv.IndexTrie)
 	ids := chain(ns, 4, 1)
 	r.mustPut(ns, ids)
-	pins := func() int {
-		pins, _, err := h.node.Pins(nil, "", false, 0, 1000)
-		h.must(err)
-		return len(pins)
-	}
 	for range 50 {
 		ctx, cancel := context.WithCancel(t.Context())
 		engine.sent.Store(&cancel)
@@ -59,12 +61,12 @@ func TestPinOfAnEndedMatch(t *testing.T) {
 	}
 	engine.sent.Store(nil)
 	m, err := r.store.Match(t.Context(), client.MatchRequest{Namespace: ns, IDs: ids, Pin: true})
-	if err != nil || pins() == 0 {
-		t.Fatalf("match with a pin: %+v, %v; %d pins", m, err, pins())
+	if err != nil || h.pins() == 0 {
+		t.Fatalf("match with a pin: %+v, %v; %d pins", m, err, h.pins())
 	}
 	h.must(m.Lease.Release(t.Context()))
 	h.must(r.store.Close()) // it waits until the pins are released
-	if n := pins(); n != 0 {
+	if n := h.pins(); n != 0 {
 		t.Errorf("%d pins are left", n)
 	}
 }
@@ -152,24 +154,19 @@ func TestPinOfANodeThatStandsStill(t *testing.T) {
 	ns := r.namespace("m", geometry, kv.IndexTrie)
 	ids := chain(ns, 4, 1)
 	r.mustPut(ns, ids)
-	pins := func() int {
-		pins, _, err := h.node.Pins(nil, "", false, 0, 1000)
-		h.must(err)
-		return len(pins)
-	}
 	ctx, cancel := context.WithCancel(t.Context())
 	engine.sent.Store(&cancel)
 	if _, err := r.store.Match(ctx, client.MatchRequest{Namespace: ns, IDs: ids, Pin: true}); !errors.Is(err, context.Canceled) {
 		t.Fatalf("match: %v; want that it is cancelled", err)
 	}
-	eventually(t, "the node has the pin", func() bool { return pins() == 1 })
+	eventually(t, "the node has the pin", func() bool { return h.pins() == 1 })
 	control.Lock()
 	<-time.After(still) // the length of the stall is the input
 	engine.gate.Unlock()
 	<-time.After(still)
-	if n := pins(); n != 1 {
+	if n := h.pins(); n != 1 {
 		t.Errorf("%d pins while the node takes no release", n)
 	}
 	control.Unlock()
-	eventually(t, "the pin is released", func() bool { return pins() == 0 })
+	eventually(t, "the pin is released", func() bool { return h.pins() == 0 })
 }

@@ -32,8 +32,11 @@ type kubernetes struct {
 // cluster starts etcd, the API server and the controllers. There is no machine for pods yet.
 func cluster(t *testing.T) *kubernetes {
 	t.Helper()
-	if *programs == "" {
-		t.Skip("needs the programs of Kubernetes, root, and namespaces of its own: make test-kubernetes")
+	switch {
+	case *programs == "" && *work != "":
+		t.Fatal("-kubernetes names no directory: .ci/test-kubernetes has built no programs of Kubernetes")
+	case *programs == "":
+		t.Skip("-kubernetes names no programs of Kubernetes: make test-kubernetes builds them, and runs this test as root in namespaces of its own")
 	}
 	k := &kubernetes{t, make(chan error, 16)}
 	t.Setenv("PATH", *programs+":/usr/sbin:/usr/bin:/sbin:/bin")
