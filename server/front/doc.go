@@ -28,6 +28,7 @@
 //	                            │ hashes, places ────────────────────────► POST /v1/chat/completions/render, through pooled
 //	                            │ no hashes ─────────────────────────────► one engine, through pooled
 //	                          text, messages without an answer ─► tokens ► POST /tokenize, through pooled
+//	                            │ such messages, all attempts failed ────► one engine, through pooled
 //	                          session: gateway.Serve ─► storage, planner
 //	                            │ Started: attempt, epoch, both engines
 //	                            ├── max_tokens 1, no stream ─────────────► prefill engine; its answer is dropped
@@ -82,10 +83,9 @@
 //
 // # Attempts
 //
-// A failed connection or a status of 502, 503 or 504 ends an attempt, and so does an internal error of an
-// engine that does not answer the poll that follows, and so do failed polls of an
-// engine that has sent no byte of a response, if another engine is healthy. If no byte of a response body
-// has arrived, the next attempt goes to another engine. The front waits for the first byte of the
+// An attempt ends with a failed connection, with a status of 502, 503 or 504, with an internal error of an engine
+// that does not answer the poll that follows, or with failed polls of an engine that has sent no byte of a
+// response, if another engine is healthy. If no byte of a response body has arrived, the next attempt goes to another engine. The front waits for the first byte of the
 // body before it passes on the status, because engines send the status before the prefill, when
 // they accept the prompt.
 //
